@@ -1,1 +1,1 @@
-"""Descriptions of models without tensors: families, presets, and counts of parameters, FLOPs and bytes."""
+"""Models as dimensions without tensors: families, presets, and counts of their parameters, FLOPs and bytes."""

@@ -1,8 +1,8 @@
-"""Base classes of models: a stack of blocks between two ends, with the sizes that planner and workers need of it.
+"""Base classes of model specifications, from which planner and workers get a model's sizes.
 
-A stage holds blocks [from, to). The first stage also holds what precedes the blocks (in a Transformer the embedding),
-the last one what follows them (the last norm and the head). Nothing here needs torch: sizes are computed without
-building the model.
+A model is a stack of blocks between two ends. A stage holds blocks [from, to). The first stage also holds what precedes
+the blocks (in a Transformer the embedding), the last one what follows the blocks (the last norm and the head). Sizes
+are computed without torch and without building the model.
 """
 
 from __future__ import annotations
@@ -17,135 +17,148 @@ from hpctrain.records.format.document import HEADS_MAX, LAYERS_MAX, VOCAB_MAX, W
 
 
 class BlockStack(Part):
-    """Base class of all model specifications; its methods return what is right for most families."""
+    """Base class of all model specifications. A method that a family does not override returns what is right for most
+    families."""
 
     layers: int = Field(ge=1, le=LAYERS_MAX)
     """Number of blocks."""
 
     dim: int = Field(ge=1, le=WIDTH_MAX)
-    """Width of a stage message."""
+    """Width of the hidden state, and so of a stage message."""
 
     @abstractmethod
     def block_parameters(self, tp: int = 1) -> int:
-        """Return the number of parameters of one block on one of `tp` devices: matrices are split, norms are whole on
-        each."""
+        """Return the number of parameters that one of `tp` devices holds of one block. Matrices are split over the
+        devices; every device holds whole norms."""
 
     @abstractmethod
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Return the number of parameters of a stage outside its blocks, at the front (first) and the back (last) of
-        the model, on one of `tp` devices. A tied matrix counts once in a stage with both ends; where the model is cut,
-        each end has a copy."""
+        """Return the number of parameters that one of `tp` devices holds of a stage outside its blocks.
+
+        A tied matrix counts once in a stage that is both first and last; in other stages each end has a copy.
+
+        Args:
+            first: whether the stage is the model's first one, with what precedes the blocks.
+            last: whether the stage is the model's last one, with what follows the blocks.
+        """
 
     @abstractmethod
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0) -> float:
-        """Return the FLOPs of a forward pass over `sequences` through the blocks from `start` on, and through the head;
-        the backward pass takes twice as many. Matrix products take 2 FLOPs per parameter and token, plus the FLOPs of
-        attention (Korthikanti et al. 2022, appendix A, without the recompute term)."""
+        """Return the FLOPs of a forward pass of `sequences` sequences through the blocks from number `start` on, and
+        through the head; the backward pass takes twice as many. Matrix products take 2 FLOPs per parameter and token;
+        the FLOPs of attention are added (Korthikanti et al. 2022, appendix A, without recomputation)."""
 
     @abstractmethod
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes of activations that one block keeps for its backward pass, for one micro-batch of
-        `sequences`."""
+        """Return the bytes of activations that one block keeps for its backward pass, on one of `tp` devices, for a
+        micro-batch of `sequences` sequences and numbers of `bytes_per_value` bytes."""
 
     @abstractmethod
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """Return the part of `activation_bytes` that tensor parallelism does not split."""
+        """Return the part of `activation_bytes` that tensor parallelism does not split, so that each device holds it
+        whole. Sequence parallelism splits this part."""
 
     @abstractmethod
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes of the outputs of one block's matrix products and attention for these sequences, on one of
-        `tp` devices. Selective recomputation keeps them, as torch's selective activation checkpointing does."""
+        """Return the bytes of the outputs of one block's matrix products and attention, on one of `tp` devices, for a
+        micro-batch of `sequences` sequences. Selective recomputation keeps these outputs, as torch's selective
+        activation checkpointing does."""
 
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
-        """Return the number of parameters of the blocks [start, stop), and of embedding and head where the stage holds
-        them, on one of `tp` devices."""
+        """Return the number of parameters that one of `tp` devices holds of the blocks [start, stop), with the
+        embedding if the blocks begin with the model's first and the head if they end with the last. `stop` None: all
+        blocks from `start` on."""
         stop = self.layers if stop is None else stop
         ends = self.end_parameters(tp, first=start == 0, last=stop == self.layers)
         return (stop - start) * self.block_parameters(tp) + ends
 
     def stage_parameters(self, blocks: int, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Return the number of parameters of a stage, given its number of blocks and whether it is the model's first or
-        last one. Where blocks differ, it is the most that such a stage can hold."""
+        """Return the number of parameters that one of `tp` devices holds of a stage with this number of blocks, which
+        is the model's `first` or `last` stage, or neither. In a model with unlike blocks, it is the most that such a
+        stage can hold."""
         return blocks * self.block_parameters(tp) + self.end_parameters(tp, first=first, last=last)
 
     def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
-        """Return the size of a stage in blocks of mean size: (by FLOPs, by activations kept for the backward pass)."""
+        """Return the size of a stage, in blocks of mean size: (by FLOPs, by activations kept for the backward pass).
+        Both equal `blocks` if all blocks of the model are alike."""
         return blocks, blocks
 
     @property
     def preferred_cut(self) -> int | None:
-        """Return the number of the block before which a cut sends the fewest bytes; None where all cuts send the
-        same."""
+        """Return the number of the block before which a cut makes the smallest stage messages; None if the messages of
+        all cuts have the same size."""
         return None
 
     def stage_boundary_bytes(
         self, sequences: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None
     ) -> int:
-        """Return the bytes of the activation [batch, seq, dim] that is sent between two stages.
+        """Return the bytes of a stage message for a micro-batch: the activation [sequences, positions, dim].
 
         Args:
-            cut: the block before which the model is cut; None: the largest of all cuts.
+            cut: number of the block before which the model is cut; None: the cut with the largest messages.
         """
         return sequences * self.boundary_length(seq_len, cut) * self.dim * bytes_per_value
 
     def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
-        """Return the sequence positions in a stage message, with the model cut before block `cut` (None: the largest of
-        all cuts)."""
+        """Return the sequence positions in a stage message, with the model cut before block number `cut` (None: the cut
+        with the largest messages)."""
         return seq_len
 
     def selective_flops(self, sequences: int, seq_len: int) -> float:
-        """Return the FLOPs of a block's matrix products that selective recomputation repeats: 0, because their results
-        are kept."""
+        """Return the FLOPs of the matrix products of a block that selective recomputation repeats: 0, because it keeps
+        the results of matrix products."""
         return 0.0
 
     def selective_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes that the operations repeated by selective recomputation process: all of a block's
-        activations."""
+        """Return the bytes of memory traffic of selective recomputation in one block, on one of `tp` devices: about the
+        size of all activations that the block keeps without recomputation."""
         return self.activation_bytes(sequences, seq_len, tp, bytes_per_value)
 
     def target_length(self, seq_len: int) -> int:
-        """Return the number of positions of a sequence for which the head computes logits."""
+        """Return the number of positions for which the head computes logits, in one sequence of `seq_len` tokens."""
         return seq_len
 
     def pipeline_error(self, stages: int) -> str | None:
-        """Return why the model cannot be cut into that many stages; None when it can."""
+        """Return why the model cannot be cut into this number of stages; None if it can."""
         return None
 
     def sequence_length_error(self, seq_len: int) -> str | None:
-        """Return why the model cannot take sequences of that length; None when it can."""
+        """Return why the model cannot take sequences of `seq_len` tokens; None if it can."""
         return None
 
     @property
     def can_split_backward(self) -> bool:
-        """Whether a stage's backward pass can be split into one for inputs (I) and one for weights (W)."""
+        """Return whether the backward pass of a stage can be split into one for inputs (I) and one for weights (W), as
+        zero-bubble schedules need."""
         return True
 
 
 def require_family(schema: dict[str, Any]) -> None:
-    """Make `family` a required key in the schema for editors: only a decoder may leave the key out, and editors need it
-    to tell the families apart."""
+    """Make `family` a required key in the JSON schema of a family other than the decoder. Editors tell the families
+    apart by this key, which only a decoder may leave out."""
     schema["required"] = [*schema.get("required", []), "family"]
 
 
 class TransformerSpec(BlockStack):
-    """A Transformer by its dimensions; each family adds its own dimensions and counts."""
+    """Base class of the Transformers that hpctrain builds, by their dimensions. Each family adds its own dimensions and
+    counts."""
 
     dim: int = Field(ge=2, le=WIDTH_MAX)
     """Width of the residual stream."""
     heads: int = Field(ge=1, le=HEADS_MAX)
-    """Attention heads; `dim` is a multiple of it."""
+    """Number of attention heads in a block."""
     vocab: int | None = Field(default=None, ge=2, le=VOCAB_MAX)
-    """Size of the vocabulary. Default: that of the data's tokenizer."""
+    """Size of the vocabulary. Default: the vocabulary of the data's tokenizer."""
     tied: bool = False
-    """The head uses the embedding's matrix."""
+    """Whether the head uses the embedding's matrix."""
 
     def sha256(self) -> str:
-        """Return the hash of the dimensions; weights fit only models with the same hash."""
+        """Return the SHA-256 of the dimensions; weights fit only models with the same hash."""
         return content_sha256(self)
 
     @property
     def vocabulary(self) -> int:
-        """Size of the vocabulary; only valid once the data has determined it."""
+        """Return the size of the vocabulary. It must be known: given in run.yaml or read from the data's tokenizer."""
         assert self.vocab is not None, "the vocabulary is settled when a run file meets its data"
         return self.vocab
 
@@ -159,25 +172,25 @@ class TransformerSpec(BlockStack):
         return self.vocabulary * self.dim
 
     def head_shards(self, tp: int) -> int:
-        """Return the number of parts that embedding and head are split into along the vocabulary; 1 where `tp` does not
-        divide it."""
+        """Return the number of parts into which `tp` devices split embedding and head along the vocabulary: `tp`, or 1
+        if `tp` does not divide the size of the vocabulary."""
         return tp if self.vocabulary % tp == 0 else 1
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
-        """Return weight name -> stages that hold a copy, for weights in more than one stage.
+        """Return name of a weight -> numbers of the stages that hold a copy, for each weight that several stages hold.
 
         Args:
-            cuts: the blocks [from, to) of each stage.
+            cuts: the blocks [from, to) of each stage, in order.
         """
         return {"embedding.weight": [0, len(cuts) - 1]} if self.tied and len(cuts) > 1 else {}
 
     def logits_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes that the head and the loss keep: logits, their log-softmax and the gradient of one of
-        them."""
+        """Return the bytes that head and loss take on one of `tp` devices for a micro-batch: three tensors of the size
+        of the logits (the logits, their log-softmax, and a gradient)."""
         return int(3 * sequences * self.target_length(seq_len) * self.vocabulary * bytes_per_value / tp)
 
     def tensor_parallel_error(self, tp: int) -> str | None:
-        """Return why the blocks cannot be split into `tp` parts; None when they can."""
+        """Return why the blocks cannot be split over `tp` devices; None if they can."""
         for name, size in (("heads", self.heads), ("feed-forward width", self.hidden)):
             if size % tp:
                 return f"{name} {size} is not a multiple of tp {tp}"
@@ -185,10 +198,11 @@ class TransformerSpec(BlockStack):
 
     @property
     def supports_sequence_parallel(self) -> bool:
-        """Whether sequence parallelism can be used together with tensor parallelism."""
+        """Return whether sequence parallelism can be used together with tensor parallelism."""
         return True
 
     @property
     def gathers_in_compute_dtype(self) -> bool:
-        """Whether sharded weights are cast to the precision of matrix products before they are gathered."""
+        """Return whether `fully_shard` casts sharded weights to the precision of matrix products before it gathers
+        them."""
         return True

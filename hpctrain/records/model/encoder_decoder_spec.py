@@ -13,9 +13,10 @@ from hpctrain.records.model.span_corruption import longest_text
 
 
 class EncoderDecoderSpec(TransformerSpec):
-    """A Transformer after Raffel et al. 2020: RMSNorm before each layer, relative positions, no biases.
+    """A Transformer like T5 (Raffel et al. 2020): RMSNorm before each attention and feed-forward layer, relative
+    positions, no biases.
 
-    Blocks [0, encoder_layers) are the encoder's, the rest the decoder's. Where the model is cut within the decoder,
+    Blocks [0, encoder_layers) are the encoder's, the others are the decoder's. If the model is cut within the decoder,
     stage messages carry the encoder's output beside the decoder's residual stream.
     """
 
@@ -24,25 +25,25 @@ class EncoderDecoderSpec(TransformerSpec):
     family: Literal["encoder_decoder"] = "encoder_decoder"
     """The kind of Transformer."""
     layers: int = Field(ge=2, le=LAYERS_MAX)
-    """Blocks of encoder and decoder together."""
+    """Number of blocks of encoder and decoder together."""
     encoder_layers: int | None = Field(default=None, ge=1, le=LAYERS_MAX)
-    """Blocks of the encoder. Default: half of `layers`."""
+    """Number of blocks of the encoder. Default: half of `layers`."""
     head_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
-    """Width of a head. Default: `dim / heads`."""
+    """Width of an attention head. Default: `dim / heads`."""
     ffn_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
     """Width inside the feed-forward layer. Default: 4 times `dim`."""
     gated: bool = False
-    """A feed-forward layer with gated GELU (T5 v1.1) in place of ReLU (v1.0)."""
+    """Whether feed-forward layers have a gated GELU (T5 v1.1) in place of a ReLU (T5 v1.0)."""
     tied: bool = True
-    """The head uses the embedding's matrix, and its input is scaled by dim^-0.5 (T5 v1.0)."""
+    """Whether the head uses the embedding's matrix, and the head's input is scaled by dim^-0.5 (T5 v1.0)."""
     buckets: int = Field(default=32, ge=4, le=SEQ_MAX, multiple_of=4)
-    """Number of buckets for relative positions."""
+    """Number of buckets of relative positions; the positions of one bucket share a learned bias in attention."""
     max_distance: int = Field(default=128, ge=2, le=SEQ_MAX)
-    """Distance from which all relative positions share a bucket."""
+    """Distance in tokens from which all relative positions share a bucket."""
     decoder_seq: int | None = Field(default=None, ge=1, le=SEQ_MAX)
     """Tokens in a decoder's sequence. Default: the number of targets of span corruption."""
     norm_eps: float = Field(default=1e-6, gt=0)
-    """Added under the root in RMSNorm."""
+    """Number added under the root in RMSNorm."""
 
     @model_validator(mode="after")
     def _check(self) -> EncoderDecoderSpec:
@@ -55,14 +56,13 @@ class EncoderDecoderSpec(TransformerSpec):
         return self
 
     def sha256(self) -> str:
-        """Return the hash of the dimensions, without the length of a decoder's sequence: weights do not depend on
-        it."""
+        """Return the SHA-256 of the dimensions except `decoder_seq`, on which weights do not depend."""
         return content_sha256(self.model_copy(update={"decoder_seq": None}))
 
     @property
     def seam(self) -> int:
-        """Number of the first decoder block. The cut before it separates encoder and decoder, and sends the fewest
-        bytes."""
+        """Return the number of the first decoder block. The cut before this block separates encoder and decoder, and
+        has the smallest stage messages."""
         return self.encoder_layers or self.layers // 2
 
     @property
@@ -71,7 +71,7 @@ class EncoderDecoderSpec(TransformerSpec):
 
     @property
     def inner(self) -> int:
-        """Width of queries, keys and values over all heads."""
+        """Return the width of queries, keys and values over all attention heads."""
         return self.heads * self.head_width
 
     @property
@@ -79,12 +79,13 @@ class EncoderDecoderSpec(TransformerSpec):
         return self.ffn_dim or 4 * self.dim
 
     def target_length(self, seq_len: int) -> int:
-        """Return the number of tokens in a decoder's sequence, where the encoder's sequence has `seq_len`."""
+        """Return the number of tokens in a decoder's sequence, if the encoder's sequence has `seq_len` tokens."""
         return self.decoder_seq or longest_text(seq_len).outputs
 
     @property
     def supports_sequence_parallel(self) -> bool:
-        """Always False, because stage messages hold two residual streams, joined along the sequence."""
+        """Return False, because stage messages hold the residual streams of encoder and decoder, joined along the
+        sequence."""
         return False
 
     @property
@@ -93,13 +94,14 @@ class EncoderDecoderSpec(TransformerSpec):
         return False
 
     def block_parameters(self, tp: int = 1) -> int:
-        """Return the number of parameters of a block on one of `tp` devices: the mean over all blocks, rounded up."""
+        """Return the number of parameters that one of `tp` devices holds of a block: the mean over all blocks, rounded
+        up."""
         decoders = self.layers - self.seam
         return -(-(self.seam * self._encoder_block(tp) + decoders * self._decoder_block(tp)) // self.layers)
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Return the number of parameters of a stage outside its blocks, on one of `tp` devices. The seam (the first
-        decoder block) is taken to be in the last stage."""
+        """Return the number of parameters that one of `tp` devices holds of the model's `first` or `last` stage outside
+        its blocks. It is assumed that the first decoder block is in the last stage."""
         shards = self.head_shards(tp)
         tables = int(first or last) + int(last and not self.tied)
         return tables * self.embedding_parameters() // shards + self._table(tp) * (first + last) + 2 * self.dim * last
@@ -115,8 +117,9 @@ class EncoderDecoderSpec(TransformerSpec):
         return count + self.embedding_parameters() // self.head_shards(tp) + self.dim + 2 * self._table(tp)
 
     def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
-        """Return the size of a stage in blocks of mean size: (by FLOPs, by activations). A stage that is neither first
-        nor last counts with mean FLOPs and with the activations of the largest blocks."""
+        """Return the size of a stage, in blocks of mean size: (by FLOPs, by activations kept for the backward pass). It
+        is unknown which blocks a stage holds that is neither first nor last. So each of its blocks counts with the mean
+        FLOPs, and with the activations of the larger kind of block."""
         flops, saved = self._block_flops(seq_len), self._saved_values(seq_len)
         if first or last:
             encoders = min(blocks, self.seam) if first else max(0, blocks - (self.layers - self.seam))
@@ -127,12 +130,13 @@ class EncoderDecoderSpec(TransformerSpec):
 
     @property
     def preferred_cut(self) -> int | None:
-        """Return the seam, the number of the first decoder block: a cut before it sends only the encoder's residual
-        stream."""
+        """Return the number of the first decoder block. At the cut before this block, stage messages hold only the
+        encoder's residual stream."""
         return self.seam
 
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
-        """Return the number of parameters of a stage with blocks [start, stop), on one of `tp` devices.
+        """Return the number of parameters that one of `tp` devices holds of a stage with blocks [start, stop); `stop`
+        None: all blocks from `start` on.
 
         The stage of the first decoder block also holds a copy of the embedding and the encoder's last norm. Each stage
         holds the tables of relative positions that its blocks use.
@@ -146,21 +150,28 @@ class EncoderDecoderSpec(TransformerSpec):
         return count + self._table(tp) * (bool(encoders) + bool(decoders))
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0) -> float:
-        """Return the FLOPs of a forward pass through the blocks from `start` on, and through the head. The causal mask
-        saves none, because relative positions are added to all scores."""
+        """Return the FLOPs of a forward pass of `sequences` sequences through the blocks from number `start` on, and
+        through the head. The decoder's causal mask saves no FLOPs, because relative positions are added to all
+        attention scores."""
         encoder, decoder = self._block_flops(seq_len)
         flops = max(0, self.seam - start) * encoder + (self.layers - max(start, self.seam)) * decoder
         return sequences * (flops + 2.0 * self.target_length(seq_len) * self.vocabulary * self.dim)
 
     def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
-        """Return the sequence positions in a stage message: of the encoder's residual stream up to the seam, of encoder
-        and decoder after it."""
+        """Return the sequence positions in a stage message, with the model cut before block number `cut`: those of the
+        encoder up to the first decoder block, those of encoder and decoder after it or if `cut` is None."""
         both = cut is None or cut > self.seam
         return seq_len + (self.target_length(seq_len) if both else 0)
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
-        """Return weight name -> stages, for each weight that several stages hold. These are the embedding (where tokens
-        enter encoder and decoder, and at a tied head) and the tables of relative positions of encoder and decoder."""
+        """Return name of a weight -> numbers of the stages that hold a copy, for each weight that several stages hold.
+
+        Such weights are the embedding (in the first stages of encoder and decoder, and at a tied head) and the tables
+        of relative positions of encoder and decoder.
+
+        Args:
+            cuts: the blocks [from, to) of each stage, in order.
+        """
         stages = range(len(cuts))
         cut_at_seam = {stage for stage in stages if cuts[stage][0] <= self.seam < cuts[stage][1]}
         holders = {
@@ -171,24 +182,24 @@ class EncoderDecoderSpec(TransformerSpec):
         return {name: stages for name, stages in holders.items() if len(stages) > 1}
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes that a block keeps for its backward pass, for one micro-batch of `sequences`: the mean of
-        all blocks.
+        """Return the bytes of activations that a block keeps for its backward pass, on one of `tp` devices, for a
+        micro-batch of `sequences` sequences: the mean over all blocks.
 
-        Counted from the code of the block. Each norm keeps its input, the normalised input and its output (3 d). An
-        attention keeps queries, keys, values and its output. Where positions are added to its scores it also keeps
-        their softmax, because torch has no fused attention that trains an added bias. ReLU keeps its output, a gated
-        GELU four values of that width.
+        The bytes are counted from the code of the block. Each norm keeps its input, the normalised input and its output
+        (3·`dim` numbers per token). An attention keeps queries, keys, values and its output. A self-attention also
+        keeps the softmax of its scores, because torch has no fused attention that trains the added relative positions.
+        A ReLU keeps its output, a gated GELU four numbers for each number of its width.
         """
         whole, split = self._mean(*self._whole(seq_len)), self._mean(*self._split(seq_len))
         return int(sequences * bytes_per_value * (whole + split / tp))
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """Return the part of `activation_bytes` that tensor parallelism does not split: what the norms keep."""
+        """Return the part of `activation_bytes` that tensor parallelism does not split: the bytes that norms keep."""
         return int(sequences * bytes_per_value * self._mean(*self._whole(seq_len)))
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes of the results of a block's matrix products, scores included, which selective recomputation
-        keeps."""
+        """Return the bytes of the results of a block's matrix products, attention scores included, on one of `tp`
+        devices: the mean over all blocks. Selective recomputation keeps these results."""
         whole = self._mean(2 * seq_len * self.dim, 3 * self.target_length(seq_len) * self.dim)
         split = self._mean(*self._split(seq_len, gated=2))
         return int(sequences * bytes_per_value * (whole + split / tp))
@@ -212,7 +223,8 @@ class EncoderDecoderSpec(TransformerSpec):
         block, in a decoder block).
 
         Args:
-            gated: values of width `hidden` that a gated feed-forward layer keeps for each token; others keep one.
+            gated: tensors of width `hidden` that a gated feed-forward layer keeps; a feed-forward layer with ReLU keeps
+                one.
         """
         source, target = seq_len, self.target_length(seq_len)
         shared = 4 * self.inner + (gated if self.gated else 1) * self.hidden
@@ -221,8 +233,8 @@ class EncoderDecoderSpec(TransformerSpec):
         return encoder, decoder
 
     def _saved_values(self, seq_len: int) -> tuple[float, float]:
-        """Return the number of values that are kept on one device for one sequence: (in an encoder block, in a decoder
-        block)."""
+        """Return the number of values that a whole block, without tensor parallelism, keeps for one sequence: (in an
+        encoder block, in a decoder block)."""
         whole, split = self._whole(seq_len), self._split(seq_len)
         return whole[0] + split[0], whole[1] + split[1]
 
@@ -234,7 +246,8 @@ class EncoderDecoderSpec(TransformerSpec):
         return (3 if self.gated else 2) * self.dim * self.hidden
 
     def _table(self, tp: int) -> int:
-        """Return the number of parameters of a table of relative positions on one of `tp` devices."""
+        """Return the number of parameters that one of `tp` devices holds of a table of relative positions, which has
+        one parameter for each bucket and attention head."""
         return self.buckets * self.heads // tp
 
     def _encoder_block(self, tp: int) -> int:

@@ -1,5 +1,6 @@
 """The model families that hpctrain builds, as `model.dims` of a run file names them: a decoder like Llama, GPT-2 and
-BERT. The encoder-decoder has a file of its own, because its counts depend on the cut. Then come named models.
+BERT, with the presets of all families. The encoder-decoder is in `encoder_decoder_spec`, because its counts depend on
+the cut.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class _EqualBlocks(TransformerSpec):
     """Base class of the families whose blocks are all alike, with a residual stream of width d (`dim`)."""
 
     hidden_by_mask: ClassVar[float] = 0.5
-    """Share of the attention scores that a mask hides and that are therefore not computed: those of later tokens."""
+    """Share of the attention scores that are not computed because a mask hides them: with a causal mask, the scores of
+    later tokens are half of all."""
 
     @model_validator(mode="after")
     def _heads_share_the_width(self) -> _EqualBlocks:
@@ -33,59 +35,64 @@ class _EqualBlocks(TransformerSpec):
     @property
     @abstractmethod
     def block_weights(self) -> int:
-        """Number of weights in the matrices of one block."""
+        """Return the number of weights in the matrices of one block."""
 
     @abstractmethod
     def split_values(self) -> tuple[int, int]:
-        """Return the numbers that a block keeps per token, over all devices of tp: (for its backward pass, as results
-        of matrix products and attention). What is whole on each device is not counted."""
+        """Return how many numbers a block keeps for each token in tensors that tensor parallelism splits, summed over
+        its devices: (for the backward pass, as results of matrix products and attention)."""
 
     def tables(self, first: bool, last: bool) -> int:
-        """Return how many embedding and head matrices a stage holds that is the first or the last one of the model."""
+        """Return how many embedding and head matrices a stage holds, given whether it is the model's first and whether
+        it is the last. A tied matrix counts once."""
         return int(first or last) if self.tied else int(first) + int(last)
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0) -> float:
-        """Return the FLOPs of a forward pass through the blocks from `start` on, and through the head. Attention takes
-        4·s·d FLOPs per token and block, less the scores that a mask hides (s: `seq_len`, d: `dim`)."""
+        """Return the FLOPs of a forward pass of `sequences` sequences through the blocks from number `start` on, and
+        through the head. Attention takes 4·s·d FLOPs per token and block, less the share of the scores that a mask
+        hides (s: `seq_len`, d: `dim`)."""
         tokens = sequences * seq_len
         scores = 4.0 * seq_len * self.dim * (1 - self.hidden_by_mask)
         return (self.layers - start) * tokens * (2.0 * self.block_weights + scores) + self.head_flops(tokens)
 
     def head_flops(self, tokens: int) -> float:
-        """Return the FLOPs of the matrix products after the last block."""
+        """Return the FLOPs of the head's matrix products in a forward pass of this number of tokens."""
         return 2.0 * tokens * self.vocabulary * self.dim
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes of activations that one block keeps for its backward pass, for one micro-batch of
-        `sequences`: inputs and outputs of both norms (4 d), and what `tp` splits."""
+        """Return the bytes of activations that one block keeps for its backward pass, on one of `tp` devices, for a
+        micro-batch of `sequences` sequences: inputs and outputs of both norms (4·`dim` numbers per token), and a part
+        of the tensors that `tp` splits."""
         backward, _ = self.split_values()
         return int(sequences * seq_len * bytes_per_value * (4 * self.dim + backward / tp))
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """Return the part of `activation_bytes` that tensor parallelism leaves whole: inputs and outputs of both
-        norms."""
+        """Return the part of `activation_bytes` that tensor parallelism does not split: inputs and outputs of both
+        norms of a block."""
         return sequences * seq_len * bytes_per_value * 4 * self.dim
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes of the results of a block's matrix products and attention, which selective recomputation
-        keeps. The outputs of the two projections into the residual stream (2 d) are whole on each device."""
+        """Return the bytes of the results of a block's matrix products and attention, on one of `tp` devices, for a
+        micro-batch. Selective recomputation keeps these results. Each device holds the whole outputs of the two
+        projections into the residual stream (2·`dim` numbers per token)."""
         _, results = self.split_values()
         return int(sequences * seq_len * bytes_per_value * (2 * self.dim + results / tp))
 
 
 class DecoderSpec(_EqualBlocks):
-    """A decoder-only Transformer: RMSNorm, rotary positions, SwiGLU, grouped-query attention."""
+    """A decoder-only Transformer like Llama (Touvron et al. 2023): RMSNorm, rotary positions, SwiGLU, grouped-query
+    attention."""
 
     family: Literal["decoder"] = "decoder"
     """The kind of Transformer."""
     kv_heads: int | None = Field(default=None, ge=1, le=HEADS_MAX)
-    """Key and value heads (grouped-query attention); `heads` is a multiple of it. Default: `heads`."""
+    """Number of key and value heads (grouped-query attention), a divisor of `heads`. Default: `heads`."""
     ffn_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
     """Width inside the SwiGLU. Default: 8/3 of `dim`, rounded up to a multiple of 32."""
     rope_base: float = Field(default=10_000.0, gt=0)
-    """Base of the rotary position angles."""
+    """Base of the rotary position angles (Su et al. 2021)."""
     norm_eps: float = Field(default=1e-5, gt=0)
-    """Added under the root in RMSNorm."""
+    """Number added under the root in RMSNorm."""
     init_std: float = Field(default=0.02, gt=0)
     """Standard deviation of the initial weights."""
 
@@ -103,7 +110,7 @@ class DecoderSpec(_EqualBlocks):
 
     @property
     def hidden(self) -> int:
-        """Width inside the SwiGLU."""
+        """Return the width inside the SwiGLU."""
         return self.ffn_dim or -(-self.dim * 8 // 3 // 32) * 32
 
     @property
@@ -115,8 +122,8 @@ class DecoderSpec(_EqualBlocks):
         return self.block_weights // tp + 2 * self.dim
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Return the number of parameters of embedding (first), final norm and head (last) of a stage, on one of `tp`
-        devices."""
+        """Return the number of parameters that one of `tp` devices holds of a stage outside its blocks: of the
+        embedding in the `first` stage, of the final norm and the head in the `last` stage."""
         tables = self.tables(first, last) * self.embedding_parameters() // self.head_shards(tp)
         return tables + (self.dim if last else 0)
 
@@ -127,12 +134,13 @@ class DecoderSpec(_EqualBlocks):
         return None
 
     def split_values(self) -> tuple[int, int]:
-        """Return the numbers that a block keeps per token, over all devices of tp: (for its backward pass, as results
-        of matrix products and attention).
+        """Return how many numbers a block keeps for each token in tensors that tensor parallelism splits, summed over
+        its devices: (for the backward pass, as results of matrix products and attention).
 
-        For the backward pass: queries, keys and values with their rotated copies (2·(d + 2·kv)), attention output (d),
-        SwiGLU's two products, the activation and their product (4·f). Results: queries, keys, values, attention output
-        and both SwiGLU products.
+        With widths d (`dim`), kv (all key heads) and f (`hidden`), the backward pass needs queries, keys and values
+        with their rotated copies (2·(d + 2·kv)), the attention output (d), and in the SwiGLU two matrix products, the
+        activation and its product with the second one (4·f). Results are queries, keys, values, the attention output
+        and the two matrix products of the SwiGLU.
         """
         key_value = self.key_value_heads * self.head_dim
         backward = 2 * (self.dim + 2 * key_value) + self.dim + 4 * self.hidden
@@ -140,16 +148,17 @@ class DecoderSpec(_EqualBlocks):
 
 
 class BiasedSpec(_EqualBlocks):
-    """A Transformer with biases and learned positions: each block has 4 d² + 2 d·f weights (d: `dim`, f: `ffn_dim`)."""
+    """Base class of GPT-2 and BERT: Transformers with biases and learned positions. The matrices of a block have
+    4 d² + 2 d·f weights (d: `dim`, f: `ffn_dim`)."""
 
     ffn_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
     """Width inside the feed-forward layer. Default: 4 times `dim`."""
     tied: bool = True
-    """The head uses the embedding's matrix."""
+    """Whether the head uses the embedding's matrix."""
     positions: int = Field(ge=1, le=SEQ_MAX)
-    """Learned positions: the longest sequence."""
+    """Number of learned positions, which is the length of the longest sequence in tokens."""
     norm_eps: float = Field(gt=0)
-    """Added to the variance in LayerNorm."""
+    """Number added to the variance in LayerNorm."""
     init_std: float = Field(default=0.02, gt=0)
     """Standard deviation of the initial weights."""
 
@@ -167,43 +176,48 @@ class BiasedSpec(_EqualBlocks):
         return f"the model has {self.positions} positions (model.dims.positions)"
 
     def block_parameters(self, tp: int = 1) -> int:
-        """Return the number of parameters of one block on one of `tp` devices; norms and biases of the residual stream
-        are not split."""
+        """Return the number of parameters that one of `tp` devices holds of one block. Every device holds whole norms,
+        and whole biases that are added to the residual stream."""
         return (self.block_weights + 3 * self.dim + self.hidden) // tp + 6 * self.dim
 
     def split_values(self) -> tuple[int, int]:
-        """Return the numbers that a block keeps per token, over all devices of tp: (for its backward pass, as results
-        of matrix products and attention). Queries, keys, values and attention output are 4 d, the input of the GELU is
-        f, and so is its output, which only the backward pass needs."""
+        """Return how many numbers a block keeps for each token in tensors that tensor parallelism splits, summed over
+        its devices: (for the backward pass, as results of matrix products and attention).
+
+        Queries, keys, values and attention output have 4·d numbers, the input of the GELU has f (d: `dim`, f:
+        `hidden`). The output of the GELU has f numbers, too, but is no result of a matrix product.
+        """
         return 4 * self.dim + 2 * self.hidden, 4 * self.dim + self.hidden
 
 
 class Gpt2Spec(BiasedSpec):
-    """A decoder-only Transformer after Radford et al. 2019: LayerNorm before each layer, GELU in its tanh form."""
+    """A decoder-only Transformer like GPT-2 (Radford et al. 2019): LayerNorm before each attention and feed-forward
+    layer, GELU in its tanh form."""
 
     model_config = ConfigDict(json_schema_extra=require_family)
 
     family: Literal["gpt2"] = "gpt2"
     """The kind of Transformer."""
     positions: int = Field(default=1024, ge=1, le=SEQ_MAX)
-    """Learned positions: the longest sequence."""
+    """Number of learned positions, which is the length of the longest sequence in tokens."""
     norm_eps: float = Field(default=1e-5, gt=0)
-    """Added to the variance in LayerNorm."""
+    """Number added to the variance in LayerNorm."""
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Return the number of parameters of embedding and positions (first), last norm and head (last), on one of `tp`
-        devices."""
+        """Return the number of parameters that one of `tp` devices holds of a stage outside its blocks: of embedding
+        and positions in the `first` stage, of the last norm and the head in the `last` stage."""
         tables = self.tables(first, last) * self.embedding_parameters() // self.head_shards(tp)
         return tables + self.positions * self.dim * first + 2 * self.dim * last
 
 
 SEGMENTS = 2
-"""Rows of BERT's segment embedding; a text without pairs of sentences uses only the first."""
+"""Rows of BERT's segment embedding. BERT uses the second row for the second text of a pair; hpctrain trains on single
+texts and uses only the first row."""
 
 
 class EncoderSpec(BiasedSpec):
-    """An encoder-only Transformer after Devlin et al. 2019: LayerNorm after each layer, GELU, and a head with a matrix,
-    GELU and norm before the output embedding."""
+    """An encoder-only Transformer like BERT (Devlin et al. 2019): LayerNorm after each attention and feed-forward
+    layer, GELU, and a head with a matrix, a GELU and a norm before the output embedding."""
 
     hidden_by_mask = 0.0
 
@@ -212,13 +226,14 @@ class EncoderSpec(BiasedSpec):
     family: Literal["encoder"] = "encoder"
     """The kind of Transformer."""
     positions: int = Field(default=512, ge=1, le=SEQ_MAX)
-    """Learned positions: the longest sequence."""
+    """Number of learned positions, which is the length of the longest sequence in tokens."""
     norm_eps: float = Field(default=1e-12, gt=0)
-    """Added to the variance in LayerNorm."""
+    """Number added to the variance in LayerNorm."""
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Return the number of parameters of embedding, positions, segments and their norm (first), and of the head
-        (last), on one of `tp` devices; the matrix in the head is whole on each."""
+        """Return the number of parameters that one of `tp` devices holds of a stage outside its blocks: of the
+        embeddings of tokens, positions and segments and their norm in the `first` stage, of the head in the `last`
+        stage. Every device holds the whole d × d matrix of the head (d: `dim`)."""
         shards = self.head_shards(tp)
         front = (self.positions + SEGMENTS + 2) * self.dim
         back = self.dim * self.dim + 3 * self.dim + self.vocabulary // shards
@@ -229,27 +244,29 @@ class EncoderSpec(BiasedSpec):
 
 
 FamilySpec = DecoderSpec | Gpt2Spec | EncoderSpec | EncoderDecoderSpec
-"""Dimensions of one family; `family` says which, by default the decoder."""
+"""Dimensions of a model of any family; the key `family` says which, by default the decoder."""
 
 
 class HfModel(Part):
-    """A folder's config.json, the model's dimensions, and a hash of its weights."""
+    """What hpctrain read from a Hugging Face model folder: config.json, the model's dimensions, and a hash of the
+    weights."""
 
     config: dict[str, Any]
-    """The folder's config.json, unchanged; an export is based on it."""
+    """The folder's config.json, unchanged; `hpctrain export` writes one based on it."""
     dims: Annotated[FamilySpec, Field(discriminator="family")]
     """The model's dimensions as read from config.json."""
     weights_sha256: str
-    """Hash of names, types, shapes and first bytes of all tensors: the run starts only from these weights."""
+    """SHA-256 of names, types, shapes and first bytes of all tensors. The run refuses to start from other weights."""
 
 
 def _t5(layers: int, dim: int, heads: int, head_dim: int, ffn_dim: int) -> EncoderDecoderSpec:
-    """Return a T5 v1.0 (Raffel et al. 2020) with `layers` each in encoder and decoder."""
+    """Return a T5 v1.0 (Raffel et al. 2020) with `layers` blocks in the encoder and as many in the decoder."""
     return EncoderDecoderSpec(layers=2 * layers, dim=dim, heads=heads, head_dim=head_dim, ffn_dim=ffn_dim)
 
 
 def _t5_v1_1(layers: int, dim: int, heads: int, ffn_dim: int) -> EncoderDecoderSpec:
-    """Return a T5 v1.1: gated GELU, attention heads of width 64, an untied head."""
+    """Return a T5 v1.1 (gated GELU, attention heads of width 64, an untied head) with `layers` blocks in the encoder
+    and as many in the decoder."""
     return EncoderDecoderSpec(
         layers=2 * layers, dim=dim, heads=heads, head_dim=64, ffn_dim=ffn_dim, gated=True, tied=False
     )
@@ -297,8 +314,7 @@ PRESETS: dict[str, FamilySpec] = {
 the shapes of Brown et al. 2020), BERT (Devlin et al. 2019, Turc et al. 2019), T5 (Raffel et al. 2020). The number in a
 name is the model's usual size in parameters; the exact count depends on the vocabulary.
 
-`paper-12x768` and `encoder-1.3b` are both the model of the paper that this project implements. Its section 4.1 states
-12 layers of width 768, which with a vocabulary of 32,000 are 0.11 billion parameters, and calls that 1.3 billion. The
-first has the stated shape, the second the stated size at a common shape; the paper does not say which of the two was
-trained.
+`paper-12x768` and `encoder-1.3b` both stand for the model of the paper (Sun 2026). Its section 4.1 states 12 layers of
+width 768, which with a vocabulary of 32,000 are 0.11 billion parameters, but calls them 1.3 billion. `paper-12x768` has
+the stated shape, `encoder-1.3b` has the stated size and a common shape. The paper does not say which model was trained.
 """

@@ -1,32 +1,38 @@
-"""Token counts of a training sample, also with span corruption, where a sentinel replaces each span (Raffel et al.
-2020)."""
+"""Token counts of a training sample. With the objective span corruption, they follow from the length of the text, whose
+spans are replaced by sentinels (Raffel et al. 2020)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 FRACTION, MEAN_SPAN = 0.15, 3.0
-"""Default share of the tokens that span corruption takes out, and default mean number of tokens in a span."""
+"""Defaults of span corruption: share of the text's tokens that lies in spans, and mean number of tokens in a span."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Token counts of one sample. With span corruption, inputs and outputs end with the end of text."""
+    """Token counts of one training sample. With span corruption, inputs and outputs each include an end-of-text
+    token."""
 
     raw: int
     """Tokens taken from the corpus."""
     inputs: int
-    """Tokens that the model, or the encoder of an encoder-decoder, reads: data.seq_len."""
+    """Tokens that the model reads, in an encoder-decoder its encoder: `data.seq_len`."""
     outputs: int
-    """Positions with logits; in an encoder-decoder those of the decoder: the sentinels, each with its span."""
+    """Positions with logits. In an encoder-decoder these are the decoder's: the sentinels, each with its span."""
     targets: int
-    """Positions with a target."""
+    """Positions whose predicted token counts in the loss."""
     spans: int = 0
-    """Number of spans that are taken out, each replaced by a sentinel; 0 without span corruption."""
+    """Number of spans that are replaced by sentinels; 0 without span corruption."""
 
 
 def longest_text(seq_len: int, fraction: float = FRACTION, mean_span: float = MEAN_SPAN) -> Lengths:
-    """Return the lengths of the longest text whose corrupted form has at most `seq_len` tokens."""
+    """Return the token counts of the longest text that span corruption turns into at most `seq_len` input tokens.
+
+    Args:
+        fraction: share of the text's tokens that lies in spans.
+        mean_span: mean number of tokens in a span.
+    """
     raw = seq_len - 1  # a span's sentinel is never longer than the span, so this fits
     while _corrupted(raw + 1, fraction, mean_span).inputs <= seq_len:
         raw += 1

@@ -1,1 +1,1 @@
-"""Models of run.yaml, a module for each section, and of site.yaml."""
+"""Pydantic models of run.yaml and site.yaml. Large sections of run.yaml have a module each; `run` has all others."""

@@ -1,5 +1,5 @@
-"""Where a run takes place, and what its job requests from Slurm: the `cluster` section of run.yaml. Then site.yaml,
-which has your defaults for that section, written once for each cluster.
+"""The `cluster` section of run.yaml: where a run takes place, and what its job requests from Slurm. Also site.yaml, in
+which a user writes defaults for this section once for each Slurm cluster.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _WORD = r"^[A-Za-z0-9_.:+-]+$"
 
 
 class Mail(Part):
-    """Slurm's own mail about the job."""
+    """Mail that Slurm itself sends about the job."""
 
     user: str | None = Field(default=None, pattern=r"^[^\s,]+$")
-    """Address. Default: the site's address of the user who submits."""
+    """Mail address. Default: the address to which Slurm sends mail for the user who submits."""
     on: list[MailType] = Field(default=["END", "FAIL", "REQUEUE"], min_length=1)
     """Events that cause a mail: BEGIN, END, FAIL, REQUEUE, INVALID_DEPEND, TIME_LIMIT, TIME_LIMIT_80, ALL."""
 
@@ -35,20 +35,20 @@ class NodeGroup(Part):
     """Nodes of one kind, in a job with several kinds of nodes."""
 
     constraint: str = Field(pattern=r"^[A-Za-z0-9_.:=+-]+(&[A-Za-z0-9_.:=+-]+)*$")
-    """Features that each node has, by the site's names: a100, or a100&nvlink for both."""
+    """Slurm features that each node of this kind has: a100, or a100&nvlink for nodes with both."""
     nodes: int = Field(ge=1, le=NODES_MAX)
-    """Number of nodes."""
+    """Number of nodes of this kind."""
 
 
 class Cluster(Part):
-    """Where the run takes place."""
+    """Where the run takes place, and what its job requests from Slurm."""
 
     kind: Literal["local", "slurm"] = "local"
-    """local: processes on this machine, each a virtual node. slurm: one job."""
+    """local: processes on this machine, each a virtual node. slurm: one Slurm job."""
     partition: str | None = None
-    """Slurm partition, or several separated by commas. Default: the one that fits best; hpctrain names it."""
+    """Slurm partition, or several separated by commas. Default: hpctrain chooses the best one and prints it."""
     account: str | None = None
-    """Slurm account."""
+    """Slurm account to which the job is charged."""
     qos: str | None = None
     """Slurm quality of service."""
     reservation: str | None = None
@@ -58,29 +58,30 @@ class Cluster(Part):
     groups: list[NodeGroup] = []
     """Nodes of several kinds in one job, each kind with a constraint and a number; `nodes` is their sum."""
     time: str | None = Field(default=None, json_schema_extra={"type": ["string", "integer", "null"]})
-    """Time limit in Slurm's form: 90 is 90 minutes, 1:30:00 one and a half hours, 2-00:00:00 two days."""
+    """Time limit in Slurm's form: 90 is 90 minutes, 1:30:00 one and a half hours, 2-00:00:00 two days. Default: the
+    limit that the partition gives to jobs without one."""
     save_notice_s: int = Field(default=120, ge=1, le=65535)
     """Seconds before the time limit when the agents are asked to save a checkpoint and stop."""
     nodes: str = Field(default="1", json_schema_extra={"type": ["string", "integer"]})
-    """Number of nodes, '4', or a range that the run can use, '3-4'."""
+    """Number of nodes ('4'), or the fewest and the most nodes that the run can use ('3-4')."""
     devices_per_node: int | None = Field(default=None, ge=1, le=1024)
     """Devices used on each node. Default: all of them."""
     gpu_type: str | None = Field(default=None, pattern=_WORD)
-    """Use only GPUs of this type, by Slurm's name (`sinfo -o %G`). Default: any."""
+    """Type of the GPUs that the run uses, by Slurm's name (`sinfo -o %G`). Default: any."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Kind of device. auto: CUDA devices where there are any, else the CPU."""
     after: list[str] = Field(default=[], json_schema_extra={"type": ["array", "string"]})
-    """Runs (folder, name or job id) or ids of any jobs that must end before the job starts."""
+    """Runs (folder, name or job id) or ids of any Slurm jobs that must end before the job of this run starts."""
     after_end: Literal["ok", "any"] = "ok"
     """How the runs and jobs in `after` must end. ok: without an error. any: in any way."""
     mail: Mail | None = None
-    """Slurm's own mail about the job. Default: none."""
+    """Mail that Slurm itself sends about the job. Default: none."""
     internet: bool = True
     """Whether the nodes reach the internet. false: Hugging Face libraries use only files on disk and do not wait."""
     sbatch: list[str] = []
-    """Further sbatch options, as on its command line."""
+    """Further options of sbatch, each as on sbatch's command line."""
     setup: list[str] = []
-    """Shell lines that run on each node before anything else: module load, activating an environment."""
+    """Shell lines that run on each node before anything else of the run, such as module load."""
 
     @field_validator("nodes", "time", mode="before")
     @classmethod
@@ -111,7 +112,7 @@ class Cluster(Part):
     @model_validator(mode="before")
     @classmethod
     def _sum_of_groups(cls, value: Any) -> Any:
-        """Set `nodes` to the sum of the groups' nodes where `groups` is given."""
+        """Return the section's raw value; if it has `groups` and no `nodes`, with `nodes` as the sum of the groups."""
         groups = value.get("groups") if isinstance(value, dict) else None
         if not groups or "nodes" in value or not isinstance(groups, list):
             return value
@@ -133,24 +134,25 @@ class Cluster(Part):
 
     @property
     def node_range(self) -> tuple[int, int]:
-        """Fewest and most nodes that the run can use: (3, 4) for '3-4', (4, 4) for '4'."""
+        """Return (fewest, most) nodes that the run can use: (3, 4) for '3-4', (4, 4) for '4'."""
         low, _, high = self.nodes.partition("-")
         return int(low), int(high or low)
 
 
 FILE = Path("hpctrain") / "site.yaml"
-"""Path below $XDG_CONFIG_HOME, by default ~/.config (XDG Base Directory Specification)."""
+"""Path of site.yaml below $XDG_CONFIG_HOME, by default ~/.config (XDG Base Directory Specification)."""
 RUN_ONLY_KEYS = ("after", "after_end", "nodes", "groups", "time")
 """Keys of `cluster` that belong to a single run; site.yaml may not set them."""
 
 
 class SiteProfile(Part):
-    """Defaults for one cluster."""
+    """A user's defaults for the `cluster` section of run files on one Slurm cluster."""
 
     match: OneOrSeveral[str] = Field(default=[], json_schema_extra={"type": ["array", "string"]})
-    """Slurm's name of the cluster (ClusterName), or names of login hosts, with * for any text. Default: any cluster."""
+    """Clusters that the profile is for: Slurm's names of clusters (ClusterName) or names of login hosts, with * for any
+    text. Default: any cluster."""
     cluster: Cluster
-    """Values for keys that a run file's `cluster` leaves out."""
+    """Values for keys that the `cluster` section of a run file leaves out."""
 
     @field_validator("cluster")
     @classmethod
@@ -164,20 +166,21 @@ class SiteProfile(Part):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Return the profile's values as a mapping with the keys of a run file."""
+        """Return the values that the profile sets, in the form of a run file: {"cluster": {key: value}}."""
         return {"cluster": self.cluster.model_dump(mode="json", by_alias=True, exclude_unset=True)}
 
 
 class Site(Document):
-    """Your defaults, by cluster."""
+    """site.yaml: a user's defaults for the `cluster` section of run files, with a profile for each Slurm cluster."""
 
     schema_kind: ClassVar[str] = "site"
 
     profiles: dict[str, SiteProfile] = Field(min_length=1)
-    """Profiles by name. If several match the cluster, the first one is used."""
+    """Name of a profile -> profile. If several match the cluster, the first one is used."""
 
     def matching(self, names: Sequence[str]) -> str | None:
-        """Return the name of the first profile that matches one of these cluster or host names, or None."""
+        """Return the name of the first profile that matches one of `names` (the names of a cluster and its login host);
+        None if no profile matches."""
         for name, profile in self.profiles.items():
             if not profile.match or any(fnmatchcase(here, form) for here in names for form in profile.match):
                 return name
@@ -185,14 +188,15 @@ class Site(Document):
 
 
 def site_file(environ: Mapping[str, str]) -> Path:
-    """Return the path of site.yaml, whether or not it exists."""
+    """Return the path at which this user's site.yaml belongs, by XDG_CONFIG_HOME or HOME in `environ`. The file may not
+    exist."""
     base = environ.get("XDG_CONFIG_HOME") or ""
     # The specification requires that relative paths are ignored.
     return (Path(base) if base.startswith("/") else Path(environ.get("HOME", "~")).expanduser() / ".config") / FILE
 
 
 def read_site(path: Path) -> Site | None:
-    """Read site.yaml; None where it does not exist.
+    """Return the content of site.yaml; None if the file does not exist.
 
     Raises:
         FileError: the file is not YAML, or has errors; all are listed with their lines.

@@ -11,17 +11,17 @@ from hpctrain.records.format.file_name import AnyPath, OptionalPath, PathFromFil
 
 
 class WeightedFolder(Part):
-    """A training folder and its weight."""
+    """A corpus folder to train on, with its weight in a mixture."""
 
     path: PathFromFile
-    """Folder of token shards, made by `hpctrain data prepare`."""
+    """Corpus folder, made by `hpctrain data prepare`."""
     weight: float = Field(gt=0, allow_inf_nan=False)
-    """Share of the samples, relative to the sum of all weights."""
+    """Weight of the folder; weight divided by the sum of all weights is the share of samples from this folder."""
 
 
 def _shape(value: object) -> str:
-    """Return the name of the union's branch that a value belongs to. It is in parentheses, so that errors leave it out
-    of key paths."""
+    """Return which form a value of `train` or `valid` has: "(mapping)", or "(plain)" for a path or a list. Pydantic
+    validates only that form. The parentheses tell `validation_errors` that the name is not a key of the file."""
     return "(mapping)" if isinstance(value, dict | Part) else "(plain)"
 
 
@@ -39,36 +39,39 @@ class Data(Part):
     """The corpus, prepared by `hpctrain data prepare`. Relative paths are relative to the run file's folder."""
 
     train: list[TrainFolder] = Field(min_length=1)
-    """Folders of token shards to train on, shuffled together. Or a list of {path, weight}: samples are then drawn in
-    proportion to the weights, whatever the sizes of the folders."""
+    """Corpus folders to train on, shuffled together. Or a list of {path, weight}: samples are then drawn in proportion
+    to the weights, whatever the sizes of the folders."""
     valid: ValidFolders = []
-    """Folders of token shards for validation, used together. Default: the validation split that `data prepare` made. Or
-    name -> folder: each folder then has a loss and a perplexity of its own, in addition to that split."""
+    """Corpus folders for validation, used together. Default: the validation split of the training folders. Or a mapping
+    name -> folder: each folder then has a loss and a perplexity of its own, in addition to those of the validation
+    split."""
     tokenizer: OptionalPath = None
-    """Path of tokenizer.json. Default: the one in the first training folder."""
+    """Path of a tokenizer.json. Default: the tokenizer.json in the first training folder."""
     seq_len: int = Field(default=256, ge=8, le=SEQ_MAX)
     """Tokens in a sequence."""
     stage: Literal["none", "node"] = "none"
-    """none: workers read the folders in place. node: each node first copies them to its own disk, checks them against
-    their index, and keeps them for its next run; a node without enough disk space reads them in place."""
+    """none: workers read the corpus folders in place. node: each node first copies the corpus folders to its own disk,
+    checks the copies against their index, and keeps them for its next run; a node without enough disk space reads the
+    folders in place."""
     stage_folder: AnyPath | None = None
-    """Folder on each node's own disk; the node expands '$USER' and other variables. Default: $SLURM_TMPDIR, else
-    $TMPDIR, else /tmp."""
+    """With stage node: folder for the copies on each node's own disk. The node expands '$USER' and other variables.
+    Default: $SLURM_TMPDIR, else $TMPDIR, else /tmp."""
 
     @property
     def train_folders(self) -> list[str]:
-        """The training folders without their weights."""
+        """Return the paths of the training folders, without weights."""
         return [item if isinstance(item, str) else item.path for item in self.train]
 
     @property
     def weights(self) -> list[float] | None:
-        """Weights of the training folders; None: they are shuffled together."""
+        """Return the weights of the training folders, in their order; None if the folders have no weights and are
+        shuffled together."""
         weights = [item.weight for item in self.train if isinstance(item, WeightedFolder)]
         return weights or None
 
     @property
     def valid_folders(self) -> list[str]:
-        """All validation folders that the file names."""
+        """Return the paths of all validation folders that the run file names."""
         return list(self.valid.values() if isinstance(self.valid, dict) else self.valid)
 
     @model_validator(mode="after")

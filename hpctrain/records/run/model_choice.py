@@ -1,4 +1,4 @@
-"""The `model` section of run.yaml: which model is trained, and how a model from your own code is built."""
+"""The `model` section of run.yaml: which model is trained, and how a model from a user's own code is built."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from hpctrain.records.model.imported_spec import ImportedSpec, Split
 
 
 class Model(Part):
-    """The model: exactly one of preset, dims, hf and import; the other keys belong to import."""
+    """The model that is trained: exactly one of the keys preset, dims, hf and import is given. `found` belongs to hf,
+    all other keys belong to import."""
 
     preset: str | None = None
-    """A named model (see `hpctrain init`)."""
+    """Name of a preset; docs/models.md lists the presets."""
     dims: Annotated[FamilySpec, Field(discriminator="family")] | None = None
-    """A model by its dimensions; a decoder unless `family` is given."""
+    """A model by its dimensions; a decoder unless the key `family` says another one."""
     hf: PathFromFile | None = None
     """A Hugging Face model folder to start from: config.json and safetensors files."""
     hf_model: HfModel | None = Field(default=None, alias="found")
-    """Written by hpctrain into the run folder: the content of the folder at `hf`."""
+    """Written by hpctrain into the run folder's run.yaml: what the folder at `hf` holds."""
     import_: str | None = Field(default=None, alias="import")
-    """A factory in your own code, 'package.module:factory'."""
+    """A factory in your own code, 'package.module:factory': a function that returns the model."""
     args: dict[str, Any] | None = None
-    """Keyword arguments of the factory; it also gets `vocabulary` and `seq_len` if it accepts them."""
+    """Keyword arguments of the factory. The factory also gets `vocabulary` and `seq_len` if it accepts them."""
     front: list[str] | None = Field(default=None, min_length=1)
     """Modules of your model from the tokens to the first block, applied in turn. Default: the modules before
     `blocks`."""
@@ -38,9 +39,9 @@ class Model(Part):
     back: list[str] | None = Field(default=None, min_length=1)
     """Modules from the last block to the logits, applied in turn. Default: the modules after `blocks`."""
     tensor_parallel: dict[str, Split] | None = None
-    """How a block's linears are split over tp, by name within the block: columns or rows."""
+    """How tensor parallelism splits the linear layers of a block: name within the block -> columns or rows."""
     measured: ImportedSpec | None = None
-    """Written by hpctrain into the run folder: the measured sizes of your model."""
+    """Written by hpctrain into the run folder's run.yaml: the measured sizes of your model."""
 
     @model_validator(mode="after")
     def _one(self) -> Model:
@@ -69,8 +70,8 @@ class Model(Part):
         return value
 
     def is_measured(self, tokens: int, seq_len: int) -> bool:
-        """Whether `measured` holds the sizes of this factory's model, called with that vocabulary (`tokens`) and
-        sequence length."""
+        """Return whether `measured` holds the sizes of the imported model for this vocabulary of the data (`tokens`),
+        this sequence length, and the section's present settings."""
         spec = self.measured
         return (
             spec is not None

@@ -1,7 +1,7 @@
-"""Training objectives, and the numbers of tokens and targets in a sample of each.
+"""The `objective` section of run.yaml: training objectives, and how many tokens and targets a sample has.
 
-Every sample of a run has the same number of targets, so every rank knows the divisor of a global batch's mean loss in
-advance, whatever the plan.
+All samples of a run have the same number of targets. So every rank knows by how many targets the loss of a global batch
+is divided, before it has seen the batch and whatever the plan.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ class Masked(Part):
     """Some tokens are masked and predicted from the tokens around them (Devlin et al. 2018, section 3.1)."""
 
     mode: Literal["masked"]
-    """Only the chosen positions have a target: their original token."""
+    """Some positions are chosen at random, and only these have a target: their original token."""
     fraction: float = Field(default=0.15, gt=0, le=1)
-    """Share of the positions that is chosen; the number is the same in each sample."""
+    """Share of the positions that is chosen; the number of chosen positions is the same in each sample."""
     mask_fraction: float = Field(default=0.8, ge=0, le=1)
     """Share of the chosen positions that becomes the mask token."""
     random_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Share of the chosen positions that becomes a random token of the data; the rest stays unchanged."""
+    """Share of the chosen positions that becomes a random token of the data's vocabulary. The remaining chosen
+    positions keep their token."""
 
     @model_validator(mode="after")
     def _shares(self) -> Masked:
@@ -50,9 +51,9 @@ class SpanCorruption(Part):
     mode: Literal["span_corruption"]
     """The decoder's targets are each sentinel followed by the tokens that it replaced, then the end of text."""
     fraction: float = Field(default=FRACTION, gt=0, le=0.5)
-    """Share of the tokens that is taken out."""
+    """Share of the text's tokens that lies in spans, which are removed from the input."""
     mean_span: float = Field(default=MEAN_SPAN, ge=1)
-    """Tokens in a span, on average."""
+    """Mean number of tokens in a span."""
 
 
 NEXT_TOKEN = NextToken()
@@ -65,12 +66,12 @@ _ALLOWED: dict[str, tuple[AnyObjective, ...]] = {
     "encoder": (Masked(mode="masked"),),
     "encoder_decoder": (SpanCorruption(mode="span_corruption"),),
 }
-"""Objectives by model family, the default first. A model that sees the tokens after a position learns nothing from
-predicting them; only an encoder-decoder reads one text and writes another."""
+"""Model family -> objectives that it can learn, the default first. An encoder cannot learn next_token, because it sees
+the next token. Only an encoder-decoder reads one text and writes another, as span_corruption needs."""
 
 
 def resolved_objective(objective: AnyObjective | None, spec: Spec) -> AnyObjective:
-    """Return the given objective, else the default of the model's family.
+    """Return `objective`, or the default of the model's family if it is None.
 
     Raises:
         InputError: a model of this family cannot learn the objective.
@@ -88,10 +89,10 @@ def resolved_objective(objective: AnyObjective | None, spec: Spec) -> AnyObjecti
 
 @cache
 def lengths(objective: AnyObjective, seq_len: int) -> Lengths:
-    """Return the token counts of a sample.
+    """Return the token counts of one training sample with this objective, of which the model reads `seq_len` tokens.
 
     Raises:
-        InputError: no text has exactly `seq_len` tokens after its spans are replaced.
+        InputError: with span corruption, no text has exactly `seq_len` tokens after its spans are replaced.
     """
     match objective:
         case NextToken():

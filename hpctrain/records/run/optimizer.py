@@ -11,7 +11,7 @@ from pydantic import Field
 from hpctrain.records.format.document import STEPS_MAX, Part
 
 FINAL_RATE = 0.1
-"""Learning rate at the end of a decay, as a fraction of the peak."""
+"""Learning rate at the end of a run with decay, as a fraction of the peak."""
 
 
 class StepsChange(Part):
@@ -24,7 +24,7 @@ class StepsChange(Part):
 
 
 class Optimizer(Part):
-    """AdamW with linear warm-up."""
+    """AdamW, whose learning rate has a linear warm-up and then may decay."""
 
     name: Literal["adamw"] = "adamw"
     """AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
@@ -35,29 +35,30 @@ class Optimizer(Part):
     eps: float = Field(default=1e-8, gt=0)
     """AdamW's epsilon, added to the root of the running mean square."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decoupled weight decay, on matrices only."""
+    """Factor of the decoupled weight decay, which applies to matrices only."""
     warmup_steps: int = Field(default=1000, ge=0, le=STEPS_MAX)
-    """Steps of linear warm-up; a run of fewer than ten times as many steps warms up for a tenth of its steps."""
+    """Steps in which the learning rate rises linearly to its peak, but at most a tenth of the run's steps."""
     decay: Literal["constant", "cosine", "linear"] = "constant"
     """Decay of the learning rate after the warm-up, down to a tenth of the peak."""
     steps_changed: list[StepsChange] = []
-    """Written by hpctrain when a run continues with another number of steps. The learning rate continues from its
-    present value, and the warm-up does not change."""
+    """Written by hpctrain: the changes of the run's number of steps, in order. After a change, the learning rate decays
+    from the value that it had reached, and the length of the warm-up stays."""
     clip_norm: float | None = Field(default=1.0, gt=0)
-    """Largest norm of the whole gradient; null: no clipping."""
+    """Largest norm of the gradient of all parameters; a larger gradient is scaled down to it. null: no clipping."""
 
     def warmup(self, steps: int) -> int:
-        """Return the warm-up steps of a run that now has `steps` steps."""
+        """Return the number of warm-up steps of a run that now has `steps` steps. It depends on the number of steps
+        with which the run began."""
         first = self.steps_changed[0].before if self.steps_changed else steps
         return min(self.warmup_steps, max(1, first // 10)) if self.warmup_steps else 0
 
     def with_steps_changed(self, at: int, before: int) -> Optimizer:
-        """Return these settings for a run that continues with another number of steps.
+        """Return the settings with a change of the run's number of steps added to `steps_changed`.
 
         Args:
-            at: number of steps done; recorded changes at later steps are dropped, because a return to a checkpoint
-                undid them.
-            before: total steps of the run until now.
+            at: number of steps done. Recorded changes at this or a later step are dropped, because the run went back to
+                a checkpoint from before them.
+            before: total steps of the run before the change.
         """
         undone = [change.before for change in self.steps_changed if change.at >= at]
         earlier = [change for change in self.steps_changed if change.at < at]
@@ -66,9 +67,10 @@ class Optimizer(Part):
 
 
 def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
-    """Return the learning rate after `step` steps: linear warm-up, then the chosen decay to a tenth of the peak.
+    """Return the learning rate of the step that follows `step` completed steps, in a run of `steps` steps.
 
-    Where the number of steps was changed during the run, the decay continues from the rate that was reached.
+    A linear warm-up is followed by the chosen decay to a tenth of the peak. If the number of steps was changed during
+    the run, the decay continues from the learning rate that was reached.
     """
     warmup = settings.warmup(steps)
     if step < warmup:
@@ -81,10 +83,13 @@ def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
 def _decayed(
     decay: Literal["constant", "cosine", "linear"], step: int, warmup: int, lengths: Sequence[tuple[int, int]]
 ) -> float:
-    """Return the learning rate as a fraction of the peak.
+    """Return the learning rate after the warm-up, as a fraction of the peak.
 
     Args:
-        lengths: (last step, total steps of the run) for each part of the run between two changes, in order.
+        step: number of completed steps.
+        warmup: number of warm-up steps.
+        lengths: (completed steps at the end, total steps of the run) for each part of the run between two changes of
+            its number of steps, in order.
     """
     rate, begin = 1.0, warmup
     if decay == "constant":

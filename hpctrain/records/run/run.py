@@ -1,4 +1,5 @@
-"""run.yaml: the settings of a run. Every key is documented here; `hpctrain schema run` prints them for editors."""
+"""run.yaml: the settings of a run. The string below a field documents its key, also in the JSON schema that `hpctrain
+schema run` prints for editors."""
 
 from __future__ import annotations
 
@@ -34,26 +35,26 @@ from hpctrain.records.run.optimizer import Optimizer
 RUN_FILE = "run.yaml"
 """Name of the run file in a run folder."""
 COMPILE_S = 1800.0
-"""Longest time that compiling the blocks of a large model takes, seconds."""
+"""Seconds that a step with torch.compile may take: the first step compiles the blocks, slowly for a large model."""
 
 
 class Container(Part):
     """A container image in which the run's agents and workers run; the job script stays outside."""
 
     image: AnyPath
-    """Path of the .sif file; with pyxis any image that it accepts."""
+    """Path of a .sif file; with runtime pyxis, any image that pyxis accepts."""
     runtime: Literal["auto", "apptainer", "singularity", "pyxis"] = "auto"
-    """Container runtime. auto: Apptainer, else SingularityCE. pyxis: Slurm itself (srun --container-image)."""
+    """Container runtime. auto: Apptainer, else SingularityCE. pyxis: Slurm's plugin (srun --container-image)."""
     binds: list[str] = []
     """Further bind mounts, SOURCE[:TARGET[:ro]]. The run folder, the data and hpctrain are always mounted."""
     nv: Literal["auto", "yes", "no"] = "auto"
-    """Whether the NVIDIA driver is made visible inside the container."""
+    """Whether the NVIDIA driver is made visible inside the container. auto: on nodes that have the driver."""
     env: dict[str, str] = {}
     """Environment variables that are set inside the container; $NAME stands for a variable of the job."""
 
 
 class Batch(Part):
-    """How many sequences one optimizer step takes."""
+    """The global batch: how many sequences one optimizer step takes."""
 
     global_: int = Field(alias="global", ge=1, le=BATCH_MAX)
     """Sequences in a step over the whole job, whatever the plan and the number of nodes."""
@@ -70,13 +71,13 @@ class FixedParallel(Part):
     """You give the degrees of parallelism; the planner chooses the rest."""
 
     mode: Literal["fixed"]
-    """The degrees below are used as given."""
+    """The keys pp, dp and tp are used as given."""
     pp: int = Field(default=1, ge=1, le=DEVICES_MAX)
-    """Pipeline ranks."""
+    """Pipeline ranks of a replica."""
     dp: int = Field(default=1, ge=1, le=DEVICES_MAX)
     """Data-parallel replicas."""
     tp: int = Field(default=1, ge=1, le=DEVICES_MAX)
-    """Devices that share each matrix."""
+    """Devices that share each matrix (tensor parallelism)."""
     micro_batch: int | None = Field(default=None, ge=1, le=BATCH_MAX)
     """Sequences in a micro-batch. Default: the planner's choice."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv"] | None = None
@@ -84,10 +85,10 @@ class FixedParallel(Part):
     zero: ZeroLevel = 0
     """What is sharded over replicas: 0 nothing, 1 the optimizer state, 2 also gradients, 3 also weights."""
     shard: Literal["all", "node"] = "all"
-    """Replicas over which `zero` shards. all: all replicas. node: the replicas within a node, with copies across
-    nodes."""
+    """Replicas over which `zero` shards. all: all replicas. node: the replicas within a node; every node then holds a
+    copy of the whole state."""
     sequence_parallel: bool = False
-    """With tp: also split norms and the residual stream along the sequence."""
+    """Whether norms and the residual stream are split along the sequence over the tp devices."""
     recompute: Recompute = "none"
     """Activations that the backward pass computes again to save memory: none, selective (all but matrix products and
     attention), full (whole blocks)."""
@@ -97,41 +98,43 @@ Parallel = Annotated[AutoParallel | FixedParallel, Field(discriminator="mode")]
 
 
 class Checkpoint(Part):
-    """Checkpoints are sharded, saved while training continues, and published only when complete."""
+    """When checkpoints are saved, and how many are kept. Checkpoints are sharded, are saved while training continues,
+    and get their final name only when complete."""
 
     every: int = Field(default=50, ge=1, le=STEPS_MAX)
-    """Steps between two checkpoints; the last step is always saved."""
+    """Steps between two checkpoints. A checkpoint is always saved after the last step."""
     keep: int = Field(default=2, ge=1, le=STEPS_MAX)
-    """Number of checkpoints to keep."""
+    """Number of checkpoints to keep, the newest ones."""
     wait_for_room_s: float = Field(default=1800.0, ge=0)
-    """Seconds that the run waits for space on a full disk before it gives up its last step."""
+    """Seconds that a run waits for space on a full disk to save the checkpoint after its last step; then it fails."""
 
 
 class Validation(Part):
     """When the loss on validation data is measured, and on how many batches."""
 
     every: int = Field(default=50, ge=1, le=STEPS_MAX)
-    """Steps between two validations; the last step is always validated."""
+    """Steps between two validations. The validation loss is always measured after the last step."""
     batches: int = Field(default=2, ge=0, le=STEPS_MAX)
-    """Global batches in a validation; 0: none."""
+    """Global batches in a validation; 0: no validation."""
 
 
 class Recovery(Part):
     """What happens when workers or nodes are lost."""
 
     min_nodes: int = Field(default=1, ge=1, le=DEVICES_MAX)
-    """Fewest nodes that the run goes on with. With fewer it stops, and Slurm runs are requeued."""
+    """Fewest nodes with which the run continues. With fewer nodes the attempt stops; on Slurm, another one is
+    queued."""
     spares: int = Field(default=0, ge=0, le=DEVICES_MAX)
-    """Nodes that stay idle, to replace a lost one."""
+    """Nodes that stay idle until they replace a lost node."""
     retries: int = Field(default=3, ge=0, le=STEPS_MAX)
-    """Failures in a row, without a checkpoint in between, before the run gives up: within a job, and over its jobs.
-    Lost nodes, preemption and the time limit are no failures of the run."""
+    """Failures in a row, without a new checkpoint in between, after which the next failure ends the run. They are
+    counted within a job and over the jobs of the run. Lost nodes, preemption and the time limit do not count."""
     requeue: Literal["new_job", "same_job"] = "new_job"
     """How a run continues after an attempt. new_job: as a new job, without the bad nodes. same_job: the same job goes
-    back into the queue, on any nodes."""
+    back into the queue, and may get any nodes."""
     successors: int = Field(default=0, ge=0, le=20)
-    """Jobs that are kept queued behind the running one, with requeue: new_job. They continue the run however that job
-    ends, and suit partitions with short time limits."""
+    """With requeue new_job: number of jobs that are kept queued behind the running job, for partitions with short time
+    limits. The next of them continues the run, however the running job ends."""
     exclude_hours: float = Field(default=24.0, ge=0)
     """Hours for which new jobs exclude a bad node; 0: they exclude none."""
     exclude_max_fraction: float = Field(default=0.25, ge=0, le=1)
@@ -139,7 +142,7 @@ class Recovery(Part):
     heartbeat_timeout_s: float = Field(default=5.0, gt=0)
     """Seconds of silence after which a node counts as lost; a node whose connection closes counts as lost at once."""
     progress_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds without a step after which a worker is stopped, and its generation with it."""
+    """Seconds without a step after which a worker counts as hanging and its generation is ended."""
 
     @model_validator(mode="after")
     def _successors_are_new_jobs(self) -> Recovery:
@@ -149,7 +152,7 @@ class Recovery(Part):
 
 
 class ProfilerSettings(Part):
-    """Which optimizer step is profiled."""
+    """Which optimizer step torch's profiler records."""
 
     step: int | None = Field(default=None, ge=1)
     """Optimizer step that torch's profiler records on every rank, into profile/ in the run folder. The profiled step
@@ -164,12 +167,12 @@ class Notify(Part):
     """A URL that gets a POST of JSON when the run changes its state."""
 
     url_env: EnvironmentName | None = None
-    """Name of the environment variable with the URL. Whoever knows the URL can post to it, so it is a secret and not
-    written in this file."""
+    """Name of the environment variable with the URL. Whoever knows the URL can post to it. So the URL is a secret, and
+    run.yaml does not contain it."""
     url_file: PathFromFile | None = None
-    """File with the URL, in place of `url_env`; only you may be able to read it (mode 600)."""
+    """File with the URL, in place of `url_env`; only you may be able to read the file (mode 600)."""
     on: list[NotifyState] = ["done", "failed"]
-    """States that are reported: started, done, failed, requeued, cancelled."""
+    """States that cause a POST; allowed: started, done, failed, requeued, cancelled."""
 
     @model_validator(mode="after")
     def _one_address(self) -> Notify:
@@ -179,27 +182,28 @@ class Notify(Part):
 
 
 class Run(Document):
-    """The settings of a training run."""
+    """run.yaml: the settings of a training run."""
 
     schema_kind: ClassVar[str] = "run"
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    """Name of the run and of its folder."""
+    """Name of the run and of its run folder."""
     steps: int = Field(ge=1, le=STEPS_MAX)
-    """Optimizer steps."""
+    """Optimizer steps of the run."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of the initial weights and the order of samples."""
+    """Seed of the initial weights and of the order of samples."""
     code: OptionalPath = None
-    """Folder of your own code; a copy, made when the run is submitted, comes first on the module path."""
+    """Folder of your own Python code. A copy of it, made when the run is submitted, comes first on the workers' module
+    path."""
     secrets: list[EnvironmentName] = []
-    """Names of environment variables with tokens that the training needs: HF_TOKEN. Their values come from the
-    environment in which you submit, or from `secrets_file`, and are written nowhere."""
+    """Names of environment variables with passwords or access tokens that the training needs, such as HF_TOKEN. Their
+    values come from the environment in which you submit, or from `secrets_file`, and are written nowhere."""
     secrets_file: OptionalPath = None
     """File with lines NAME=value, on a file system that the nodes share; only you may be able to read it (mode 600)."""
     notify: Notify | None = None
-    """Notification when the run changes its state. Default: none."""
+    """A URL that gets a POST of JSON when the run changes its state. Default: none."""
     cluster: Cluster = Cluster()
-    """Where the run takes place."""
+    """Where the run takes place, and what its job requests from Slurm."""
     container: Container | None = None
     """The container image in which the run takes place. Default: none."""
     model: Model
@@ -210,9 +214,9 @@ class Run(Document):
     """The training objective. Default: next_token for a decoder, masked for an encoder, span_corruption for an
     encoder-decoder."""
     batch: Batch
-    """How many sequences one optimizer step takes."""
+    """The global batch: how many sequences one optimizer step takes."""
     parallel: Parallel = AutoParallel()
-    """Whether you or the planner choose how the model is split and copied over the devices."""
+    """Whether you or the planner choose the degrees of parallelism."""
     compression: Compression = NoCompression()
     """How gradients are reduced between replicas."""
     optimizer: Optimizer = Optimizer()
@@ -221,23 +225,23 @@ class Run(Document):
     """Precision of matrix products. With bf16 and fp16, weights, sums and optimizer stay in fp32. fp16 scales the loss,
     so that small gradients do not vanish, and skips a step whose gradients overflow."""
     compile: bool = False
-    """Whether blocks are compiled (torch.compile): the first step takes minutes, the others are faster. The first step
-    and the first validation may take up to half an hour."""
+    """Whether blocks are compiled (torch.compile): the first step takes minutes, later steps are faster. A step counts
+    as hanging only after half an hour or more, because it may include the compilation."""
     deterministic: bool = False
     """Whether the same run file on the same plan gives bitwise equal weights; some operations become slower."""
     checkpoint: Checkpoint = Checkpoint()
     """When checkpoints are saved, and how many are kept."""
     validation: Validation = Validation()
-    """When the validation loss is measured."""
+    """When the validation loss is measured, and on how many batches."""
     recovery: Recovery = Recovery()
     """What happens when workers or nodes are lost."""
     profile: ProfilerSettings = ProfilerSettings()
-    """Which step is profiled."""
+    """Which optimizer step torch's profiler records."""
 
     @property
     def step_timeout_s(self) -> float:
-        """Longest time that a worker may take for a step, in seconds; with `compile` it includes the compilation of
-        blocks."""
+        """Return the seconds without a step after which a worker counts as hanging; with `compile`, a step may include
+        the compilation of blocks."""
         return max(self.recovery.progress_timeout_s, COMPILE_S if self.compile else 0.0)
 
     @model_validator(mode="after")
@@ -254,10 +258,11 @@ class Run(Document):
         return self
 
     def spec(self) -> Spec:
-        """Return the model's dimensions as far as the file states them; the vocabulary may still be unknown.
+        """Return the model's dimensions as far as run.yaml states them; the vocabulary may still be unknown.
 
         Raises:
-            InputError: the folder at `hf` or the model at `import` was not read yet.
+            InputError: run.yaml names a Hugging Face folder or an imported model, and hpctrain has not yet written its
+                dimensions into it.
         """
         if self.model.dims is not None:
             return self.model.dims
@@ -279,15 +284,15 @@ class Run(Document):
         return self.model.import_ or "the seed"
 
     def effective_objective(self) -> AnyObjective:
-        """Return the file's objective, else the default of the model's family.
+        """Return the objective that run.yaml states, else the default of the model's family.
 
         Raises:
-            InputError: as for `spec`, or a model of that family cannot learn the objective.
+            InputError: the model's dimensions are unknown, or a model of its family cannot learn the objective.
         """
         return resolved_objective(self.objective, self.spec())
 
     def with_spec(self, spec: Spec) -> Run:
-        """Return the run with its model's dimensions written out, vocabulary included."""
+        """Return the run with `spec` as the dimensions of its model, vocabulary included."""
         if isinstance(spec, ImportedSpec):
             return self.model_copy(update={"model": self.model.model_copy(update={"measured": spec})})
         if self.model.hf_model is not None:
@@ -297,11 +302,10 @@ class Run(Document):
 
 
 def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> Run:
-    """Read run.yaml, with `--set key.path=value` applied.
-
-    Relative data paths are resolved from the file's folder.
+    """Return the settings in a run file, with overrides applied and relative paths resolved from the file's folder.
 
     Args:
+        overrides: texts 'key.path=value', as given by `--set`.
         defaults: validated values for keys that neither the file nor an override gives.
 
     Raises:
@@ -311,7 +315,10 @@ def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str,
 
 
 def run_of(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
-    """Return the run in a run folder's run.yaml, with `--set key.path=value` applied.
+    """Return the settings in a run folder's run.yaml, with overrides applied.
+
+    Args:
+        overrides: texts 'key.path=value', as given by `--set`.
 
     Raises:
         UntrustedError: the folder or the file belongs to somebody else, or others can write to it.
@@ -334,7 +341,11 @@ def _run_from_yaml(file: YamlFile, overrides: tuple[str, ...], defaults: Mapping
 
 
 def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> list[str]:
-    """Return the dotted keys of `defaults` that neither the run file nor an override gives.
+    """Return the keys of `defaults`, such as 'cluster.account', that neither the run file nor an override gives.
+
+    Args:
+        path: the run file.
+        overrides: texts 'key.path=value', as given by `--set`.
 
     Raises:
         FileError: the file cannot be read.
@@ -352,7 +363,8 @@ def _keys_in(file: YamlFile) -> YamlFile:
 def _without_overridden(
     lines: dict[tuple[str | int, ...], int], overrides: tuple[str, ...]
 ) -> dict[tuple[str | int, ...], int]:
-    """Return the line number of each key path, with 0 for overridden keys: the file has another value in that line."""
+    """Return the line number of each key path in the run file. Overridden keys get 0, because the value in the file is
+    not the one that an error is about."""
     paths = override_paths(overrides)
     shown = {key: 0 if any(key[: len(path)] == path for path in paths) else line for key, line in lines.items()}
     return {**shown, **dict.fromkeys(paths, 0)}
