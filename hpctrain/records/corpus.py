@@ -1,8 +1,8 @@
-"""Files of a corpus folder and of the recipe that several of them are made from.
+"""Models of index.json and unit.json in corpus folders, and of recipe.yaml, from which several corpus folders are made.
 
-index.json of a corpus folder lists its token shards, its tokenizer and the counts of its input. unit.json is the same
-list of shards for one work unit, while the corpus is being made. recipe.yaml names several sources of text, each made
-into a corpus folder, with one tokenizer for all.
+index.json lists the token shards of a corpus folder, its tokenizer, and the counts of its input. unit.json lists the
+token shards of one work unit, while the corpus folder is being made. recipe.yaml names several sources of text, each of
+which becomes a corpus folder, with one tokenizer for all.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from hpctrain.records.format.yaml_file import read_yaml_model
 
 
 class Cleaning(Part):
-    """Cleaning steps in the order in which they run; by default the text stays as it is."""
+    """Cleaning steps for text, in the order in which they run; by default the text stays as it is."""
 
     normalize: Literal["none", "nfkc"] = "none"
-    """nfkc: Unicode's compatibility composition (UAX #15): full-width letters, ligatures and the like become plain."""
+    """nfkc: Unicode's compatibility composition (UAX #15), which makes full-width letters and ligatures plain."""
     whitespace: Literal["keep", "collapse"] = "keep"
     """collapse: a run of white space becomes one line end if it contains one, else one blank; both ends are trimmed."""
     sentences: str | None = Field(default=None, pattern=r"^[a-z]{2,3}$")
-    """Language code, as 'en': each sentence gets its own line, by the rules of spaCy's sentencizer."""
+    """Language code, such as 'en': spaCy's sentencizer for that language puts each sentence into a line of its own."""
 
 
 NO_CLEANING = Cleaning()
-"""No cleaning step."""
+"""Settings without any cleaning step."""
 
 
 INDEX_NAME = "index.json"
 """Name of the index within a corpus folder."""
 SHARD_TOKENS_MAX = 2**48
-"""Tokens of one file, about the largest that a file system takes."""
+"""Most tokens of one token shard; file systems take no larger file."""
 
 
 class TokenizerInfo(Part):
-    """The tokenizer of a corpus folder; folders with equal entries may be trained on together."""
+    """The tokenizer of a corpus folder. A run may train on several folders if they are equal in this entry."""
 
     kind: Literal["bytes", "trained", "given"]
-    """bytes: a token for each byte. trained: byte-level BPE of this text. given: a tokenizer.json of the user."""
+    """bytes: a token for each byte. trained: byte-level BPE, trained on the corpus. given: the user's tokenizer.json."""
     end_of_text: int = Field(ge=0, le=VOCAB_MAX)
     """Token that ends each document."""
     file: PlainName | None = None
-    """tokenizer.json within the folder; absent for bytes."""
+    """Name of the tokenizer.json in the corpus folder; absent for bytes."""
     sha256: str | None = None
     """SHA-256 of tokenizer.json; absent for bytes."""
 
 
 class Shard(Part):
-    """One file of little-endian tokens without a header."""
+    """A token shard: one file of token ids, little-endian, without a header."""
 
     file: PlainName
     """Name of the file within the corpus folder."""
@@ -66,7 +66,7 @@ class Shard(Part):
 
 
 class Sources(Part):
-    """Counts of the input that a corpus was made from."""
+    """Counts of the input that a corpus folder was made from."""
 
     files: int = Field(ge=0)
     """Input files that are in the corpus."""
@@ -79,9 +79,9 @@ class Sources(Part):
     skipped_unreadable: int = Field(default=0, ge=0)
     """Files left out because they could not be read: permission, a damaged archive."""
     skipped_bad: int = Field(default=0, ge=0)
-    """Records left out because they are damaged or hold no text."""
+    """Documents left out because their line or row is damaged or holds no text."""
     damaged_files: int = Field(default=0, ge=0)
-    """Damaged files, also counted above: the text after the damage is lost, in packed text files all of it."""
+    """Files that are damaged in part. The text after the damage is lost; of a packed text file, all text is lost."""
     beside_records: int = Field(default=0, ge=0)
     """Text files left out because they are in a folder with files of records."""
     other_splits: int = Field(default=0, ge=0)
@@ -91,14 +91,15 @@ class Sources(Part):
 
 
 class CorpusIndex(Document):
-    """A corpus folder: shards, tokenizer, sources. The same text and options give the same index."""
+    """index.json of a corpus folder: its token shards, tokenizer and sources. The same text and options give the same
+    index."""
 
     schema_kind: ClassVar[str] = "corpus"
 
     vocab_size: int = Field(ge=2, le=VOCAB_MAX)
-    """Size of the vocabulary; all tokens are below it."""
+    """Size of the vocabulary; all token ids are smaller."""
     dtype: Literal["uint16", "uint32"]
-    """Type in which the shards store a token."""
+    """Type in which the shards store a token id."""
     tokenizer: TokenizerInfo
     """The tokenizer that made the tokens."""
     shards: list[Shard] = Field(min_length=1)
@@ -116,34 +117,34 @@ class CorpusIndex(Document):
         return value
 
     def tokens(self, split: str) -> int:
-        """Return the number of tokens of one split."""
+        """Return the number of tokens of one split: train or valid."""
         return sum(shard.tokens for shard in self.shards if shard.split == split)
 
 
 PART_NAME = "unit.json"
-"""Name of the file in the folder of a work unit; the folder gets its final name only when it is complete."""
+"""Name of the file that lists the shards of a work unit, in the work unit's folder."""
 
 
 class CorpusPart(Document):
-    """The shards of one work unit."""
+    """unit.json: the token shards of one work unit, while a corpus folder is being made."""
 
     schema_kind: ClassVar[str] = "corpus_part"
 
     text_sha256: str
-    """SHA-256 over the passages that the shards were made from."""
+    """SHA-256 of the passages that the shards were made from."""
     shards: list[Shard]
     """Token shards in the work unit's folder; may be empty."""
 
 
 RECIPE_NAME = "recipe.json"
-"""Name of the recipe's copy in the folder made from it; the copy marks the folder as written by `hpctrain data
-prepare`."""
+"""Name of the recipe's copy in the folder that `hpctrain data prepare` makes from a recipe. The copy shows that
+hpctrain wrote the folder."""
 
 Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
 
 
 class RecipeSource(Part):
-    """Text that becomes one corpus folder."""
+    """A source of text in recipe.yaml, which becomes one corpus folder."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
     """Name of the corpus folder made from this source."""
@@ -152,7 +153,7 @@ class RecipeSource(Part):
     format: Format = "auto"
     """Format of the files. auto: by their names."""
     text_field: str = Field(default="text", min_length=1)
-    """Field or column that holds the text, in formats that have several."""
+    """Name of the field or column that holds the text, in formats with fields or columns."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """How often training draws from this source, relative to the other sources; does not change the corpus folder."""
     clean: Cleaning | None = None
@@ -164,21 +165,21 @@ class RecipeSource(Part):
 
 
 class Recipe(Document):
-    """How a corpus of several sources is made."""
+    """recipe.yaml: how corpus folders are made from several sources of text, with one tokenizer for all."""
 
     schema_kind: ClassVar[str] = "recipe"
 
     tokenizer: AnyPath = "bytes"
-    """bytes; train:N, which trains one of N tokens on all sources together; or the path of a tokenizer.json, relative
-    to the recipe's folder."""
+    """The tokenizer of all sources. bytes: a token for each byte. train:N: a tokenizer of N tokens, trained on all
+    sources together. Otherwise the path of a tokenizer.json, relative to the recipe's folder."""
     sample_bytes: int | None = Field(default=None, ge=1)
-    """Bytes of text that a tokenizer is trained on. Default: 4 MiB."""
+    """With tokenizer train:N: bytes of text that the tokenizer is trained on. Default: 4 MiB."""
     valid_fraction: float = Field(default=0.01, ge=0, lt=1)
     """Share of each source's text for validation."""
     clean: Cleaning = NO_CLEANING
-    """Cleaning of the text before it becomes tokens; a source may override it."""
+    """Cleaning of the text before it becomes tokens; `clean` of a source replaces it."""
     skip_bad: bool = False
-    """Leave out and count records that cannot be read, instead of stopping at the first."""
+    """Whether documents that cannot be read are left out and counted. Otherwise the first one is an error."""
     sources: list[RecipeSource] = Field(min_length=1)
     """The sources; `data.train` of a run lists their folders in this order."""
 
@@ -193,7 +194,7 @@ class Recipe(Document):
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read recipe.yaml.
+    """Return the recipe in the YAML file at `path`.
 
     Raises:
         FileError: the file is missing, no YAML, or has errors; all are listed with their lines.

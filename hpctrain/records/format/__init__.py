@@ -1,1 +1,2 @@
-"""Reads and writes every file: frozen models, YAML, JSON, JSON lines, bounds, and errors with their line."""
+"""Reads, checks and writes the files of hpctrain: base classes of their models, YAML, JSON, JSON lines, names in files,
+bounds, and errors with line numbers."""

@@ -1,8 +1,8 @@
-"""Base classes of all files: frozen models that are read, checked and written as a whole. Before them come the largest
-numbers that a file may contain: well above any real run, and small enough for the planner to finish.
+"""Base classes of all documents: frozen models that are read, checked and written as a whole. Also the largest numbers
+that a file may contain, which are well above any real run.
 
-A larger number is a typing error or an attack. Without these bounds it would cause an endless search, exhausted memory,
-or an overflow far away from the file.
+A larger number is a typing error or an attack. Without these bounds it would cause a search of the planner without end,
+exhausted memory, or an overflow in code that does not know the file.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from hpctrain.records.format.input_file import DOCUMENT_BYTES, read_input_text
 from hpctrain.records.format.validation_errors import validation_errors
 
 LAYERS_MAX = 4096
-"""Blocks of a model; the deepest published models have about a thousand. A plan for 4096 is found in seconds."""
+"""Most blocks of a model. The deepest published models have about a thousand; a plan for 4096 is found in seconds."""
 WIDTH_MAX = 2**22
-"""Numbers in a row of a matrix."""
+"""Most numbers in a row of a weight matrix."""
 HEADS_MAX = 2**16
-"""Attention heads of a block."""
+"""Most attention heads of a block."""
 VOCAB_MAX = 2**24
-"""Tokens of a vocabulary; the largest published ones have about a million."""
+"""Most tokens of a vocabulary; the largest published vocabularies have about a million."""
 SEQ_MAX = 2**24
-"""Tokens in a sequence."""
+"""Most tokens in a sequence."""
 BATCH_MAX = 2**18
-"""Sequences in a step; the largest published batches have 65,536. A plan for the bound is found in seconds."""
+"""Most sequences in a global batch. The largest published ones have 65,536; a plan for 2^18 is found in seconds."""
 TOKENIZER_BYTES = 256 * 2**20
-"""Bytes of a tokenizer.json; the largest ones have about 30 MB."""
+"""Most bytes of a tokenizer.json; the largest published ones have about 30 MB."""
 STEPS_MAX = 10**9
-"""Optimizer steps, and settings that are counted in steps."""
+"""Most optimizer steps of a run, also for settings that are counted in steps."""
 DEVICES_MAX = 2**20
-"""Devices of a run."""
+"""Most devices of a run."""
 
 
 Self = TypeVar("Self", bound="Document")
@@ -57,16 +57,18 @@ Self = TypeVar("Self", bound="Document")
 
 Item = TypeVar("Item")
 OneOrSeveral = Annotated[list[Item], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-"""A list of items; in the file, a single text stands for a list of one."""
+"""Type of a list in a file; in place of the list, the file may have a single text, which stands for a list of one."""
 
 
 class Part(BaseModel):
-    """A part of a file: frozen; unknown keys are errors, and every number is finite."""
+    """Base class of models of files and of their parts. They are frozen; unknown keys and numbers that are not finite
+    are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; a number that was not measured is absent."""
+        """Return the model as a mapping of plain JSON values with the keys of the file. A number that was not measured
+        has no key."""
         return self.model_dump(mode="json", by_alias=True)
 
     @classmethod
@@ -77,8 +79,8 @@ class Part(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out absent values. A null whose field has another default stays, or it would be read back as that
-        default."""
+        """Return the serialised fields without those that are None by default. A None stays where the default is
+        another value, because without its key the field would be read back as the default."""
         values: dict[str, Any] = handler(self)
         for name, field in type(self).model_fields.items():
             if getattr(self, name) is None and field.default is None:
@@ -88,12 +90,13 @@ class Part(BaseModel):
 
 
 class Document(Part):
-    """Base class of models that are a whole JSON file, with kind and version of the file in `schema`."""
+    """Base class of models of a whole file, or of a line of a .jsonl file. The key `schema` states the kind and version
+    of the file."""
 
     schema_kind: ClassVar[str]
 
     schema_: str = ""
-    """Kind and version of the file; written by hpctrain, may be left out by people."""
+    """Kind and version of the file. hpctrain always writes it; a file that you write may leave it out."""
 
     model_config = ConfigDict(alias_generator=lambda name: "schema" if name == "schema_" else name)
 
@@ -105,11 +108,11 @@ class Document(Part):
             raise ValueError(f"schema is {self.schema_!r}, this version reads {expected!r}")
 
     def sha256(self) -> str:
-        """Return the hash of the content, independent of white space and key order."""
+        """Return the SHA-256 of the content in hexadecimal digits, independent of white space and key order."""
         return content_sha256(self)
 
     def write(self, path: Path) -> None:
-        """Write the file atomically.
+        """Write the document to the file at `path`, atomically.
 
         Raises:
             StorageError: the file cannot be written.
@@ -118,7 +121,7 @@ class Document(Part):
 
     @classmethod
     def read(cls: type[Self], path: Path, *, owned: bool = False) -> Self:
-        """Read and check the file.
+        """Return the document in the file at `path`, after checking it.
 
         Args:
             owned: require that the file and its folder belong to this user, as in a run folder.
@@ -131,7 +134,14 @@ class Document(Part):
 
     @classmethod
     def from_json(cls: type[Self], value: Any, source: str = "<json>") -> Self:
-        """Return the model made from plain JSON values; `source` names them in errors."""
+        """Return the document made from plain JSON values.
+
+        Args:
+            source: name of the values in errors, such as the path of their file.
+
+        Raises:
+            FileError: the values have errors; all are listed.
+        """
         try:
             return cls.model_validate(value)
         except ValidationError as error:
@@ -139,15 +149,16 @@ class Document(Part):
 
 
 def content_sha256(part: Part) -> str:
-    """Return the hash of the content, independent of white space and key order."""
+    """Return the SHA-256 of a model's content in hexadecimal digits, independent of white space and key order."""
     return hashlib.sha256(json.dumps(part.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 def read_json(path: Path, limit_bytes: int = DOCUMENT_BYTES, *, owned: bool = False) -> Any:
-    """Return the JSON value in a file.
+    """Return the JSON value in the file at `path`.
 
     Args:
-        owned: require that the file and its folder belong to this user.
+        limit_bytes: largest size of the file.
+        owned: require that the file and its folder belong to this user, as in a run folder.
 
     Raises:
         FileError: the file is missing, unreadable, too large, or not JSON.
@@ -161,10 +172,11 @@ def read_json(path: Path, limit_bytes: int = DOCUMENT_BYTES, *, owned: bool = Fa
 
 
 def _describe_fields(model: type[BaseModel], properties: dict[str, Any]) -> None:
-    """Add each field's docstring to its entry in a schema's `properties`; an existing description stays.
+    """Add the string below each field of `model` as its description to the `properties` of a JSON schema. An existing
+    description stays.
 
-    Pydantic can read docstrings itself, but would do so for every class that is loaded. That takes a third of the
-    records' load time, in each command and on each node, and only `hpctrain schema` prints the texts.
+    Pydantic can read these strings itself, but then reads them for every class that is loaded. That takes a third of
+    the load time of the records, in each command and on each node, and only `hpctrain schema` prints the strings.
     """
     for owner in model.__mro__:
         if not issubclass(owner, BaseModel) or owner is BaseModel:
@@ -177,7 +189,8 @@ def _describe_fields(model: type[BaseModel], properties: dict[str, Any]) -> None
 
 
 def _docstrings(owner: type) -> dict[str, str]:
-    """Return field -> docstring below its definition in the class's source."""
+    """Return name of a field -> the string below the field in the source of the class `owner`. The result is empty if
+    hpctrain is installed without sources."""
     try:
         source = inspect.getsource(owner)
     except OSError:  # installed without sources

@@ -1,4 +1,5 @@
-"""Types for file names inside files: a plain name, or a path below a folder that is made of plain names."""
+"""Types for the file names and paths that files contain: a plain name, a path of plain names below a folder, or any
+path that a user gives."""
 
 from __future__ import annotations
 
@@ -12,15 +13,16 @@ from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.document import Part
 
 NAME_BYTES_MAX = 255
-"""Bytes of one name, on every file system of Linux (NAME_MAX)."""
+"""Most bytes of one file name on Linux (NAME_MAX)."""
 PATH_BYTES_MAX = 4095
-"""Bytes of a path (PATH_MAX, without the NUL at its end)."""
+"""Most bytes of a path on Linux (PATH_MAX, without the NUL at its end)."""
 _CONTROLS = ("Cc", "Cs", "Zl", "Zp")
-"""Categories of Unicode that end lines or control terminals; other rare characters, as a no-break space, are in use."""
+"""Unicode categories of characters that a path may not contain, because they end lines or control terminals. Other rare
+characters are allowed, because names with them exist, such as the no-break space."""
 
 
 def plain_file_name(name: str) -> str:
-    """Return the name, if it can only name a file directly in the folder that it is used in.
+    """Return `name` unchanged, after checking that it names a file directly in the folder in which it is used.
 
     Raises:
         ValueError: the name has a separator or a character that is not printed, begins with a dot, or is too long.
@@ -38,10 +40,12 @@ def plain_file_name(name: str) -> str:
 
 
 def plain_name_in(file: Path, field: str, name: object, remedy: str) -> str:
-    """Return the plain name of a file that a field of another program's file has.
+    """Return `name` unchanged, after checking that it is a plain file name. It was read from `field` of `file`, which
+    another program wrote.
 
     Raises:
-        FileError: the name leads out of the file's folder, or is not a name; `remedy` says what to do.
+        FileError: the name leads out of the folder of `file`, or is not a name. The message ends with `remedy`, which
+            says what to do.
     """
     try:
         if isinstance(name, str):
@@ -53,16 +57,17 @@ def plain_name_in(file: Path, field: str, name: object, remedy: str) -> str:
 
 
 def checkpoint_name(name: str) -> str:
-    """Return the name as `plain_file_name` does, or torch's `.metadata`, the only name with a dot in a checkpoint.
+    """Return `name` unchanged, after checking that it is a plain file name, or `.metadata`. torch gives this name to a
+    file in a checkpoint; no other name in a checkpoint begins with a dot.
 
     Raises:
-        ValueError: as for `plain_file_name`.
+        ValueError: the name is neither.
     """
     return name if name == ".metadata" else plain_file_name(name)
 
 
 def path_below(path: str) -> str:
-    """Return the path, if it is made of plain names: 'checkpoints/step-00000010'.
+    """Return `path` unchanged, after checking that it consists of plain names: 'checkpoints/step-00000010'.
 
     Raises:
         ValueError: a part of the path is no plain name.
@@ -73,7 +78,7 @@ def path_below(path: str) -> str:
 
 
 def any_path(path: str) -> str:
-    """Return the path, if a file can have it; it may lead anywhere.
+    """Return `path` unchanged, after checking that a file can have such a path; it may lead anywhere.
 
     Raises:
         ValueError: the path has a NUL or another character that ends lines or controls terminals, or is too long.
@@ -87,11 +92,12 @@ def any_path(path: str) -> str:
 
 
 class _FromFile(str):
-    """A path that a user gives in a file; if it is relative, it counts from the file's folder."""
+    """A path that a user gives in a file. If the path is relative, it is relative to the folder of that file."""
 
 
 def with_absolute_paths(value: Any, base: Path) -> Any:
-    """Return a file's model, or a value in it, with every `PathFromFile` resolved from the file's folder `base`."""
+    """Return `value`, a file's model or a value in it, with every `PathFromFile` made absolute. `base` is the folder of
+    the file, from which relative paths are resolved."""
     match value:
         case _FromFile():
             return resolved_path(value, base)
@@ -106,7 +112,8 @@ def with_absolute_paths(value: Any, base: Path) -> Any:
 
 
 def resolved_path(path: str, base: Path) -> str:
-    """Return a path that a user gives, absolute: from the folder `base`, with `~` expanded."""
+    """Return the absolute path for a path that a user gives: `~` is expanded, and a relative path is resolved from the
+    folder `base`."""
     return str(base / Path(path).expanduser())
 
 
@@ -115,10 +122,10 @@ PlainName = Annotated[str, AfterValidator(plain_file_name)]
 CheckpointName = Annotated[str, AfterValidator(checkpoint_name)]
 """Name of a file in a checkpoint's folder."""
 PathBelow = Annotated[str, AfterValidator(path_below)]
-"""Path of a file below a folder, made of plain names."""
+"""Path of a file or folder below a known folder, made of plain names."""
 AnyPath = Annotated[str, AfterValidator(any_path)]
-"""Path that a user gives."""
+"""Path that a user gives; it may lead anywhere."""
 PathFromFile = Annotated[AnyPath, AfterValidator(_FromFile)]
 """Path that a user gives in a file; `with_absolute_paths` resolves it from the file's folder."""
 OptionalPath = Annotated[PathFromFile | None, BeforeValidator(lambda value: None if value == "" else value)]
-"""Such a path, or None; an empty text is None."""
+"""Path that a user gives in a file, or None; an empty text is read as None."""

@@ -1,5 +1,5 @@
-"""Opens files that users give, and files of JSON lines: only regular files of a bounded size, and every failure is a
-FileError.
+"""Reads files that users give, and files of JSON lines. Only regular files of a bounded size are read, and every
+failure is a FileError.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from hpctrain.base.owned_files import open_owned, read_owned
 from hpctrain.base.regular_file import open_regular, read_regular
 
 DOCUMENT_BYTES = 64 * 2**20
-"""Largest file that is read into memory as a whole, in bytes; a topology of a thousand nodes has a tenth of that."""
+"""Largest file that is read into memory as a whole, in bytes; the topology of a thousand nodes has a tenth of that."""
 
 
 def read_input(
     path: Path, limit_bytes: int = DOCUMENT_BYTES, missing: str = "no such file", *, owned: bool = False
 ) -> bytes:
-    """Return all bytes of a file; it may be reached by a symbolic link, except with `owned`.
+    """Return all bytes of the file at `path`, which may be a symbolic link, except with `owned`.
 
     Args:
-        missing: message for a file that does not exist.
-        owned: require that the file and its folder belong to this user.
+        limit_bytes: largest size of the file.
+        missing: message of the error for a file that does not exist.
+        owned: require that the file and its folder belong to this user, as in a run folder.
 
     Raises:
         FileError: the file is missing, unreadable, larger than `limit_bytes`, or a folder, FIFO or device.
@@ -39,10 +40,11 @@ def read_input(
 def read_input_text(
     path: Path, limit_bytes: int = DOCUMENT_BYTES, missing: str = "no such file", *, owned: bool = False
 ) -> str:
-    """Return the text of a UTF-8 file, read as by `read_input`.
+    """Return the text of the UTF-8 file at `path`; the arguments are those of `read_input`.
 
     Raises:
-        FileError, UntrustedError: as for `read_input`, or the file is no text.
+        FileError: the file is missing, unreadable, too large, no regular file, or not UTF-8.
+        UntrustedError: with `owned`, the file belongs to somebody else, or others can write to it.
     """
     try:
         return read_input(path, limit_bytes, missing, owned=owned).decode()
@@ -51,7 +53,7 @@ def read_input_text(
 
 
 def open_input(path: Path) -> int:
-    """Return a descriptor for reading a regular file of any size, which may be reached by a symbolic link.
+    """Return a file descriptor for reading the regular file at `path`, of any size; `path` may be a symbolic link.
 
     Raises:
         FileError: the file is missing, unreadable, or a folder, FIFO or device.
@@ -63,7 +65,8 @@ def open_input(path: Path) -> int:
 
 
 def _as_file_error(path: Path, error: Exception, missing: str) -> FileError:
-    """Return the error as a FileError about the path that the user gave."""
+    """Return `error` as a FileError about `path`, the path that the user gave. `missing` is the message if the file
+    does not exist."""
     match error:
         case FileError():
             return FileError(path, error.mistakes)
@@ -77,18 +80,18 @@ def _as_file_error(path: Path, error: Exception, missing: str) -> FileError:
 
 
 FILE_BYTES = 2 * 2**30
-"""Largest JSON-lines file that is read, in bytes; enough for years of training steps."""
+"""Largest file of JSON lines that is read, in bytes; metrics.jsonl of years of training is smaller."""
 LINE_BYTES = 16 * 2**20
-"""Longest line that is read, in bytes; a row of metrics for ten thousand ranks has a tenth of that."""
+"""Longest JSON line that is read, in bytes; a row of metrics for ten thousand ranks has a tenth of that."""
 
 
 def read_jsonl(path: Path, *, owned: bool = True) -> list[dict[str, Any]]:
-    """Return the JSON object of each line; an empty list where the file does not exist.
+    """Return the JSON object of each line, in file order; an empty list if the file does not exist.
 
-    Lines that are no whole JSON object are left out: their writer was killed while it wrote.
+    Lines that are no complete JSON object are left out: their writer was killed while it wrote.
 
     Args:
-        owned: require that the file and its folder belong to this user.
+        owned: require that the file and its folder belong to this user, as in a run folder.
 
     Raises:
         UntrustedError: with `owned`, the file or its folder belongs to somebody else, or others can write to it.
@@ -115,7 +118,7 @@ def read_jsonl(path: Path, *, owned: bool = True) -> list[dict[str, Any]]:
 
 
 def parse_json_line(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a line, or None where there is none."""
+    """Return the JSON object in a line; None if the line is not a complete JSON object."""
     try:
         value = parse_json(line.decode("utf-8", "replace"))
     except JsonError:

@@ -1,4 +1,4 @@
-"""Messages between processes as models that are checked where they arrive."""
+"""Checks messages between processes: the receiver turns each message into a pydantic model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ Whole = TypeVar("Whole")
 
 
 def parse_message(adapter: TypeAdapter[Whole], message: Message) -> Whole:
-    """Return the model that a message stands for.
+    """Return a message, a mapping from JSON, as the model of its kind. `adapter` has the models of all kinds that the
+    receiver accepts.
 
     Raises:
         MalformedMessage: the message does not fit any of the adapter's models.

@@ -1,4 +1,5 @@
-"""Names of nodes and devices, and node sets as Slurm writes them: 'gpu[01-03],mig1', expanded with bounded work."""
+"""Names of nodes and devices, and node sets as Slurm writes them: 'gpu[01-03],mig1'. A set that would expand to too
+many names is refused before it is expanded."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 NODES_MAX = 100_000
-"""Nodes of a set, more than the largest cluster has; Slurm's own limit is 65,533."""
+"""Most nodes of a node set, more than the largest cluster has; Slurm's own limit is 65,533."""
 
 NODE_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?$"
-"""A host name (RFC 1123; sites use '_' too). It matches no option, list, blank or 'None assigned'."""
+"""Pattern of a node's name: a host name (RFC 1123), also with '_', which some sites use. A command-line option, a node
+set, a blank and Slurm's 'None assigned' do not match."""
 DEVICE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""Name of a device within its node: cuda0."""
+"""Pattern of a device's name within its node, such as cuda0."""
 
 _BRACKETS = re.compile(r"\[([^\]]*)")
 _RANGE = re.compile(r"(\d+)-(\d+)", re.ASCII)
@@ -26,7 +28,7 @@ _TEXT_CHARS_MAX = 2**20
 
 
 def expand_node_set(text: str) -> list[str]:
-    """Return the names in a node set, in its order; none for an empty text.
+    """Return the names in a node set, sorted as ClusterShell sorts them; an empty list for an empty text.
 
     Raises:
         ValueError: the text is no node set, or has more than NODES_MAX names.
@@ -47,17 +49,19 @@ def expand_node_set(text: str) -> list[str]:
 
 
 def compress_node_set(names: Iterable[str]) -> str:
-    """Return these names as one folded node set, which `expand_node_set` reads."""
+    """Return the names folded to one node set, such as 'node[0-3]', which `expand_node_set` reads."""
     return str(NodeSet.fromlist(list(names), resolver=RESOLVER_NOGROUP))
 
 
 def _names_max(text: str) -> int:
-    """Return an upper bound on the number of names: brackets in one item multiply (rack[1-8]node[1-32]), items add."""
+    """Return an upper bound on the number of names in a node set. Each item between commas counts with the product of
+    its brackets (rack[1-8]node[1-32] has 256 names), and the items are added."""
     return sum(math.prod(map(_choices, _BRACKETS.findall(item))) for item in _OUTSIDE_BRACKETS.split(text))
 
 
 def _choices(text: str) -> int:
-    """Return the most numbers that '01-32,40' can stand for; above NODES_MAX where a number is too long."""
+    """Return an upper bound on how many numbers the text in a bracket stands for, such as '01-32,40'. A range with a
+    number of more than 18 digits counts as NODES_MAX."""
     most = 1 + text.count(",")
     for first, last in _RANGE.findall(text):
         most += max(0, int(last) - int(first)) if max(len(first), len(last)) <= 18 else NODES_MAX
@@ -65,11 +69,12 @@ def _choices(text: str) -> int:
 
 
 class DeviceId(str):
-    """A device's name, written `node:device`, as `node3:cuda0`. It compares and is stored as its text."""
+    """A device id: a device's name as text `node:device`, such as `node3:cuda0`. It compares like this text and is
+    stored as this text."""
 
     node: str
     device: str
-    """The device's name within its node; empty where the text has no ':'."""
+    """The device's name within its node; empty if the text has no ':'."""
 
     def __new__(cls, text: str) -> DeviceId:
         made = super().__new__(cls, text)
@@ -78,7 +83,7 @@ class DeviceId(str):
 
     @classmethod
     def of(cls, node: str, device: str) -> DeviceId:
-        """Return the device id of a node's device."""
+        """Return the device id of a node's device: 'node3:cuda0' for node3 and cuda0."""
         return cls(f"{node}:{device}")
 
     @classmethod
@@ -87,7 +92,8 @@ class DeviceId(str):
 
     @classmethod
     def _from_file(cls, text: str) -> DeviceId:
-        """Return the device id that a file states. Half of a surrogate pair is refused: no message could show it."""
+        """Return the device id that a file states. Half of a Unicode surrogate pair is refused with a ValueError,
+        because it cannot be printed in a message."""
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise ValueError("node:device is expected, without halves of surrogate pairs")
         return cls(text)

@@ -1,5 +1,5 @@
-"""Turns pydantic's errors into lines for the author of the file; for a misspelled key, the line names the nearest known
-key."""
+"""Turns pydantic's errors about a file into messages for its author, with line numbers. For a misspelled key, the
+message names the nearest known key."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from hpctrain.base.errors import FieldError
 Path = tuple[str | int, ...]
 
 _DISCRIMINATORS = ("mode", "family")
-"""Keys that distinguish the members of a union."""
+"""Keys whose value says which model of a union a mapping in a file belongs to."""
 _SCALARS = (str, int, float, bool, type(None))
 
 
 def validation_errors(
     error: ValidationError, model: type[BaseModel], lines: Mapping[Path, int] | None = None
 ) -> list[FieldError]:
-    """Return every error that pydantic reports, in file order.
+    """Return all errors that pydantic reports about a file, in the order of their lines.
 
     Args:
-        lines: line number of each key path, where they are known.
+        model: the model of the whole file.
+        lines: key path -> line number; None: line numbers are unknown.
     """
     errors = []
     for item in error.errors(include_url=False):
@@ -46,12 +47,13 @@ def dotted(path: Iterable[str | int]) -> str:
 
 
 def known_keys(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the keys that a model accepts in a file, with their annotations."""
+    """Return key -> type annotation for each key that a model accepts in a file."""
     return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """Return '; did you mean …?' with the nearest known key, else the list of allowed keys."""
+    """Return the end of a message about an unknown key: "did you mean 'KEY'?" with the most similar known key, or the
+    list of all known keys if none is similar."""
     known = sorted(known)
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if close:
@@ -60,7 +62,7 @@ def nearest(key: str, known: Iterable[str]) -> str:
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models in an annotation: [Stage] for `list[Stage] | None`."""
+    """Return the pydantic models in a type annotation: [Stage] for `list[Stage] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) in (Union, UnionType, Annotated, list, tuple, dict):
@@ -91,7 +93,7 @@ def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[
 
 
 def _value_text(value: Any) -> str:
-    """Return 'found …' with the value, shortened to fit a line."""
+    """Return 'found …' with the value as Python writes it, in at most 60 characters."""
     if value is None:
         return "found nothing"
     text = repr(value)
@@ -99,10 +101,15 @@ def _value_text(value: Any) -> str:
 
 
 def _file_path(location: Path, model: type[BaseModel]) -> tuple[Path, list[type[BaseModel]], list[type[BaseModel]]]:
-    """Return the key path of a pydantic location, the models that may own its last key, and their whole union.
+    """Return (key path in the file, models that may have its last key, models of the union that they belong to) for the
+    location in an error of pydantic.
 
-    Pydantic puts the tag of a union into the location ('parallel', 'fixed', 'pp'); the file has no such key. Keys of
-    mappings with free names, such as 'a100' in ('device_types', 'a100', 'kind'), are in both.
+    In a union, the location also contains the value of the discriminator, as 'fixed' in ('parallel', 'fixed', 'pp');
+    the key path does not, because the file has no such key. Keys of mappings with free names, such as 'a100' in
+    ('device_types', 'a100', 'kind'), are in location and key path.
+
+    Args:
+        model: the model of the whole file.
     """
     path: list[str | int] = []
     here, owners, family = [model], [model], [model]
@@ -123,7 +130,8 @@ def _file_path(location: Path, model: type[BaseModel]) -> tuple[Path, list[type[
 
 
 def _has_tag(owner: type[BaseModel], part: str | int) -> bool:
-    """Whether `part` is the value of this union member's discriminator, which pydantic puts into locations."""
+    """Return whether `part` of a location is a value of the discriminator (`mode` or `family`) that selects the model
+    `owner` in a union."""
     tags = [owner.model_fields[name].annotation for name in _DISCRIMINATORS if name in owner.model_fields]
     return any(get_origin(tag) is Literal and part in get_args(tag) for tag in tags)
 

@@ -1,5 +1,5 @@
-"""Reads YAML that people write: YAML 1.2 scalars, no duplicate keys, a line number for every key. Then overrides
-(`--set key.path=value`) and defaults for the values of such a file; the same typed rules apply to all of them.
+"""Reads YAML that people write: YAML 1.2 scalars, no duplicate keys, a line number for every key. Also applies
+overrides (`--set key.path=value`) and defaults to the values of a file, before a model checks all of them.
 
 PyYAML follows YAML 1.1, where `1:30:00` is 5400, `on` is true and `1e-4` is text. Nobody who writes a wall time, a
 switch or a learning rate means that, so scalars follow YAML 1.2's core schema (https://yaml.org/spec/1.2.2/, section
@@ -27,18 +27,20 @@ from hpctrain.records.format.validation_errors import dotted, validation_errors
 Model = TypeVar("Model", bound=BaseModel)
 
 YAML_BYTES = 2**20
-"""Most bytes of a file that people write: PyYAML needs a second for a tenth of that."""
+"""Most bytes of a YAML file; PyYAML needs a second for a tenth of that."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the core schema's scalars in place of YAML 1.1's."""
+    """PyYAML's SafeLoader with the scalars of YAML 1.2's core schema in place of YAML 1.1's, and without aliases and
+    tags."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
     _level = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Refuse aliases (*name), which may contain themselves and grow to any size; tags (!!bool), which change the
-        type of a value; and more than LEVELS_MAX levels."""
+        """Return the next node of the document as SafeLoader does, with three refusals: aliases (*name), which may
+        contain themselves and grow to any size; tags (!!bool), which change the type of a value; and more than
+        LEVELS_MAX levels."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             raise _problem(event, f"found the alias *{event.anchor}, which is not supported; write the value out")
@@ -66,7 +68,7 @@ _RESOLVERS = {
         [*"-+.0123456789"],
     ),
 }
-"""Form of each kind of scalar, and the characters that it may begin with."""
+"""Kind of scalar -> (pattern of its text, characters with which the text may begin)."""
 for _kind, (_form, _beginnings) in _RESOLVERS.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_form), _beginnings)
 
@@ -88,7 +90,8 @@ def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
 
 
 def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
-    """Return the text with surrogate pairs joined: JSON writes characters beyond the basic plane as two escapes."""
+    """Return the text of a scalar with surrogate pairs joined. JSON, which is also YAML, writes a character above
+    U+FFFF as two escapes, and PyYAML reads them as two characters."""
     text = str(loader.construct_scalar(node))
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
@@ -100,7 +103,7 @@ _Loader.add_constructor("tag:yaml.org,2002:str", _text)
 
 @dataclass(frozen=True)
 class YamlFile:
-    """A YAML file as plain values, with the line of each key path."""
+    """A YAML file that was read: its path, its content as plain values, and key path -> line number."""
 
     path: str
     value: Any
@@ -108,10 +111,10 @@ class YamlFile:
 
 
 def read_yaml(path: Path, *, owned: bool = False) -> YamlFile:
-    """Read a YAML file.
+    """Return the content of the YAML file at `path`.
 
     Args:
-        owned: require that the file and its folder belong to this user.
+        owned: require that the file and its folder belong to this user, as in a run folder.
 
     Raises:
         FileError: the file is missing, not YAML, or has duplicate keys or keys that are no text; all are listed.
@@ -122,10 +125,13 @@ def read_yaml(path: Path, *, owned: bool = False) -> YamlFile:
 
 
 def read_yaml_model(path: Path, model: type[Model], expected: str) -> Model:
-    """Read a YAML file that states a model; `expected` shows its form in the error about an empty file.
+    """Return the content of the YAML file at `path` as a `model`.
+
+    Args:
+        expected: example of the content, for the error about an empty file.
 
     Raises:
-        FileError: as for `read_yaml`, or the file has errors; all are listed with their lines.
+        FileError: the file is missing or not YAML, or does not fit the model; all errors are listed with their lines.
     """
     file = read_yaml(path)
     if not isinstance(file.value, dict) or not file.value:
@@ -137,10 +143,13 @@ def read_yaml_model(path: Path, model: type[Model], expected: str) -> Model:
 
 
 def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
-    """Parse YAML text; `source` names it in errors.
+    """Return the content of a YAML text.
+
+    Args:
+        source: name of the text in errors, such as the path of its file.
 
     Raises:
-        FileError: as for `read_yaml`, or the text is longer than YAML_BYTES.
+        FileError: the text is not YAML, has duplicate keys or keys that are no text, or is longer than YAML_BYTES.
     """
     if len(text) > YAML_BYTES:
         raise FileError(source, [FieldError("", f"has {len(text)} characters, expected at most {YAML_BYTES}")])
@@ -166,7 +175,7 @@ def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
 
 
 def parse_scalar(text: str) -> Any:
-    """Return one value as YAML reads it: '1e-4' -> 0.0001, '[a, b]' -> list."""
+    """Return the value that a text stands for in YAML: 0.0001 for '1e-4', a list for '[a, b]'. A blank text stays."""
     return parse_yaml(text).value if text.strip() else text
 
 
@@ -190,7 +199,8 @@ def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[Any, int], m
 
 
 def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Return a copy of `value` with each 'a.b=c' applied; values are read as in YAML.
+    """Return a copy of `value`, the content of a file, with each override applied: 'a.b=c' sets the key b in the
+    mapping a to c, which is read as YAML.
 
     Raises:
         InputError: an override has no '=', has an empty key, or leads through a value that is no mapping.
@@ -210,12 +220,13 @@ def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[s
 
 
 def override_paths(overrides: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return the key paths that the overrides set."""
+    """Return the key path that each override sets: ('a', 'b') for 'a.b=c'."""
     return [tuple(text.partition("=")[0].strip().split(".")) for text in overrides]
 
 
 def with_defaults(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `value` with `defaults` for keys that it leaves out; its own values, null included, stay."""
+    """Return a copy of `value`, the content of a file, with the values of `defaults` for keys that it leaves out. A key
+    that `value` has stays as it is, also with the value null."""
     result = copy.deepcopy(dict(value))
     for path, leaf in missing_values(value, defaults):
         _set_at_path(result, path, copy.deepcopy(leaf), "")
@@ -223,7 +234,8 @@ def with_defaults(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
 
 
 def missing_values(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (key path, value) for each value of `defaults` that `value` leaves out; a list counts as one value."""
+    """Yield (key path, value) for each value of `defaults` whose key path is not in `value`, the content of a file. A
+    list counts as one value."""
     for key, leaf in defaults.items():
         given = value.get(key, {})
         if isinstance(leaf, Mapping) and isinstance(given, Mapping):

@@ -1,7 +1,7 @@
-"""The table of faults: which error messages mean which fault, and who is to blame for it. Pure functions.
+"""The table of faults: which error messages mean which fault, and what is to blame for it. Pure functions.
 
-The texts are those of torch, NCCL, gloo and the CUDA runtime, in lower case. The Xids are those of NVIDIA's driver
-(docs.nvidia.com/deploy/xid-errors), which it reports in the kernel's log and through NVML.
+The texts come from torch, NCCL, gloo and the CUDA runtime, in lower case. Xids are the error numbers of NVIDIA's driver
+(docs.nvidia.com/deploy/xid-errors), which the driver reports in the kernel's log and through NVML.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Blame = Literal["device", "node", "network", "user"]
-"""device, node: hardware or system of one node. network: the links between nodes, so no node is named. user: the
-program, the data or the settings of the run."""
+"""What is to blame for a fault. device: a GPU. node: another part of one node. network: the links between nodes, so no
+node is to blame. user: the program, the data or the settings of the run."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One row of the table of faults: its messages, and who is to blame."""
+    """One row of the table of faults: the error messages that mean the fault, and what is to blame for it."""
 
     name: str
     blame: Blame
@@ -27,17 +27,17 @@ class Fault:
     texts: tuple[str, ...] = ()
     """Parts of error messages that mean this fault, in lower case."""
     kinds: tuple[str, ...] = ()
-    """Names of exception classes that mean this fault; base classes count too."""
+    """Names of exception classes that mean this fault; an exception of a derived class counts, too."""
     xids: tuple[int, ...] = ()
 
     @property
     def is_infrastructure(self) -> bool:
-        """Whether nodes or the network are to blame; the attempt then does not count against recovery.retries."""
+        """Return whether nodes or the network are to blame; the fault then does not count against recovery.retries."""
         return self.blame != "user"
 
     @property
     def names_a_node(self) -> bool:
-        """Whether the node that reports the fault is the node to blame."""
+        """Return whether the node that reports the fault is the node to blame."""
         return self.blame in ("device", "node")
 
 
@@ -77,18 +77,19 @@ FAULTS: tuple[Fault, ...] = (
     Fault("superseded", "network", "another generation began meanwhile", kinds=("Superseded",)),
     Fault(EXCEPTION, "user", "an error of the program"),
 )  # fmt: skip
-"""The table, in order: the first row that matches a message counts. Rows of causes (a device's memory) precede rows of
-symptoms on other nodes (a lost peer)."""
+"""The table of faults, in order: the first row that matches an error counts. Rows of causes, such as a memory error of
+a GPU, precede rows of their symptoms on other nodes, such as a lost peer."""
 
 _BY_NAME = {fault.name: fault for fault in FAULTS}
 _BY_XID = {xid: fault for fault in FAULTS for xid in fault.xids}
 _XID = re.compile(r"\bNVRM: Xid \([^)]{1,40}\): (\d{1,4})\b")
 _SYSTEM = frozenset({"RuntimeError", "OSError", "MemoryError", "SystemError", "StorageError", "Superseded"})
-"""Base classes of what torch, NCCL and the system raise. A ValueError about open files is the program's own."""
+"""Base classes of all errors that torch, NCCL and the system raise. Any other error is one of the program, whatever its
+text: a ValueError with the text 'too many open files' is no fault of the node."""
 
 
 def fault_named(name: object) -> Fault:
-    """Return the row of that name, or the row `exception` for any other value."""
+    """Return the fault of this name, or the fault `exception` for any other value."""
     return _BY_NAME.get(name, _BY_NAME[EXCEPTION]) if isinstance(name, str) else _BY_NAME[EXCEPTION]
 
 
@@ -97,7 +98,7 @@ def fault_of(message: str, kinds: Sequence[str] = ()) -> Fault:
 
     Args:
         message: full text of the error, or a line of a log.
-        kinds: names of its class and of all base classes; empty for a line of a log.
+        kinds: names of the error's class and of all its base classes; empty for a line of a log.
     """
     if kinds and _SYSTEM.isdisjoint(kinds):
         return _BY_NAME[EXCEPTION]
@@ -112,6 +113,7 @@ def fault_of(message: str, kinds: Sequence[str] = ()) -> Fault:
 
 
 def xid_of(line: str) -> int | None:
-    """Return the Xid in a line of the kernel's log: 79 in 'NVRM: Xid (PCI:0000:3b:00): 79, pid=…, GPU has …'."""
+    """Return the Xid in a line of the kernel's log, such as 79 in 'NVRM: Xid (PCI:0000:3b:00): 79, pid=…, GPU has …';
+    None if the line has no Xid."""
     match = _XID.search(line)
     return int(match[1]) if match else None

@@ -14,7 +14,7 @@ from hpctrain.records.format.file_name import PathBelow
 from hpctrain.records.format.node_name import NODE_NAME
 
 GENERATIONS = "generations"
-"""Folder in a run folder: one record for each generation that was decided."""
+"""Name of the folder in a run folder that has a record of each generation."""
 
 
 class Member(Part):
@@ -27,7 +27,7 @@ class Member(Part):
     addr: str
     """Address at which other agents reach this agent."""
     store_port: int
-    """Port that this agent keeps bound for the next generation's TCPStore."""
+    """Port that this agent keeps bound, so that torch's TCPStore of the next generation can listen on it."""
 
 
 class StoreAddress(Part):
@@ -47,14 +47,14 @@ class Generation(Document):
     number: int = Field(ge=0)
     """Number of the generation; it counts up over the whole run, across attempts."""
     attempt: int = Field(ge=0)
-    """Attempt that the generation belongs to: 0, then one more after each requeue."""
+    """Number of the attempt that the generation belongs to; the first attempt is 0."""
     members: list[Member]
-    """Every agent that is alive, spares included."""
+    """All agents that take part in the generation, spares included."""
     plan: PathBelow
-    """File of the plan, within the run folder."""
+    """File of the generation's plan, within the run folder."""
     store: StoreAddress
     restore: PathBelow | None = None
-    """Checkpoint to start from, within the run folder; None: from the initial weights."""
+    """Folder of the checkpoint to start from, within the run folder; None: start from the initial weights."""
     first_weights: str = "the seed"
     """Source of the initial weights, in words."""
     reason: str
@@ -66,29 +66,29 @@ class Generation(Document):
 
 
 def record_file(generations: Path, number: int) -> Path:
-    """Return the path of a generation's record."""
+    """Return the path of the record of generation `number` in the folder `generations`."""
     return generations / f"gen-{number:06d}.json"
 
 
 @dataclass(frozen=True)
 class Fence:
-    """Prevents a worker of an old generation from writing. It is checked right before a row of metrics, a checkpoint or
-    `latest` is written.
+    """Prevents a worker of an old generation from writing. A worker checks its fence right before it writes a row of
+    metrics, a checkpoint or `latest`.
 
-    Generations count up by one, so it is enough to look for the next record. The time between check and write is not
-    covered: a process that is stopped within these microseconds may still write one row, which carries its generation,
-    or publish one checkpoint.
+    Generations count up by one, so it is enough to look for the record of the next generation. The time between check
+    and write is not covered: a process that is stopped within these microseconds may still write one row of metrics,
+    which states its generation, or publish one checkpoint.
     """
 
     generations: Path
     number: int
-    """The generation that the writer belongs to."""
+    """Number of the generation that the worker belongs to."""
 
     def check(self) -> None:
-        """Check that the writer's generation is the newest.
+        """Check that the worker's generation is the newest.
 
         Raises:
-            Superseded: a newer generation was decided.
+            Superseded: there is a record of a newer generation.
         """
         if record_file(self.generations, self.number + 1).exists():
             raise Superseded(f"generation {self.number} is over: generation {self.number + 1} began meanwhile")

@@ -1,4 +1,4 @@
-"""The ledgers of a run over its jobs: attempts, the jobs that were queued to continue it, and bad nodes.
+"""Records of a run over all its jobs: its attempts, the jobs that were queued to continue it, and bad nodes.
 
 attempts.jsonl has one line per attempt. successors.jsonl has one line per job that was queued behind another.
 bad_nodes.jsonl has the nodes that had faults, the reason, and how long the run's next jobs exclude them.
@@ -19,20 +19,21 @@ from hpctrain.records.format.node_name import NODE_NAME
 ATTEMPTS_FILE = "attempts.jsonl"
 
 ExitClass = Literal["done", "resumable", "infrastructure", "fatal", "no_progress"]
-"""done: the run is finished. resumable: the attempt was asked to stop (preemption, time limit, a user). infrastructure:
-nodes or the network failed. fatal: the training itself failed. no_progress: the attempt ended without a new checkpoint,
-and another one would do the same."""
+"""How an attempt ended. done: the run is finished. resumable: the attempt was asked to stop (preemption, time limit, a
+user). infrastructure: nodes or the network failed. fatal: the training itself failed. no_progress: the attempt ended
+without a new checkpoint, and another attempt would end in the same way."""
 COUNTED_AGAINST_RETRIES = ("fatal", "no_progress")
-"""Exit classes that count against recovery.retries; the run is not to blame for the others."""
+"""Exit classes that count against recovery.retries; the run is not to blame for the other exit classes."""
 
 
 def is_new_checkpoint(before: str | None, newest: str | None) -> bool:
-    """Whether `newest` names a newer checkpoint than `before`; a new checkpoint resets the count of failures."""
+    """Return whether an attempt saved a new checkpoint, which resets the count of failures. The arguments are the names
+    of the newest checkpoint before and after the attempt; None: there was no checkpoint."""
     return newest is not None and newest != before
 
 
 def retries_spent_text(failures: int, retries: int) -> str | None:
-    """Return why the run gives up after so many failures; None while retries remain.
+    """Return why the run ends after this number of failures; None if it may be tried again.
 
     Args:
         failures: failures in a row without a new checkpoint, the last one included.
@@ -45,10 +46,8 @@ def retries_spent_text(failures: int, retries: int) -> str | None:
 
 
 def last_end_text(lines: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return how the last attempt ended: 'attempt 0 ended (infrastructure): …'; None before the first end.
-
-    The result is also None for a run that is finished.
-    """
+    """Return how the last ended attempt ended, as text: 'attempt 0 ended (infrastructure): …'. None if no attempt has
+    ended, or if the last one finished the run. `lines` are the lines of attempts.jsonl."""
     ended = next((line for line in reversed(lines) if line.get("reason") and "end" in line), None)
     if ended is None or ended.get("class") == "done":
         return None
@@ -56,8 +55,8 @@ def last_end_text(lines: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def attempts_without_checkpoint(lines: Sequence[dict[str, Any]]) -> int:
-    """Return the number of attempts since the last one that saved a checkpoint; those of class `resumable` do not
-    count."""
+    """Return the number of attempts after the last one that saved a checkpoint, without attempts of exit class
+    `resumable`. `lines` are the lines of attempts.jsonl."""
     count = 0
     for line in reversed(lines):
         if _saved_checkpoint(line):
@@ -67,13 +66,14 @@ def attempts_without_checkpoint(lines: Sequence[dict[str, Any]]) -> int:
 
 
 def failures_since_checkpoint(lines: Sequence[dict[str, Any]], bad: Collection[str] = ()) -> int:
-    """Return the failures of the run since its last new checkpoint, which count against recovery.retries.
+    """Return the number of failed attempts since the last new checkpoint, which count against recovery.retries.
 
-    An attempt that saved a checkpoint and then failed counts as the first failure after it. An attempt that failed only
-    on nodes that a later probe confirmed to be bad does not count.
+    An attempt that saved a checkpoint and then failed counts as the first failure after the checkpoint. An attempt does
+    not count if it failed only on nodes that a later probe confirmed to be bad.
 
     Args:
-        bad: nodes that the probe of the attempt after these lines confirmed to be bad.
+        lines: lines of attempts.jsonl.
+        bad: nodes that a probe after the last of these attempts confirmed to be bad.
     """
     count, confirmed = 0, set(bad)
     for line in reversed(lines):
@@ -94,11 +94,11 @@ def _saved_checkpoint(line: dict[str, Any]) -> bool:
 
 
 SUCCESSORS_FILE = "successors.jsonl"
-"""File in a run folder; lines are only added."""
+"""Name of the file in a run folder that lists its successors; hpctrain only adds lines."""
 
 
 class Successor(Document):
-    """A line of successors.jsonl: one job that starts when another job has ended in any way."""
+    """A line of successors.jsonl: a job that was queued to continue the run when another job has ended in any way."""
 
     schema_kind: ClassVar[str] = "successor"
 
@@ -106,13 +106,13 @@ class Successor(Document):
     after: str
     """Id of the job that the successor waits for."""
     exclude: list[str] = []
-    """Nodes that the successor's submission excluded."""
+    """Nodes that the successor was told to avoid when it was queued."""
     time_s: float
-    """When it was queued, seconds since 1970."""
+    """When the successor was queued, seconds since 1970."""
 
 
 def read_successors(folder: Path) -> list[Successor]:
-    """Return every successor of the run, in the order in which they were queued.
+    """Return all successors in successors.jsonl of a run folder, in the order in which they were queued.
 
     Raises:
         FileError: a line is no valid successor.
@@ -122,10 +122,8 @@ def read_successors(folder: Path) -> list[Successor]:
 
 
 def job_chain(job: str | None, successors: Sequence[Successor]) -> list[str]:
-    """Return the ids of the jobs that led to `job`: first the one that the user submitted, last `job` itself.
-
-    The list is empty for a run without a job.
-    """
+    """Return the ids of the jobs that led to `job`, each queued behind the one before it: first the job that the user
+    submitted, last `job` itself. The list is empty if `job` is None, as for a run without Slurm."""
     if job is None:
         return []
     before = {item.job_id: item.after for item in successors}
@@ -136,7 +134,8 @@ def job_chain(job: str | None, successors: Sequence[Successor]) -> list[str]:
 
 
 def queued_behind(job: str, successors: Sequence[Successor]) -> list[str]:
-    """Return the ids of the jobs that wait for `job`, directly or indirectly, the next one first."""
+    """Return the ids of the successors that wait for `job`, directly or behind one another, in the order in which they
+    start."""
     queue = [job]
     for item in successors:
         if item.after in queue and item.job_id not in queue:
@@ -145,7 +144,7 @@ def queued_behind(job: str, successors: Sequence[Successor]) -> list[str]:
 
 
 BAD_NODES_FILE = "bad_nodes.jsonl"
-"""File in a run folder; hpctrain only adds lines, and you may remove some."""
+"""Name of the file in a run folder that lists bad nodes. hpctrain only adds lines; users may remove lines."""
 
 
 class BadNode(Document):
@@ -157,18 +156,18 @@ class BadNode(Document):
     attempt: int
     """Attempt in which the node had a fault."""
     time_s: float
-    """Seconds since 1970."""
+    """When the line was written, seconds since 1970."""
     expires_s: float
-    """When the node may be used again, seconds since 1970."""
+    """When new jobs may use the node again, seconds since 1970."""
     reason: str
     """Why the node is excluded, in one sentence."""
 
 
 def read_bad_nodes(folder: Path) -> list[BadNode]:
-    """Return every line of the file.
+    """Return all lines of bad_nodes.jsonl in a run folder, also those that have expired.
 
     Raises:
-        FileError: a line is invalid, for example its name is no host name.
+        FileError: a line is invalid, for example because `node` is no host name.
     """
     path = folder / BAD_NODES_FILE
     return [BadNode.from_json(value, str(path)) for value in read_jsonl(path)]

@@ -1,4 +1,5 @@
-"""manifest.json of a checkpoint: the list of its files, so that only files that this run wrote are opened."""
+"""manifest.json of a checkpoint: names, sizes and hashes of its files, so that a worker opens no other files, and the
+part of the state that is not in tensors."""
 
 from __future__ import annotations
 
@@ -19,23 +20,25 @@ class FileEntry(Part):
 
 
 class LossScale(Part):
-    """Factor on the loss in fp16 (Micikevicius et al. 2018, section 3.2)."""
+    """The loss scale, a factor on the loss in fp16 (Micikevicius et al. 2018, section 3.2), and counts of steps."""
 
     value: float = Field(default=2.0**16, ge=1)
-    """A power of two, so that scaling rounds nothing."""
+    """The factor, a power of two, so that scaling rounds nothing."""
     good_steps: int = Field(default=0, ge=0)
-    """Steps without overflow since the factor last changed."""
+    """Steps without overflow since the factor last changed or was due to double."""
     skipped: int = Field(default=0, ge=0)
     """Steps of the run that overflowed and changed no weight."""
 
     def after_good_step(self) -> LossScale:
-        """Return the scale after a step without overflow: doubled every `GROWTH_INTERVAL` steps, to `LARGEST_SCALE`."""
+        """Return the loss scale after a step without overflow. The factor doubles after every `GROWTH_INTERVAL` such
+        steps, up to `LARGEST_SCALE`."""
         if self.good_steps + 1 < GROWTH_INTERVAL:
             return self.model_copy(update={"good_steps": self.good_steps + 1})
         return self.model_copy(update={"value": min(2 * self.value, LARGEST_SCALE), "good_steps": 0})
 
     def after_overflow(self) -> LossScale:
-        """Return the scale after an overflow: halved, but at least 1; the step counts as skipped."""
+        """Return the loss scale after a step whose gradients overflowed: the factor is halved, but at least 1, and the
+        step counts as skipped."""
         value = max(self.value / 2, 1.0)
         return self.model_copy(update={"value": value, "good_steps": 0, "skipped": self.skipped + 1})
 
@@ -45,26 +48,26 @@ LARGEST_SCALE = 2.0**24
 
 
 class Manifest(Document):
-    """Everything in a checkpoint that is not a tensor."""
+    """manifest.json of a checkpoint: the list of its files, and the part of the state that is not in tensors."""
 
     schema_kind: ClassVar[str] = "manifest"
 
     step: int = Field(ge=0)
     """Optimizer steps done when the checkpoint was saved."""
     generation: int
-    """Generation that wrote the checkpoint."""
+    """Number of the generation that wrote the checkpoint."""
     samples: int = Field(ge=0)
-    """Sequences consumed; the sampler continues there."""
+    """Sequences consumed since the start of the run; the sampler continues with the next one."""
     seed: int
     run_sha256: str
-    """Content hash of the resolved run file."""
+    """SHA-256 of the content of the run folder's run.yaml."""
     model_sha256: str
-    """Content hash of the model's dimensions: a checkpoint of another model is refused."""
+    """SHA-256 of the model's dimensions; a checkpoint of another model is refused."""
     world_size: int
     """Number of processes that wrote the checkpoint; any number can read it."""
     loss_scale: LossScale | None = None
-    """State of the loss scale; only with precision fp16."""
+    """The loss scale; only with precision fp16."""
     reduction_sha256: str | None = None
-    """Hash of the parts of the plan that decide what state each rank's gradient reducer has between steps; absent where
-    reducers have none. A run whose plan has another hash cannot restore that state."""
+    """SHA-256 of the parts of the plan that decide which state the reducer of each rank keeps between steps. Absent if
+    reducers keep none. A run whose plan has another hash cannot restore the state of its reducers."""
     files: list[FileEntry]

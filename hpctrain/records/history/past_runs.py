@@ -1,7 +1,7 @@
-"""history.jsonl: the runs that a user started, wherever their folders are. Lines are appended and never changed.
+"""history.jsonl: the runs that a user started, wherever their run folders are. Lines are appended and never changed.
 
-Home folders are often on NFS, where databases with their own locks break. So writers append whole lines, and readers
-skip a torn line.
+The file is in the home folder, which is often on NFS, where databases with their own locks break. So writers append
+whole lines, and readers skip an incomplete line.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from hpctrain.records.format.input_file import read_jsonl
 
 STATE_VARIABLE = "XDG_STATE_HOME"
 LINE_BYTES_MAX = 4096
-"""Longest line in bytes; another process's write could tear a longer one (PIPE_BUF)."""
+"""Longest line in bytes (PIPE_BUF); in a longer line, the write of another process could end up in the middle."""
 LOCK_TRIES = 20
 LOCK_PAUSE_S = 0.05
 
 
 class PastRun(Document):
-    """One started run, as recorded at its start."""
+    """A line of history.jsonl: one start of a run."""
 
     schema_kind: ClassVar[str] = "past_run"
 
     time_s: float
-    """When it was started, seconds since 1970."""
+    """When the run was started, seconds since 1970."""
     verb: Literal["submit", "resubmit", "train"]
-    """The command that started it."""
+    """The command of hpctrain that started the run."""
     name: str
-    """The run's name."""
+    """Name of the run."""
     folder: str
-    """Absolute path of its run folder."""
+    """Absolute path of the run folder."""
     job_id: str | None = None
     """Id of the job that was submitted; absent for a run of local processes."""
     cluster: str | None = None
-    """Slurm's name of the cluster; absent where it was not known."""
+    """Slurm's name of the cluster; absent if unknown."""
 
 
 def history_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the path of the history: $XDG_STATE_HOME/hpctrain/history.jsonl, by default under $HOME/.local/state;
-    None where neither is set."""
+    """Return the path of history.jsonl: $XDG_STATE_HOME/hpctrain/history.jsonl, by default in $HOME/.local/state
+    instead. None if `environ` has an absolute path in neither variable."""
     base, home = environ.get(STATE_VARIABLE, ""), environ.get("HOME", "")
     # The XDG specification requires that relative paths are ignored.
     if base.startswith("/"):
@@ -57,10 +57,11 @@ def history_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def append_past_run(path: Path, past: PastRun) -> None:
-    """Append a line to the history, which is created if needed; only its owner can read it.
+    """Append a line to history.jsonl at `path`. If the file does not exist, it is created so that only its owner can
+    read it.
 
     Raises:
-        StorageError: the file cannot be written.
+        StorageError: the file cannot be written, or the line is too long.
     """
     line = json.dumps(past.to_json(), allow_nan=False)
     if len(line.encode()) >= LINE_BYTES_MAX:
@@ -72,7 +73,8 @@ def append_past_run(path: Path, past: PastRun) -> None:
 
 
 def read_past_runs(environ: Mapping[str, str]) -> list[PastRun]:
-    """Return every run in the history, oldest first, without torn lines and lines of other versions."""
+    """Return the runs in this user's history.jsonl, oldest first. Incomplete lines and lines of other versions of
+    hpctrain are left out. The list is empty if the file cannot be read."""
     path, past_runs = history_file(environ), []
     try:
         values = read_jsonl(path) if path is not None else []
@@ -88,8 +90,9 @@ def read_past_runs(environ: Mapping[str, str]) -> list[PastRun]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock on the file, as far as its file system supports locks. Two NFS clients with O_APPEND may write to the
-    same offset; taking the lock also makes a client refresh the file's size. A missing lock service is not awaited."""
+    """Hold a lock on the file for at most one writer at a time. Without a lock, two NFS clients may append at the same
+    offset; a client that takes the lock also refreshes the file's size. If the file system has no locks, or the lock is
+    still taken after a second, the caller goes on without it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         for _ in range(LOCK_TRIES):

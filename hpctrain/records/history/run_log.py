@@ -1,7 +1,7 @@
 """The log of a run: events.jsonl says what happened, metrics.jsonl has the figures of each step.
 
-Both have one line per entry, in the order of writing. Rank 0 writes the metrics; a step that is repeated after a
-recovery has a second line.
+Lines are in the order of writing. The worker of rank 0 writes metrics.jsonl. A step that is repeated after a recovery
+has another line there.
 """
 
 from __future__ import annotations
@@ -63,27 +63,29 @@ class Event(Document):
 
 
 def read_events(path: Path, attempt: int | None = None) -> list[Event]:
-    """Return the events in a file. A last line that a killed writer left incomplete is skipped.
+    """Return the events in events.jsonl at `path`, in file order. Incomplete lines are skipped: their writer was
+    killed.
 
     Args:
-        attempt: return only the events of this attempt.
+        attempt: number of the attempt whose events are returned; None: events of all attempts.
     """
     events = [Event.from_json(value, str(path)) for value in read_jsonl(path)]
     return events if attempt is None else [event for event in events if event.attempt == attempt]
 
 
 def nodes_at_start(events: Sequence[Event]) -> list[str]:
-    """Return the nodes that the attempt began with, from its attempt_started event; [] without one."""
+    """Return the nodes with which an attempt began, from its event attempt_started; [] if `events` has no such
+    event."""
     return next((list(event.data.get("nodes", [])) for event in events if event.kind == "attempt_started"), [])
 
 
 def nodes_excluded_by_probe(events: Sequence[Event]) -> set[str]:
-    """Return the nodes that the probe's verdict excludes."""
+    """Return the nodes that the verdicts of probes excluded, from the events `probed`."""
     return {str(node) for event in events if event.kind == "probed" for node in event.data.get("exclude", [])}
 
 
 class BytesSent(Part):
-    """Bytes that the whole job sends in a step, by mesh axis."""
+    """Bytes that all ranks together send in a step, by mesh axis (dp, pp, tp)."""
 
     dp: int = 0
     """Bytes of gradients, and of sharded weights that are gathered."""
@@ -104,34 +106,35 @@ class RankPlacement(Part):
     micro_batches: int
     """Micro-batches whose forward pass the rank ran in the first step."""
     base_bytes: float | None = None
-    """Peak memory of the worker before it built the model, measured as `memory_bytes_max`."""
+    """Peak memory in bytes that the worker took before it built the model, measured as `MetricRow.memory_bytes_max`."""
 
 
 class CompressionFigures(Part):
-    """Figures of gradient compression in a step; means over the ranks."""
+    """Figures of gradient compression in a step, as means over the ranks. A figure that the codec does not have is
+    absent."""
 
     density: float | None = None
-    """Share of the compressed layers' numbers that is sent."""
+    """Share of the numbers of compressed gradients that is sent."""
     residual_norm_ratio: float | None = None
-    """Norm of the residual, divided by the norm of the gradient."""
+    """Norm of a rank's residual, divided by the norm of its gradient."""
 
 
 class ValidSet(Part):
-    """Loss and perplexity on one named validation set."""
+    """Loss and perplexity on one of the validation folders that `data.valid` names."""
 
     loss: float
     """Mean cross-entropy, nats per target."""
     perplexity: float | None = None
-    """e to the loss; absent where that overflows."""
+    """e to the power of the loss; absent if too large for a float."""
 
     @classmethod
     def of(cls, loss: float) -> ValidSet:
-        """Return the result of a validation set with this loss, in nats per target."""
+        """Return the result of a validation folder with this loss, in nats per target."""
         return cls(loss=loss, perplexity=perplexity(loss))
 
 
 def perplexity(loss: float) -> float | None:
-    """Return e to the loss in nats; None where that overflows."""
+    """Return the perplexity, e to the power of the loss in nats; None if it is too large for a float."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -151,58 +154,59 @@ class MetricRow(Document):
     step_time_s: float
     """Duration of the step, seconds."""
     loss: float
-    """Mean cross-entropy over the targets of the global batch, nats: all tokens (next_token), the masked tokens
-    (masked), the decoder's tokens (span_corruption)."""
+    """Mean cross-entropy in nats over the targets of the global batch. Targets are all tokens (next_token), the masked
+    tokens (masked), or the decoder's tokens (span_corruption)."""
     valid_loss: float | None = None
-    """Mean loss over the validation batches; only where this step validated."""
+    """Mean loss over the validation batches, in nats per target; only if the loss was validated after this step."""
     valid_sets: dict[str, ValidSet] | None = None
-    """Results for each validation set that the run file names."""
+    """Name in `data.valid` -> result on that folder; only if `data.valid` names folders and the loss was validated."""
     lr: float
     grad_norm: float | None = None
-    """Norm of the whole gradient before clipping; absent where it overflowed and the step was skipped."""
+    """Norm of the gradient of all parameters before clipping; absent if it overflowed and the step was skipped."""
     loss_scale: float | None = None
     """With precision fp16: factor on this step's loss before the backward pass."""
     skipped: bool | None = None
     """With precision fp16: whether the gradients overflowed, so that the step changed no weight."""
     tokens: int
-    """Tokens that the model read in this step, with or without a target: samples × data.seq_len. Tokens that the
+    """Tokens that the model read in this step, with or without a target: batch.global × data.seq_len. Tokens that the
     decoder of an encoder-decoder reads are not included."""
     samples: int
     """Sequences consumed since the start of the run."""
     source_samples: dict[str, int] | None = None
-    """Sequences consumed from each training folder since the start of the run; only where folders have weights."""
+    """Path of a training folder -> sequences consumed from it since the start of the run; only with weights."""
     tokens_per_s: float
     bytes_sent: BytesSent
     compression: CompressionFigures | None = None
-    """Figures of gradient compression; only in modes that have any."""
+    """Figures of gradient compression; only with codecs that have such figures."""
     stage_time_s: list[float]
-    """Compute seconds of each stage: forward, loss and backward, slowest replica."""
+    """Seconds of computation of each stage (forward pass, loss and backward pass) in its slowest replica."""
     stage_forward_s: list[float] | None = None
-    """Part of `stage_time_s` in forward and loss, for each stage, slowest replica."""
+    """Seconds of computation of each stage in the forward pass and the loss, in its slowest replica."""
     stage_backward_s: list[float] | None = None
-    """Part of `stage_time_s` in the backward pass, for each stage, slowest replica."""
+    """Seconds of computation of each stage in the backward pass, in its slowest replica."""
     bubble_fraction: float | None = None
-    """Share of the pipeline schedule's time in which a device did not compute, but waited for a neighbour or sent to
-    one. Mean over devices; absent without a pipeline (pp 1). Collectives of tensor parallelism count as computation.
-    Reduction over replicas, norm and optimizer come after the schedule and do not count at all. Under sharding the
-    schedule includes collectives between replicas: those of zero 2 and 3 within a forward or backward pass count as
-    computation, those that run once a step do not."""
+    """Share of the pipeline schedule's time in which a device did not compute, but waited for another stage or sent to
+    one, as the mean over devices. Absent without a pipeline (pp 1). Collectives of tensor parallelism count as
+    computation, and so do collectives between replicas within a forward or backward pass (zero 2 and 3). Collectives of
+    sharding that run once a step within the schedule count as waiting. Reduction over replicas, gradient norm and
+    optimizer come after the schedule and do not count at all."""
     micro_batches: list[int]
-    """Number of micro-batches that each replica ran forward in this step, as counted by its workers."""
+    """Number of micro-batches whose forward pass each replica ran in this step, as counted by its workers."""
     memory_bytes_max: float | None = None
-    """Largest resident memory of a worker (CPU), or its largest allocation (CUDA), in bytes."""
+    """Peak memory in bytes of the worker with the most: resident memory (CPU), or torch's allocations (CUDA)."""
     placement: list[RankPlacement] | None = None
-    """What each rank actually runs; in the first row of each generation."""
+    """What each rank holds and runs; only in the first row of each generation."""
 
 
 def read_metrics(path: Path) -> list[MetricRow]:
-    """Return all rows of a metrics file, in file order. A last line that a killed writer left incomplete is skipped."""
+    """Return all rows of metrics.jsonl at `path`, in file order. Incomplete lines are skipped: their writer was
+    killed."""
     return [MetricRow.from_json(value, str(path)) for value in read_jsonl(path)]
 
 
 def last_row_of_each_step(rows: list[MetricRow]) -> list[MetricRow]:
-    """Return one row per step, ordered by step: of a repeated step, the row of the highest generation. These rows are
-    the history of the final model."""
+    """Return one row per step, ordered by step. For a step that was repeated, it is the row of the highest generation,
+    because only the last repetition contributed to the final model."""
     best: dict[int, MetricRow] = {}
     for row in rows:
         if row.step not in best or row.generation >= best[row.step].generation:
