@@ -43,7 +43,7 @@ class TokenizerInfo(Part):
     """The tokenizer of a corpus folder. A run may train on several folders if they are equal in this entry."""
 
     kind: Literal["bytes", "trained", "given"]
-    """bytes: a token for each byte. trained: byte-level BPE, trained on the corpus. given: the user's tokenizer.json."""
+    """bytes: a token for each byte. trained: byte-level BPE, trained on the text. given: the user's tokenizer.json."""
     end_of_text: int = Field(ge=0, le=VOCAB_MAX)
     """Token that ends each document."""
     file: PlainName | None = None
@@ -81,7 +81,8 @@ class Sources(Part):
     skipped_bad: int = Field(default=0, ge=0)
     """Documents left out because their line or row is damaged or holds no text."""
     damaged_files: int = Field(default=0, ge=0)
-    """Files that are damaged in part. The text after the damage is lost; of a packed text file, all text is lost."""
+    """Damaged files, which are also counted as skipped. The text after the damage is lost; of a compressed text file,
+    all text is lost."""
     beside_records: int = Field(default=0, ge=0)
     """Text files left out because they are in a folder with files of records."""
     other_splits: int = Field(default=0, ge=0)

@@ -17,42 +17,45 @@ if TYPE_CHECKING:
 
 Group = Literal["nodes", "health", "drivers", "devices", "links"]
 GROUPS: tuple[Group, ...] = ("nodes", "health", "drivers", "devices", "links")
-"""Groups of differences, the most important for a reader first."""
+"""Groups of differences in the order in which they are printed."""
 
 _MATRIX_FIGURES = (
     ("isolated_bytes_per_s", "bandwidth", "B/s"),
     ("bytes_per_s", "bandwidth under load", "B/s"),
     ("latency_p50_s", "latency", "s"),
 )
-"""(figure of the matrix of pairs, what, unit)"""
+"""(figure of the pair matrix, name of the figure in `Difference.what`, unit) for each figure that is compared."""
 _VERDICTS = ("ok", "degraded", "unknown", "bad")
 """Health verdicts, from the best to the worst."""
 Value = float | str | None
 _Key = tuple[Group, tuple[str, ...], str, str]
-"""(group, nodes, what, unit), as the fields of `Difference`."""
+"""(group, nodes, what, unit): fields of `Difference` that identify a value in both topologies."""
 _Figure = tuple[str, str, float | None]
-"""(what, unit, value)"""
+"""(name of a figure, unit, value); the value is None if the figure is absent."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between two topology files: the values in both files; None for a file that has no value."""
+    """One difference between two topologies: a value in the earlier one (`before`) and in the later one (`after`). None
+    stands for a topology that does not have the value."""
 
     group: Group
     what: str
-    """What differs: 'n1:cuda0 bf16', 'n1 -> n2 bandwidth', or the name of a node that only one file has."""
+    """What differs: 'n1:cuda0 bf16', 'n1 -> n2 bandwidth', or the name of a node that only one topology has."""
     unit: str
-    """Unit of a figure; '' where the values are not figures."""
+    """Unit of the values; '' if they are not figures."""
     before: Value
     after: Value
     better: bool | None = None
-    """Whether the later value is better; None where that cannot be said: a driver, a figure that one file lacks."""
+    """Whether the later value is better than the earlier one; None if that is unknown, as for a driver or for a figure
+    that one topology does not have."""
     nodes: tuple[str, ...] = ()
-    """The node that differs, or the two nodes of a link."""
+    """The node that differs, or the two nodes of a link that differs; empty for a link class."""
 
     @property
     def ratio(self) -> float | None:
-        """The later value divided by the earlier one; None where a value is not a figure."""
+        """Return the later value divided by the earlier one; None if a value is absent or no figure, or if the earlier
+        value is 0."""
         before, after = self.before, self.after
         if isinstance(before, str) or isinstance(after, str) or not before or after is None:
             return None
@@ -60,10 +63,10 @@ class Difference:
 
 
 def differences(before: Topology, after: Topology, tolerance: float) -> list[Difference]:
-    """Return what only one of the two files has, and what differs. A figure differs if it changed by more than
+    """Return the differences between two topologies, ordered by group. A figure differs if it changed by more than
     `tolerance` (0.1 is 10 %) of its value in `before`.
 
-    A node that only one file has is one difference: its devices and links are not listed.
+    A node that only one topology has is one difference: its devices and links are not listed.
     """
     old_names, new_names = {node.id for node in before.nodes}, {node.id for node in after.nodes}
     both = old_names & new_names
@@ -107,11 +110,12 @@ def _pairs(topology: Topology) -> set[tuple[str, str]]:
 
 
 def _values(topology: Topology, names: set[str], once: set[tuple[str, str]]) -> Iterator[tuple[_Key, Value]]:
-    """Yield (key, value) for each value of a topology that is compared.
+    """Yield (key, value) for each value of a topology that is compared with another topology.
 
     Args:
-        once: directed pairs that only one of the files lists, because large files leave others to their class. Their
-            figures for the planner are compared.
+        names: nodes that both topologies have; other nodes are left out.
+        once: pairs (source, target) that only one of the topologies lists as a link. For such a pair, the figures that
+            the planner uses are yielded, because they exist in both topologies, perhaps from a link class.
     """
     for node in topology.nodes:
         if node.id in names:
@@ -131,7 +135,8 @@ def _values(topology: Topology, names: set[str], once: set[tuple[str, str]]) -> 
 
 
 def _known(group: Group, nodes: tuple[str, ...], name: str, figures: Iterable[_Figure]) -> Iterator[tuple[_Key, Value]]:
-    """Yield (key, value) for the figures that are not absent."""
+    """Yield (key, value) for each figure that is not absent. `name` says what the figures are of: 'n1:cuda0', 'n1 ->
+    n2'."""
     for what, unit, value in figures:
         if value is not None:
             yield (group, nodes, f"{name} {what}", unit), value
@@ -164,9 +169,10 @@ def _of_devices(node: Node) -> Iterator[tuple[_Key, Value]]:
 def _pair_differences(
     before: PairMatrix, after: PairMatrix, names: Collection[str], tolerance: float
 ) -> Iterator[Difference]:
-    """Yield the differences between two matrices of pairs, among nodes that both files have (`names`).
+    """Yield the differences between two pair matrices, among the nodes that both have (`names`).
 
-    A million pairs as keys of a dictionary take a gigabyte, so arrays are compared and only differences become objects.
+    A million pairs as keys of a dictionary take a gigabyte. So arrays are compared, and only differences become
+    objects.
     """
     import numpy as np  # only for large clusters, as the matrices themselves
 

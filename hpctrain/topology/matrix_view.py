@@ -1,4 +1,5 @@
-"""Shows latency and bandwidth between nodes as coloured matrices; for many nodes, between their clusters. Pure."""
+"""Draws latency and bandwidth between nodes as coloured matrices in the terminal; for many nodes, between clusters of
+nodes. Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +18,21 @@ from hpctrain.records.topology.topology import Topology
 
 ABSENT = "·"
 MATRIX_NODES_MAX = 16
-"""Most nodes with which rows and columns are nodes; with more, they are clusters."""
+"""Most nodes of a topology whose matrices have a row for each node; with more nodes, the rows are clusters of nodes."""
 _COLUMNS_UP_TO = 12
-"""Matrix columns that fit a terminal of 80 characters; a wider matrix continues in another table."""
+"""Most columns of a table, so that it fits a terminal of 80 characters; a wider matrix continues in another table."""
 QUANTITIES = ("latency", "bandwidth")
 _LATENCY_SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _RATE_SCALES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
 
 _Cell = tuple[str, str]
-"""(row, column)"""
+"""(row, column) of a matrix: the nodes or clusters that send and receive."""
 
 
 @dataclass(frozen=True)
 class _Quantity:
-    """One matrix: its title, which figure of a link it shows, its units, and whether high values are bad."""
+    """What a matrix shows: its title, the figure of a link that is shown, the units to choose from as (size, name), and
+    whether high values are bad."""
 
     title: str
     value: Callable[[LinkFigures], float | None]
@@ -38,7 +40,8 @@ class _Quantity:
     high_is_bad: bool
 
     def colour(self, value: float, usual: float) -> str:
-        """Return the colour of a value by its ratio to the median of its class; limits as in the probe's verdict."""
+        """Return the colour of a value by its ratio to `usual`, the median of comparable pairs: green, yellow or red;
+        '' without a ratio."""
         if usual <= 0 or value <= 0:
             return ""
         if self.high_is_bad:
@@ -58,7 +61,8 @@ _KNOWN = {
 
 
 def matrices(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
-    """Return the matrices of `quantities` ('latency', 'bandwidth') for which the topology has figures."""
+    """Return titles and tables that draw the matrices of `quantities` ('latency', 'bandwidth'). A matrix without any
+    figure is left out."""
     if len(topology.nodes) > MATRIX_NODES_MAX:
         return _between_groups(topology, quantities)
     drawn: list[RenderableType] = []
@@ -70,7 +74,7 @@ def matrices(topology: Topology, quantities: Collection[str]) -> list[Renderable
 
 
 def _values(links: Iterable[Link], quantity: _Quantity) -> dict[_Cell, tuple[float, str | None]]:
-    """Return value and class of every directed pair that was measured."""
+    """Return (source, target) -> (value, link class) for each direction of a link that has the quantity's figure."""
     return {
         ends: (value, link.class_)
         for link in links
@@ -97,7 +101,8 @@ def _nodes(
 
 
 def _between_groups(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
-    """Return matrices between clusters, with the planner's figures for each pair: large files list only outliers."""
+    """Return titles and tables that draw the matrices between clusters of nodes. Each pair of nodes counts with the
+    figures that the planner uses, because the topology of a large cluster lists only unusual links."""
     home, costs = _cluster_of_node(topology), LinkCost(topology)
     figures: dict[str, dict[_Cell, list[float]]] = {name: {} for name in QUANTITIES}
     for a, b in itertools.permutations([node.id for node in topology.nodes], 2):
@@ -131,7 +136,8 @@ def _folded(quantity: _Quantity, names: list[str], groups: dict[_Cell, list[floa
 
 
 def _cluster_of_node(topology: Topology) -> dict[str, str]:
-    """Return the cluster of each node, at the lowest level whose clusters fit a matrix."""
+    """Return node -> the name of its row in a matrix between clusters. Rows are the clusters of the lowest level with
+    at most 12 clusters, else of the highest level. The row of other nodes is called 'others' or 'all nodes'."""
     best: dict[str, str] = {}
     for level in sorted({cluster.level for cluster in topology.fabric.clusters}):
         clusters = [cluster for cluster in topology.fabric.clusters if cluster.level == level]
@@ -144,7 +150,14 @@ def _cluster_of_node(topology: Topology) -> dict[str, str]:
 
 
 def _matrix_tables(title: str, names: list[str], cells: dict[_Cell, Text], sick: set[str]) -> list[RenderableType]:
-    """Return the title and a table, or several where the columns do not fit. Rows and columns share numbers."""
+    """Return the title and the table of a matrix, or several tables if there are too many columns. A row begins with
+    its number and name, a column has only the number.
+
+    Args:
+        names: names of the rows and columns.
+        cells: (row, column) -> text; an absent cell gets a dot.
+        sick: names of rows that are printed in red.
+    """
     tables: list[RenderableType] = [Text(title)]
     for start in range(0, len(names), _COLUMNS_UP_TO):
         columns = range(start, min(start + _COLUMNS_UP_TO, len(names)))
@@ -161,7 +174,8 @@ def _matrix_tables(title: str, names: list[str], cells: dict[_Cell, Text], sick:
 
 
 def _scale(quantity: _Quantity, values: list[float]) -> tuple[float, str]:
-    """Return size and name of the matrix's unit: the largest in which the median is at least 1."""
+    """Return (size, name) of the unit for a matrix: the largest unit in which the median of the values is at least 1,
+    else the smallest unit."""
     middle = statistics.median(values)
     for size, unit in quantity.scales:
         if middle >= size:
@@ -170,5 +184,6 @@ def _scale(quantity: _Quantity, values: list[float]) -> tuple[float, str]:
 
 
 def _short(value: float) -> str:
-    """Return the value with three digits, in five characters or fewer for values near the median."""
+    """Return the value as text with three significant digits, or with all digits before the decimal point. A value near
+    the median takes at most five characters."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

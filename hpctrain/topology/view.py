@@ -1,7 +1,7 @@
-"""Formats a topology for the terminal: verdict, unhealthy nodes, devices, links, matrices. Also the differences between
-two topologies: a table for each group, and one line of summary. Pure; the caller prints.
+"""Formats a topology for the terminal: verdict, unhealthy nodes, devices, links, matrices. Also formats the differences
+between two topologies: a table for each group, and one line of summary. Pure; the caller prints.
 
-Everything fits 80 columns for node names of up to a dozen letters; longer names are folded.
+All output fits 80 columns if node names have at most a dozen letters; longer names are wrapped.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from hpctrain.topology.compare import GROUPS, Difference, Value
 from hpctrain.topology.matrix_view import ABSENT, QUANTITIES, matrices
 
 NODES_LISTED_MAX = 16
-"""Most nodes with which devices are listed one by one."""
+"""Most nodes of a topology whose devices are listed one by one; with more nodes, a row stands for a type of device."""
 COLOURS = {"go": "green", "ok": "green", "warn": "yellow", "degraded": "yellow", "unknown": "yellow"}
-"""Colour of each verdict; all others are red."""
+"""Verdict -> its colour; verdicts that are not listed are red."""
 UNHEALTHY_NODES_MAX = 20
-"""Most nodes with a fault that are listed; the rest is counted."""
+"""Most unhealthy nodes that are listed; the others are counted."""
 ROWS_PER_GROUP_MAX = 20
-"""Most rows that a group lists; further ones are counted. People read the largest changes, programs use --json."""
+"""Most differences that are listed of a group, the largest ones; the others are counted, and --json has all."""
 _TITLES = {"nodes": "Nodes", "health": "Health", "drivers": "Drivers", "devices": "Devices", "links": "Links"}
 _CLUSTERS_UP_TO = 24
 _UNMEASURED = ("published", "prior")
-"""Modes of files in which nothing was measured."""
+"""Modes (`provenance.mode`) of topologies in which nothing was measured."""
 
 
 def render(topology: Topology, quantities: Collection[str] = QUANTITIES) -> RenderableType:
-    """Return the whole file for printing: verdict, unhealthy nodes, provenance, devices, links.
+    """Return a topology for printing: verdict, unhealthy nodes, provenance, devices, links and matrices.
 
     Args:
-        quantities: which matrices to draw, of 'latency' and 'bandwidth'.
+        quantities: the matrices to draw: 'latency', 'bandwidth', or both.
     """
     parts: list[RenderableType] = [_verdict(topology), *_unhealthy_nodes(topology), _provenance(topology)]
     if any(node.devices for node in topology.nodes):
@@ -69,8 +69,8 @@ def _verdict(topology: Topology) -> Text:
 
 
 def _unhealthy_nodes(topology: Topology) -> list[Text]:
-    """Return a text for each node whose verdict is not ok, with those reasons that the verdict on the allocation does
-    not list."""
+    """Return a line for each node with faults that the verdict on the allocation does not list, and a line with the
+    number of further nodes if there are too many."""
     listed = {_reason_line(fault) for fault in topology.verdict.faults}
     lines: list[Text] = []
     for node in topology.nodes:
@@ -89,7 +89,7 @@ def _unhealthy_nodes(topology: Topology) -> list[Text]:
 
 
 def _evidence_and_fix(reason: Reason) -> str:
-    """Return two lines: what the figure was compared with, and what to do next."""
+    """Return indented lines with a fault's evidence and fix, each after a line break; '' if the fault has neither."""
     labelled = (("seen", reason.evidence), ("do", reason.fix))
     return "".join(f"\n    {label}: {words}" for label, words in labelled if words)
 
@@ -139,7 +139,8 @@ def _clusters(topology: Topology) -> Table:
 
 
 def _devices(topology: Topology) -> Table:
-    """Return one row per device, or above 16 nodes one row per kind with minimum, median and maximum."""
+    """Return the table of devices: one row per device, or for more than 16 nodes one row per type of device with the
+    minimum, median and maximum of each figure."""
     dtypes = sorted({name for node in topology.nodes for device in node.devices for name in device.flops})
     if len(topology.nodes) > NODES_LISTED_MAX:
         return _kinds(topology, dtypes)
@@ -178,7 +179,8 @@ def _devices_table(first: list[str], dtypes: list[str], last: list[str]) -> Tabl
 
 
 def _figures(device: Device, dtypes: list[str]) -> list[tuple[float | None, Callable[[float], str]]]:
-    """Return each figure of a device with the function that formats it."""
+    """Return (figure, function that formats it) for each column of the table of devices; the figure is None if
+    absent."""
     flops: list[tuple[float | None, Callable[[float], str]]] = [
         (device.flops.get(dtype), format_count) for dtype in dtypes
     ]
@@ -187,7 +189,8 @@ def _figures(device: Device, dtypes: list[str]) -> list[tuple[float | None, Call
 
 
 def _spread(values: list[float | None], form: Callable[[float], str]) -> str:
-    """Return the minimum, the median and the maximum of the values that are known, each text once."""
+    """Return minimum, median and maximum of the values that are not None, formatted by `form`, in a line each. Equal
+    texts are printed once; without any value, the result is a dot."""
     known = [value for value in values if value is not None]
     if not known:
         return ABSENT
@@ -196,7 +199,8 @@ def _spread(values: list[float | None], form: Callable[[float], str]) -> str:
 
 
 def render_differences(differences: list[Difference], tolerance: float) -> RenderableType:
-    """Return a table for each group with its largest changes first, then the summary."""
+    """Return the differences for printing: a table for each group with its largest changes first, then the summary.
+    `tolerance` is the relative change up to which figures counted as equal."""
     if not differences:
         return Text(f"nothing differs; figures may, by up to {tolerance:.0%}")
     parts: list[RenderableType] = []
@@ -210,7 +214,7 @@ def render_differences(differences: list[Difference], tolerance: float) -> Rende
 
 
 def summary(differences: list[Difference]) -> str:
-    """Return one line of counts: '1 node went, 1 came; 3 figures of links worse, 1 better'."""
+    """Return the numbers of differences in one line: '1 node(s) went; 1 node(s) came; links: 3 worse, 1 better'."""
     went = sum(entry.group == "nodes" and entry.after is None for entry in differences)
     came = sum(entry.group == "nodes" and entry.before is None for entry in differences)
     parts = [f"{went} node(s) went" if went else "", f"{came} node(s) came" if came else ""]
@@ -224,7 +228,8 @@ def summary(differences: list[Difference]) -> str:
 
 
 def _common_node(worse: list[Difference]) -> str:
-    """Return a hint where most of the worse links share one node: then the node has changed, not the network."""
+    """Return a hint if most of the worse links share one node, because then the node has changed, not the network: ' (4
+    of the worse at node3)'. Otherwise return ''."""
     ends = Counter(node for entry in worse for node in entry.nodes)
     for node, count in ends.most_common(1):
         if count > 2 and count > 2 / 3 * len(worse):
@@ -237,7 +242,8 @@ def _direction(entry: Difference) -> str:
 
 
 def _size(entry: Difference) -> float:
-    """Return the factor by which a value grew or shrank; infinity without a ratio, so that it is listed first."""
+    """Return the factor by which a value grew or shrank, at least 1. It is infinite for a difference without a ratio,
+    so that this difference is listed first."""
     ratio = entry.ratio
     return float("inf") if not ratio else max(ratio, 1 / ratio)
 

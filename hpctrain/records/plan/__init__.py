@@ -1,1 +1,2 @@
-"""plan.json, and what it holds: schedule, compression, and the profile of measured steps."""
+"""Models of plan.json and its parts: stages, schedule, compression, and the profile of measured steps. The section
+`compression` of run.yaml has the same models."""

@@ -1,7 +1,9 @@
-"""The modes of `compression` in run.yaml, and the codec of a plan. All modes but `auto` are also codecs.
+"""The codecs of gradients, which are the modes of `compression` in run.yaml and of plans, and the mode `auto`, with
+which the planner chooses the codec.
 
-A codec's class states everything about it but its kernels: settings, bytes on the wire, state, processor time, and
-where it can be used. The checks of a plan, the planner, the bench and the tests read these classes from `CODECS`.
+The class of a codec states everything about the codec but its kernels: settings, bytes on the wire, state, processor
+time, and where the codec can be used. The checks of a plan, the planner, the bench and the tests read the classes from
+`CODECS`.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ from hpctrain.records.plan.gradient_codec import (
 
 
 def _layers(value: object) -> object:
-    """Return the value of `layers` if it has an allowed form; else raise one error, in place of pydantic's one per
-    form."""
+    """Return the value of the key `layers` unchanged, after checking its form.
+
+    Raises:
+        ValueError: the value has none of the allowed forms. Pydantic itself would report one error for each form.
+    """
     if value in ("all", "non_attention") or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
         return value
     raise ValueError("allowed: all, non_attention, or a list of patterns for names of parameters")
@@ -40,11 +45,12 @@ VarianceForm = Literal["ours", "paper"]
 DensityMapping = Literal["linear", "log", "rank"]
 
 MIN_COMPRESSED_ELEMENTS = 4096
-"""Fewest elements of a compressed parameter: smaller ones, and those of one dimension, are always summed exactly."""
+"""Fewest elements of a compressed parameter. Smaller parameters and those of one dimension are always summed
+exactly."""
 
 
 class NoCompression(GradientCodec):
-    """Exact sums in full precision."""
+    """No compression: gradients are summed exactly, in fp32."""
 
     exact = True
     has_state = False
@@ -53,11 +59,11 @@ class NoCompression(GradientCodec):
     overlap = 1.0
 
     mode: Literal["none"] = "none"
-    """Exact sums in full precision."""
+    """Gradients are summed exactly, in fp32."""
 
 
 class Bf16(GradientCodec):
-    """Gradients are sent in bfloat16."""
+    """Codec that sends gradients in bfloat16."""
 
     has_state = False
     auto_settings = {}
@@ -68,10 +74,10 @@ class Bf16(GradientCodec):
     reduce_scatter_share = 1.0
 
     mode: Literal["bf16"]
-    """Gradients are sent in bfloat16, half the bytes; each number keeps 8 bits of its mantissa."""
+    """Gradients are sent in bfloat16, which halves the bytes; each number keeps 8 significant bits."""
     layers: Layers = "all"
-    """What is compressed: all; non_attention: all but attention; or a list of patterns for names of parameters, with
-    '*', as 'layers.*.feed_forward.*'. The rest is summed exactly."""
+    """Parameters that are compressed. all. non_attention: all but those of attention. Or a list of patterns for names
+    of parameters, with '*', such as 'layers.*.feed_forward.*'. Other parameters are summed exactly."""
 
     @property
     def dense_bytes(self) -> float:
@@ -79,7 +85,7 @@ class Bf16(GradientCodec):
 
 
 class Quantized(GradientCodec):
-    """Gradients are sent as integers of few bits (as in ZeRO++, Wang et al. 2023)."""
+    """Codec that sends gradients as integers of 8 or 4 bits (as ZeRO++, Wang et al. 2023)."""
 
     auto_settings = {}
     sharded_sums = "all"
@@ -89,14 +95,15 @@ class Quantized(GradientCodec):
     reduce_scatter_share = 0.6  # measured: 0.62 with 8 bits, 0.61 with 4; four ranks, 4 M numbers (torch 2.13)
 
     mode: Literal["int8", "int4"]
-    """Gradients are sent as integers of that many bits, with a scale for each 256 of them. The rounding error is added
-    to the next gradient; storing it takes as much memory as the gradients."""
+    """Gradients are sent as integers of 8 or 4 bits, with a scale for each 256 of them. The rounding error is added to
+    the next gradient; storing it takes as much memory as the gradients."""
     layers: Layers = "all"
-    """What is compressed, as in mode bf16."""
+    """Parameters that are compressed, as in mode bf16."""
 
     @property
     def bits(self) -> int:
-        """Bits of each number, from the mode's name. The kernels support all widths from 2 to 8."""
+        """Return the bits of each sent integer, from the name of the mode. The kernels support all widths from 2 to 8
+        bits."""
         return int(self.mode.removeprefix("int"))
 
     @property
@@ -108,20 +115,20 @@ class Quantized(GradientCodec):
 
 
 class _Sparse(GradientCodec):
-    """Base class of the codecs that send only some of the numbers of a gradient."""
+    """Base class of the codecs that send only some numbers of a gradient."""
 
     lossy = True
     measured_as = "topk"
 
     layers: Layers = "all"
-    """What is compressed: all; non_attention: all but attention; or a list of patterns for names of parameters, with
-    '*'. The rest is summed exactly."""
+    """Parameters that are compressed. all. non_attention: all but those of attention. Or a list of patterns for names
+    of parameters, with '*'. Other parameters are summed exactly."""
     feedback: Feedback = "standard"
     """What happens to numbers that are not sent. standard: they are added to the next gradient. decayed: they are
-    multiplied by `beta` and added to the next gradient. paper: equation (5) of the paper that hpctrain implements,
-    literally. none: they are lost."""
+    multiplied by `beta` and added to the next gradient. paper: literally equation (5) of the paper (Sun 2026). none:
+    they are lost."""
     beta: float = Field(default=0.9, ge=0, le=1)
-    """With feedback decayed or paper: factor on an unsent number per step."""
+    """With feedback decayed or paper: factor on each unsent number in each step."""
     residual: Literal["fp32", "bf16"] = "fp32"
     """Precision in which unsent numbers are stored: 4 or 2 bytes of memory for each parameter."""
     warmup_steps: int = Field(default=100, ge=0)
@@ -132,8 +139,8 @@ class _Sparse(GradientCodec):
 
 
 class _Selected(_Sparse):
-    """Base class of the codecs that send the selected numbers themselves (not a sketch of them), with their
-    positions."""
+    """Base class of the codecs that select some numbers of a gradient and send these numbers with their positions (not
+    a sketch of them)."""
 
     sharded_sums = "selected"
     all_to_all = True
@@ -146,7 +153,7 @@ class _Selected(_Sparse):
 
 
 class TopK(_Selected):
-    """The largest numbers of each layer are sent, the same share in every layer (Aji, Heafield 2017)."""
+    """Codec that sends the largest numbers of each layer, the same share in every layer (Aji, Heafield 2017)."""
 
     auto_settings = {"density": 0.07}  # the density at which a probe measures devices
 
@@ -155,8 +162,9 @@ class TopK(_Selected):
     density: float = Field(default=0.05, gt=0, le=1)
     """Share of the numbers that is sent."""
     selector: Selector = "sampled"
-    """How the largest are found. exact. sampled: by a threshold from a sample, so the count is approximate. block:
-    within blocks. random: not the largest, but the same random positions on all ranks."""
+    """How the numbers to send are picked. exact: exactly the largest ones. sampled: those above a threshold from a
+    sample, so their count is approximate. block: the largest ones within blocks of numbers. random: not the largest
+    ones, but the same random positions on all ranks."""
     values: Values = "bf16"
     """Precision in which the selected numbers are sent; rounding errors are treated as unsent numbers."""
     reset: Reset = "none"
@@ -169,29 +177,31 @@ class TopK(_Selected):
 
 
 class Adaptive(_Selected):
-    """The largest numbers of each layer are sent; their share follows the variance of the layer's gradients (section
-    3.3 of the paper that hpctrain implements)."""
+    """Codec that sends the largest numbers of each layer, more in layers whose gradients have a higher variance
+    (section 3.3 of the paper, Sun 2026)."""
 
     mode: Literal["adaptive"]
-    """The largest numbers of each layer are sent, more of layers whose gradients vary more."""
+    """The largest numbers of each layer are sent, more in layers whose gradients have a higher variance."""
     form: VarianceForm = "ours"
-    """ours: the variance of a layer is divided by its size. paper: equation (3) literally, without that division."""
+    """How the variance of a layer is computed. ours: divided by the layer's size. paper: literally equation (3) of the
+    paper (Sun 2026), which does not divide by the size."""
     limits: tuple[float, float] = (0.7, 0.95)
     """Smallest and largest sparsity of a layer: the share that is not sent."""
     mapping: DensityMapping = "linear"
-    """How a layer's variance maps to its sparsity: linear, log (by its logarithm), or rank (by its place among all
-    layers)."""
+    """How the variance of a layer determines its sparsity. linear: by the variance. log: by the variance's logarithm.
+    rank: by the layer's position among all layers in order of variance."""
     selector: Selector = "sampled"
     """How the largest numbers are found, as in mode topk."""
     values: Values = "bf16"
     """Precision in which the selected numbers are sent, as in mode topk."""
     warmup_steps: int = Field(default=50, ge=1)
-    """Steps at the beginning of a run whose gradients are summed exactly and measured; the paper uses 50 to 100."""
+    """Steps at the beginning of a run whose gradients are summed exactly and whose variances are measured; the paper
+    (Sun 2026) uses 50 to 100."""
     reprofile_every: int | None = Field(default=None, ge=1)
     """Steps after which the variances are measured again. Default: never."""
     reset: Reset = "none"
-    """What happens to unsent numbers every `reset_every` steps, as in mode topk; the paper drops them every 1000
-    steps."""
+    """What happens to unsent numbers every `reset_every` steps, as in mode topk; the paper (Sun 2026) drops them every
+    1000 steps."""
     reset_every: int = Field(default=1000, ge=1)
     """Steps between two resets."""
 
@@ -214,18 +224,18 @@ class Adaptive(_Selected):
 
 
 class Tagc(_Sparse):
-    """TAGC: the largest numbers are sent as a sketch, and sketches of several ranks can be summed (Polyakov et al.
-    2025)."""
+    """Codec TAGC (Polyakov et al. 2025): the largest numbers are sent as a count sketch, and the sketches of several
+    ranks can be summed."""
 
     mode: Literal["tagc"]
-    """The largest numbers are folded into a sketch, which is summed without decoding and unfolded exactly."""
+    """The largest numbers are folded into a count sketch. The sum of all ranks' sketches is unfolded exactly."""
     ratio: Annotated[float, Field(gt=1)] | Literal["auto"] = "auto"
-    """Size of the gradient divided by the size of the sketch; auto: the largest ratio with which the sketch can still
-    be unfolded."""
+    """Size of the gradient divided by the size of the sketch. auto: the largest ratio with which the sketch can be
+    unfolded exactly."""
     density: float = Field(default=0.05, gt=0, le=1)
-    """Share of the numbers that is sent."""
+    """Share of the numbers that is folded into the sketch."""
     layers: Layers = "non_attention"
-    """What is compressed, as in mode topk."""
+    """Parameters that are compressed, as in mode topk."""
 
     def number_bytes(self, world: int, dim: float) -> float:
         # With auto, a number for each position that any rank sends; fewer where ranks select the same positions.
@@ -238,7 +248,7 @@ class Tagc(_Sparse):
 
 
 class PowerSgd(GradientCodec):
-    """Matrices are sent as products of two thin matrices (Vogels et al. 2019)."""
+    """Codec PowerSGD: each matrix is sent as a product of two thin matrices (Vogels et al. 2019)."""
 
     lossy = True
     auto_settings = {}
@@ -247,13 +257,13 @@ class PowerSgd(GradientCodec):
     mode: Literal["power_sgd"]
     """Each matrix is sent as a product of two thin ones; the approximation error is added to the next gradient."""
     rank: int = Field(default=4, ge=1)
-    """Columns of the thin matrices."""
+    """Number of columns of the thin matrices."""
     warmup_steps: int = Field(default=100, ge=0)
     """Steps at the beginning of a run whose gradients are summed exactly."""
     min_compression: float = Field(default=2.0, ge=1)
-    """A matrix that would not shrink by this factor is summed exactly."""
+    """A matrix that the codec shrinks by less than this factor is summed exactly."""
     layers: Layers = "all"
-    """What is compressed, as in mode topk."""
+    """Parameters that are compressed, as in mode topk."""
 
     def number_bytes(self, world: int, dim: float) -> float:
         # Of an m × n matrix r·(m+n) numbers are sent, here for m = n = dim: the most with a side of that width.
@@ -273,16 +283,17 @@ class PowerSgd(GradientCodec):
 
 
 class LocalSteps(GradientCodec):
-    """Replicas train on their own and combine their weights every few steps (DiLoCo, Douillard et al. 2023)."""
+    """Local SGD: replicas train independently and combine their weights every few steps (DiLoCo, Douillard et al.
+    2023)."""
 
     sums_gradients = False
 
     mode: Literal["local_steps"]
-    """Replicas train on their own and combine their weight changes every few steps (outer sync)."""
+    """Replicas train independently and combine the changes of their weights every few steps (outer sync)."""
     every: int = Field(default=10, ge=1)
     """Steps between two outer syncs."""
     outer_lr: float = Field(default=0.7, gt=0)
-    """Learning rate of the outer optimizer: factor on the mean of the replicas' weight changes."""
+    """Learning rate of the outer optimizer: factor on the mean of the changes of the replicas' weights."""
     outer_momentum: float = Field(default=0.9, ge=0, lt=1)
     """Nesterov momentum of the outer optimizer."""
 
@@ -300,11 +311,11 @@ class LocalSteps(GradientCodec):
 
 
 class AutoCompression(CompressionSettings):
-    """The planner chooses the mode."""
+    """Mode auto: the planner chooses the codec."""
 
     mode: Literal["auto"]
-    """The planner chooses none, bf16 or integers by the measured links and devices; with `lossy`, also power_sgd or
-    topk. The plan gives the reason."""
+    """The planner chooses none, bf16, int8 or int4 by the measured links and devices; with `lossy`, also power_sgd or
+    topk. The plan states the reason."""
     lossy: bool = False
     """Whether the planner may choose modes that leave out most of each gradient. They are faster on slow links, but
     after the same number of steps the loss may be higher (docs/results/compression.md)."""
@@ -319,50 +330,51 @@ Codec = Annotated[_AnyCodec, Field(discriminator="mode")]
 Compression = Annotated[_AnyCodec | AutoCompression, Field(discriminator="mode")]
 
 CODECS: tuple[type[GradientCodec], ...] = get_args(_AnyCodec)
-"""All codecs. Those that mode auto chooses from are in order, the least lossy first."""
+"""Classes of all codecs. The codecs that mode auto chooses from are in order, the least lossy first."""
 MODES: dict[str, type[GradientCodec]] = {mode: codec for codec in CODECS for mode in codec.modes()}
-"""Value of `compression.mode` -> class of its codec."""
+"""Value of `compression.mode` -> class of the codec."""
 _ADAPTER: TypeAdapter[Codec] = TypeAdapter(Codec)
 
 
 def make_codec(settings: dict[str, Any]) -> Codec:
-    """Return the codec for settings as written under `compression` in run.yaml."""
+    """Return the codec for settings in the form of the section `compression` of run.yaml."""
     return _ADAPTER.validate_python(settings)
 
 
 BUCKET_BYTES = 8 * 2**20
-"""Size of a gradient bucket in bytes: large enough for full bandwidth, small enough for the first buckets to be sent
-early."""
+"""Size of a gradient bucket in bytes: large enough for the full bandwidth, and small enough for the first buckets to be
+sent early in the backward pass."""
 
 
 class CodecFigures(Part):
-    """The planner's prediction for one codec, on the pipeline rank whose all-reduce takes longest."""
+    """The planner's prediction for one codec that mode auto compared, for the pipeline rank whose all-reduce takes
+    longest."""
 
     codec: Codec
     """The codec with its settings."""
     sent_bytes: float | None = None
     """Bytes that a device sends in a step, after the warm-up steps."""
     wire_s: float | None = None
-    """Seconds of the messages on the slowest link: their number times alpha plus their bytes times beta."""
+    """Seconds that the messages of a step take on the slowest link: their number × alpha + their bytes × beta."""
     processor_s: float | None = None
-    """Seconds of selecting, encoding, decoding and copying numbers on the device."""
+    """Seconds in which a device selects, encodes, decodes and copies numbers in a step."""
     hidden_s: float | None = None
     """Part of `wire_s` that overlaps the backward pass, seconds."""
     step_s: float | None = None
-    """Seconds of a whole step: the mean over the run, warm-up steps included. Absent where the codec cannot be used."""
+    """Seconds of a whole step, as the mean over the run, warm-up steps included. Absent if the codec cannot be used."""
     verdict: str
-    """'chosen', or why it was not chosen."""
+    """'chosen', or why the codec was not chosen."""
 
 
 class CodecSpec(Part):
-    """How gradients are reduced between replicas."""
+    """How a plan reduces gradients between replicas: the codec, and how mode auto chose it."""
 
     level: Literal["dp"] = "dp"
-    """Mesh axis of the reduction: the replicas or, under hybrid sharding, the copies of a sharded state."""
+    """Mesh axis of the reduction. dp: the replicas or, under hybrid sharding, the copies of a sharded state."""
     codec: Codec = Field(default_factory=NoCompression)
-    """The codec with all settings and the layers that it compresses."""
+    """The codec with all its settings."""
     reason: str | None = None
-    """With mode auto: why this codec was chosen."""
+    """With mode auto: why the planner chose the codec."""
     compared: list[CodecFigures] = []
     """With mode auto: the codecs that were compared, the least lossy first."""
 

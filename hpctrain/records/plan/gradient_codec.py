@@ -1,6 +1,5 @@
-"""The base class of all gradient codecs: what the checks of a plan, the planner and the bench ask of a codec.
-
-Before it come the encodings of messages between pipeline stages, and the sizes that all codecs count with.
+"""The base class of all gradient codecs: what the checks of a plan, the planner and the bench ask of a codec. Also the
+encodings of stage messages, and the sizes of numbers in each precision.
 """
 
 from __future__ import annotations
@@ -12,22 +11,22 @@ from hpctrain.records.format.document import Part
 FULL_BYTES = 4
 """Bytes of a number in fp32, the type of gradients."""
 SCALE_BYTES = 4 / 256
-"""Bytes that each number sent as an integer takes in addition, for the fp32 scale of its block of 256."""
+"""Bytes that the scales add to each number that is sent as an integer: an fp32 scale for each block of 256 numbers."""
 CodecRate = Literal["bf16", "quantized", "topk", "power_sgd"]
-"""A field of `codec_s` in topology.json: seconds that a probe measured for a codec on a device."""
+"""A field of `codec_s` in topology.json: seconds for one number of a gradient that a probe measured on a device."""
 Messages = Literal["none", "bf16", "int8"]
-"""Encoding of a message between two pipeline stages."""
+"""Name of the encoding of a stage message; none: fp32."""
 
 
 class MessageEncoding(NamedTuple):
-    """Bytes, processor time and lossiness of one encoding."""
+    """An encoding of stage messages: its bytes, its processor time, and whether it loses much precision."""
 
     number_bytes: float
-    """Bytes sent for a number of an activation, or of its gradient."""
+    """Bytes sent for each number of an activation, or of its gradient."""
     measured_as: CodecRate | None = None
-    """Field of `codec_s` in topology.json with the encoding's processor seconds; None: encoding takes no time."""
+    """Field of `codec_s` in topology.json with the processor seconds for each number; None: encoding takes no time."""
     lossy: bool = False
-    """Whether mode auto chooses the encoding only with `lossy`."""
+    """Whether `activations: auto` chooses the encoding only if mode auto has `lossy: true`."""
 
 
 MESSAGES: dict[Messages, MessageEncoding] = {
@@ -35,13 +34,13 @@ MESSAGES: dict[Messages, MessageEncoding] = {
     "bf16": MessageEncoding(2, "bf16"),
     "int8": MessageEncoding(1 + SCALE_BYTES, "quantized", lossy=True),
 }
-"""Name -> encoding, the most exact first."""
+"""Name of an encoding of stage messages -> encoding, the most exact first."""
 
 
 Values = Literal["fp32", "fp16", "bf16", "int8", "sign"]
 ShardedSums = Literal["all", "selected", "none"]
-"""What a codec can send where each rank needs only the sums of its own shard. all: every number. selected: some
-numbers, once a step. none: the codec does not work there."""
+"""How a codec works if the optimizer state is sharded, so that each rank needs only the sums of its own shard. all: it
+sends every number. selected: it sends some numbers, once a step. none: it does not work."""
 
 VALUE_BYTES: dict[Values, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "sign": 1 / 8}
 """Precision -> bytes of a sent number, without the scale of its block."""
@@ -50,16 +49,17 @@ RESIDUAL_BYTES = {"fp32": 4, "bf16": 2}
 
 
 class CompressionSettings(Part):
-    """Settings that every mode of `compression` has."""
+    """Base class of all modes of `compression`, with the setting that every mode has: the encoding of stage
+    messages."""
 
     activations: Messages | Literal["auto"] | None = None
-    """How activations and their gradients are sent between pipeline stages on different nodes. none: in fp32. bf16.
-    int8: integers of 8 bits with a scale for each 256 of them. auto: the planner chooses none or bf16, or int8 with
-    mode auto and `lossy`. Default: auto with mode auto, else none."""
+    """How activations and their gradients are sent between pipeline stages on different nodes. none: in fp32. bf16: in
+    bfloat16. int8: as integers of 8 bits with a scale for each 256 of them. auto: the planner chooses none or bf16, and
+    also int8 if mode auto has `lossy: true`. Default: auto with mode auto, else none."""
 
     @property
     def messages(self) -> Messages | Literal["auto"]:
-        """The value of `activations`; where it is left out, its default."""
+        """Return the value of `activations`, or its default if the key is left out."""
         return self.activations or "none"
 
 
@@ -67,79 +67,84 @@ class GradientCodec(CompressionSettings):
     """Base class of all gradient codecs. A method that a codec does not override returns what holds for exact sums."""
 
     exact: ClassVar[bool] = False
-    """Whether the sums of gradients equal those without compression."""
+    """Whether nothing is left out and nothing is rounded, so that sums are those without compression."""
     has_state: ClassVar[bool] = True
-    """Whether a rank's reducer keeps something from one step to the next."""
+    """Whether a rank's reducer keeps state between steps, such as a residual."""
     lossy: ClassVar[bool] = False
     """Whether the codec leaves out most of each gradient, so that the loss may be higher after the same number of
     steps."""
     sums_gradients: ClassVar[bool] = True
-    """Whether the codec sums gradients in each step; else it combines weights every few steps."""
+    """Whether the codec sums gradients in each step; otherwise it combines weights every few steps."""
     auto_settings: ClassVar[dict[str, Any] | None] = None
     """The settings with which mode auto tries the codec; None: mode auto does not choose it."""
     sharded_sums: ClassVar[ShardedSums] = "none"
-    """What the codec sends where the optimizer state is sharded over all replicas; none: it does not work there,
-    because its messages bring the sums to all ranks."""
+    """How the codec works if the optimizer state is sharded over all replicas. all: it sends every number. selected: it
+    sends some numbers, once a step. none: it does not work, because its messages bring all sums to all ranks."""
     all_to_all: ClassVar[bool] = False
     """Whether every rank sends to every other rank, instead of around a ring."""
     overlap: ClassVar[float] = 0.0
     """Share of the codec's messages that may overlap the backward pass."""
     measured_as: ClassVar[CodecRate | None] = None
-    """Field of `codec_s` in topology.json with the codec's processor seconds for each number; None: the codec takes the
-    time of copying gradients to buckets and back."""
+    """Field of `codec_s` in topology.json with the codec's processor seconds for each number. None: the codec only
+    takes the time of copying gradients to buckets and back."""
     reduce_scatter_share: ClassVar[float] = 0.0
-    """Share of the processor seconds that a reduce-scatter alone takes."""
+    """Share of the codec's processor seconds that a reduce-scatter without all-gather takes; sharding needs only this
+    one."""
 
     @classmethod
     def modes(cls) -> tuple[str, ...]:
-        """Return the values of `mode` that select this codec."""
+        """Return the values of `compression.mode` that select this class."""
         return get_args(cls.model_fields["mode"].annotation)
 
     @property
     def dense_bytes(self) -> float:
-        """Return the bytes of a sent number, for a codec that sends all numbers; 4, as for exact sums, for other
-        codecs."""
+        """Return the bytes of a sent number, for a codec that sends all numbers of a gradient. For other codecs the
+        result is 4, the bytes of fp32."""
         return FULL_BYTES
 
     def number_bytes(self, world: int, dim: float) -> float:
-        """Return the bytes on the wire for each number of a gradient; with exact sums it is 4.
+        """Return the size of a message divided by the count of numbers in the gradient that it stands for, in bytes.
+        For exact sums it is 4.
 
         Args:
-            world: replicas.
-            dim: width of the model, the largest side of a square matrix.
+            world: number of replicas.
+            dim: width of the model, and so the assumed side of its matrices.
         """
         return self.dense_bytes
 
     def wire_bytes(self, gradient_bytes: float, world: int, dim: float = 1024) -> float:
         """Return the bytes that all replicas together send in one reduction, after the warm-up steps.
 
-        Every parameter counts as compressed, so a model's real traffic is larger by its exempt parameters.
+        A ring all-reduce of s bytes over n replicas sends 2·(n−1)·s bytes in all. Every parameter counts as compressed,
+        so a model with exempt parameters sends more.
 
         Args:
             gradient_bytes: size of the gradient in fp32.
-            world: replicas, n. A ring all-reduce of size s sends 2·(n−1)·s in all.
-            dim: as for `number_bytes`.
+            world: number of replicas, n.
+            dim: width of the model, and so the assumed side of its matrices.
         """
         return 2.0 * (world - 1) * (gradient_bytes / FULL_BYTES) * self.number_bytes(world, dim)
 
     def rounds(self, buckets: int, world: int) -> float:
-        """Return the number of message rounds in a reduction.
+        """Return how many collectives a reduction needs one after the other. It is a mean over steps for a codec that
+        does not reduce in every step.
 
         Args:
             buckets: number of buckets of the gradient in fp32.
-            world: replicas.
+            world: number of replicas.
         """
         return buckets
 
     def passes(self, world: int) -> float:
-        """Return how many times a reduction takes the processor seconds of `measured_as` for each number."""
+        """Return the processor time of a reduction over `world` replicas, as a multiple of the measured seconds that
+        `measured_as` names."""
         return 1.0
 
     def state_bytes(self, dim: int) -> float:
-        """Return the bytes of state that a rank's reducer keeps between steps, for each number of its gradients.
+        """Return the bytes of state that a rank's reducer keeps between steps, for each number of the rank's gradients.
 
         Args:
-            dim: width of the model, the smallest side of a matrix.
+            dim: width of the model, and so the assumed side of its matrices.
         """
         return 0.0
 
@@ -148,12 +153,13 @@ class GradientCodec(CompressionSettings):
 
         Args:
             dim: width of the model.
-            width: side of the square matrix that a low-rank product shrinks by the same factor as the model's matrices.
+            width: side of a square matrix that a low-rank product shrinks by the same factor as the model's matrices.
         """
         return None
 
 
 def sparse_bytes(density: float, values: Values) -> float:
-    """Return the bytes sent for each number of a gradient at this density: the values, and their positions as a bitmap,
-    as 16 bits each, or as one byte for each gap, whichever is smallest."""
+    """Return the bytes of a message with the selected numbers, divided by the count of numbers in the gradient. The
+    message has the values in the precision `values` and their positions: as a bitmap, as 16 bits each, or as one byte
+    for each gap between positions, whichever is smallest."""
     return density * VALUE_BYTES[values] + min(1 / 8, 2 * density, max(density, 1 / 255))

@@ -1,4 +1,4 @@
-"""plan.json: which device computes which blocks of which sequences when. The job follows it exactly."""
+"""plan.json: which device computes which blocks of which sequences, and in which order. The workers obey it exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from hpctrain.records.plan.schedule import Action, Schedule
 
 
 class ParallelDims(NamedTuple):
-    """The degrees pp (pipeline ranks of a replica), dp (replicas) and tp (devices that share each matrix)."""
+    """The degrees of a plan: pp (pipeline ranks of a replica), dp (replicas) and tp (devices that share each
+    matrix)."""
 
     pp: int
     dp: int
@@ -36,81 +37,83 @@ LayerNumber = Annotated[int, Field(ge=0, le=LAYERS_MAX)]
 
 
 class Stage(Part):
-    """Consecutive blocks that one device (or tp devices) holds."""
+    """A stage: consecutive blocks that one device holds, or tp devices together."""
 
     layers: tuple[LayerNumber, LayerNumber]
     """Blocks [from, to). The first stage also holds the embedding, the last the head; either may have no block."""
     recompute: Recompute = "none"
-    """Which activations the backward pass computes again. none. selective: all but the results of matrix products and
-    attention. full: everything within a block."""
+    """Activations that the backward pass computes again. none: no activations. selective: all but the results of matrix
+    products and attention. full: all within a block."""
     messages: Messages = "none"
-    """How the stage's output is sent to the next stage, and the gradient back, where the two stages are on different
-    nodes. none: in fp32. bf16. int8: integers of 8 bits with a scale for each 256 of them."""
+    """How stage messages between this stage and the next are sent, if the two stages are on different nodes. none: in
+    fp32. bf16: in bfloat16. int8: as integers of 8 bits with a scale for each 256 of them."""
 
 
 class Replica(Part):
-    """One copy of the model, over all stages, and its share of each batch."""
+    """One copy of the model: its devices, and its share of each global batch."""
 
     sequences: int = Field(ge=1, le=BATCH_MAX, validation_alias=AliasChoices("sequences", "rows"))
-    """Sequences of each global batch: micro_batch × micro_batches. `rows` in files of earlier versions."""
+    """Sequences of each global batch that the replica computes: micro_batch × micro_batches. Earlier versions called
+    this key `rows`."""
     micro_batch: int = Field(ge=1, le=BATCH_MAX)
     """Sequences in a micro-batch."""
     micro_batches: int = Field(ge=1, le=BATCH_MAX)
-    """Micro-batches in a step."""
+    """Micro-batches of the replica in a step."""
     devices: list[list[DeviceId]]
-    """devices[stage][tp]: 'node:device'. Stages on the same devices belong to one pipeline rank."""
+    """devices[stage][tp]: device ids ('node:device') of the devices that hold the stage. Stages on the same devices
+    belong to one pipeline rank."""
 
 
 class Predicted(Part):
     """The planner's prediction for a plan."""
 
     step_time_s: dict[str, float]
-    """Seconds of a step by term; 'total' is the whole step time."""
+    """Part of a step -> its seconds; 'total' is the step time."""
     memory_bytes: dict[DeviceId, float]
-    """Peak memory in bytes, by device."""
+    """Device id -> peak memory in bytes."""
     bound_s: float | None = None
     """Lower bound in seconds: by the same cost model, no plan on these devices has a shorter step."""
 
 
 class Rejected(Part):
-    """A plan next to the chosen one, and why it was rejected."""
+    """A rejected neighbour: a plan that differs little from the chosen one, and why it was not chosen."""
 
     change: str
-    """How the neighbour differs from the plan."""
+    """How the neighbour differs from the chosen plan."""
     delta_s: float | None = None
-    """Seconds by which a step of the neighbour would be longer; absent when the neighbour cannot run at all."""
+    """Seconds by which a step of the neighbour is longer; absent if the neighbour cannot run at all."""
     reason: str
     """Why the neighbour was rejected, in one sentence."""
 
 
 class Move(Part):
-    """Blocks whose state moves to another device when this plan replaces another plan."""
+    """Blocks whose state a new plan assigns to another device than the old plan."""
 
     layers: tuple[int, int]
     """Blocks [from, to)."""
     source: DeviceId
-    """Device that holds the state now, 'node:device'."""
+    """Device id ('node:device') of the device that holds the state under the old plan."""
     target: DeviceId
-    """Device that will hold the state."""
+    """Device id of the device that holds the state under the new plan."""
 
 
 class Plan(Document):
-    """A complete plan: devices, cut, micro-batches, schedule and codec."""
+    """plan.json: a complete plan with devices, cut, micro-batches, schedule and codec."""
 
     schema_kind: ClassVar[str] = "plan"
 
     topology_sha256: str | None = None
-    """Content hash of the topology that the plan was made for."""
+    """SHA-256 of the content of the topology that the plan was made for."""
     run_sha256: str | None = None
-    """Content hash of the resolved run file that the plan was made for."""
+    """SHA-256 of the content of the run file, with all keys resolved, that the plan was made for."""
     provisional: bool = False
-    """True when the plan was made before the nodes are known; such a plan is never run."""
+    """Whether the plan was made before the nodes were known; such a plan is never run."""
     solver: str = "auto"
     """Name of the solver that made the plan."""
     pp: int = Field(ge=1, le=DEVICES_MAX)
     """Pipeline ranks of a replica."""
     dp: int = Field(ge=1, le=DEVICES_MAX)
-    """Replicas."""
+    """Number of replicas."""
     tp: int = Field(ge=1, le=DEVICES_MAX)
     """Devices that share each matrix of a stage."""
     zero: ZeroLevel = 0
@@ -120,41 +123,44 @@ class Plan(Document):
     """Number of consecutive replicas that share one sharded state; each further group of replicas holds a copy (hybrid
     sharding). Default: all replicas."""
     sequence_parallel: bool = False
-    """Norms and the residual stream are split along the sequence over tp (Korthikanti et al. 2022)."""
+    """Whether norms and the residual stream are split along the sequence over the tp devices (Korthikanti et al.
+    2022)."""
     schedule: ScheduleName = "1f1b"
-    """Order in which each pipeline rank computes, unless `actions` states it."""
+    """Name of the schedule: the order in which each pipeline rank computes, unless `actions` states it."""
     stages: list[Stage] = Field(min_length=1)
-    """The cut of the model, first blocks first."""
+    """The stages of the model, in order of their blocks."""
     replicas: list[Replica] = Field(min_length=1)
-    """Copies of the model; they may differ in their share of the batch."""
+    """Copies of the model; they may differ in their share of the global batch."""
     ranks: list[DeviceId]
-    """Device of each global rank."""
+    """Device id of each rank, in order of rank."""
     actions: dict[int, dict[int, list[str]]] = {}
-    """actions[replica][pipeline rank]: the actions in order, such as '0F0', '0B0' (stage, kind, micro-batch). Where
-    actions are left out, or do not cover the micro-batches, they are made from `schedule`; with schedule 'custom' they
-    must be complete."""
+    """actions[replica][pipeline rank]: the actions in order, such as '0F0', '0B0' (stage, kind, micro-batch). If a
+    replica's actions are left out, or do not cover its micro-batches, they are made from `schedule`. With schedule
+    'custom', all actions must be given."""
     compression: list[CodecSpec] = Field(default=[CodecSpec()], min_length=1, max_length=1)
-    """How gradients are reduced between replicas."""
+    """How gradients are reduced between replicas; the list has one entry."""
     profile: CalibrationProfile | None = None
-    """Measured steps on which `predicted` is based; left out: only the package's constants."""
+    """Factors from measured steps, with which `predicted` was computed. Absent: it was computed only with constants of
+    hpctrain."""
     predicted: Predicted | None = None
     """The planner's prediction for this plan."""
     rejected: list[Rejected] = []
     """Rejected neighbours of the plan, the closest first."""
     moves: list[Move] = []
-    """State that changes its device because this plan replaces another."""
+    """State that changes its device because the plan replaces another plan."""
     notes: list[str] = []
-    """What you should know about how the plan was chosen."""
+    """Remarks of the planner on how the plan was chosen."""
     made_sha256: str | None = None
-    """Content hash of the plan as `hpctrain plan` wrote it, without this key. A file with other content was edited."""
+    """SHA-256 of the content of the plan as the planner wrote it, without this key. A file with other content was
+    edited."""
 
     def stamped(self) -> Plan:
-        """Return the plan with its own content hash, by which a later edit is detected."""
+        """Return the plan with the SHA-256 of its content in `made_sha256`, by which a later edit is detected."""
         return self.model_copy(update={"made_sha256": self._content_sha256()})
 
     @property
     def is_edited(self) -> bool:
-        """Whether the plan was changed after `hpctrain plan` wrote it, or was written by something else."""
+        """Return whether the plan was changed after the planner wrote it, or was not written by the planner."""
         return self.made_sha256 != self._content_sha256()
 
     def _content_sha256(self) -> str:
@@ -272,24 +278,25 @@ class Plan(Document):
 
     @property
     def shards(self) -> int:
-        """Number of replicas over which the optimizer state is sharded; 1: every replica holds all of it."""
+        """Return the number of replicas over which the optimizer state is sharded; 1 means that every replica holds the
+        whole state."""
         return 1 if self.zero == 0 else self.shard or self.dp
 
     @property
     def codec_reduces_replicate_axis(self) -> bool:
-        """Whether the codec sums gradients between the copies of a sharded state, and not among the replicas that share
-        one copy."""
+        """Return whether the codec sums gradients only between the copies of a sharded state. This is so with hybrid
+        sharding and a codec that is not exact: the replicas that share one copy sum gradients exactly."""
         return 1 < self.shards < self.dp and not self.codec.exact
 
     @property
     def codec(self) -> Codec:
-        """How gradients are reduced between replicas."""
+        """Return the codec with which gradients are reduced between replicas."""
         return self.compression[0].codec
 
     @property
     def reduction_sha256(self) -> str:
-        """Return the hash of everything that decides which state a rank's reducer has between steps: mesh, cut,
-        sharding and codec, but not the devices."""
+        """Return the SHA-256 of everything in the plan that decides which state a rank's reducer keeps between steps:
+        degrees, cut, sharding and codec, but not the devices."""
         parts = [*self.dims, self.zero, self.shards, self.sequence_parallel, list(self.stage_owner().values())]
         codecs = [[spec.level, spec.codec.to_json()] for spec in self.compression]
         text = json.dumps([*parts, [stage.layers for stage in self.stages], codecs])
@@ -297,7 +304,8 @@ class Plan(Document):
 
     @property
     def memory_options_text(self) -> list[str]:
-        """Return the memory options of the plan in words; empty where it has none."""
+        """Return the memory options of the plan, each in words, such as 'zero 1 over 4 replicas'; [] if it has
+        none."""
         options = []
         if self.zero:
             copies = f", {self.dp // self.shards} copies" if self.shards < self.dp else ""
@@ -313,35 +321,36 @@ class Plan(Document):
 
     @property
     def sequences(self) -> int:
-        """Sequences in a step, over all replicas."""
+        """Return the number of sequences in a step, over all replicas."""
         return sum(replica.sequences for replica in self.replicas)
 
     @property
     def layers(self) -> int:
-        """Blocks of the model."""
+        """Return the number of blocks of the model."""
         return self.stages[-1].layers[1]
 
     @cached_property
     def nodes(self) -> list[str]:
-        """Nodes of the plan, in order of rank."""
+        """Return the names of the nodes that the plan uses, in order of rank."""
         return list(dict.fromkeys(device_id.node for device_id in self.ranks))
 
     def pipeline_rank_devices(self, replica: int) -> list[tuple[DeviceId, ...]]:
-        """Return the devices of each pipeline rank of a replica: [pp][tp]."""
+        """Return the devices of a replica, as [pipeline rank][tp]."""
         return list(dict.fromkeys(tuple(row) for row in self.replicas[replica].devices))
 
     def stage_owner(self) -> dict[int, int]:
-        """Return the pipeline rank of each stage, the same in every replica."""
+        """Return stage -> its pipeline rank, which is the same in every replica."""
         return dict(enumerate(self._owners(0)))
 
     def _owners(self, replica: int) -> list[int]:
-        """Return the pipeline rank of each stage of a replica."""
+        """Return the pipeline rank of each stage of a replica, in order of stages."""
         rows = self.pipeline_rank_devices(replica)
         return [rows.index(tuple(row)) for row in self.replicas[replica].devices]
 
     def messages(self, replica: int, stage: int) -> Messages:
-        """Return how messages between a stage and the next are encoded in a replica. Devices that share a stage hold
-        the same numbers, so all of them use one encoding, even where only some pairs cross nodes."""
+        """Return the encoding of messages between a stage and the next stage of a replica: "none" unless the stages are
+        on different nodes. If only some of the tp devices send to another node, all of them use the same encoding,
+        because they have to hold the same numbers."""
         devices = self.replicas[replica].devices
         if stage == len(devices) - 1:
             return "none"
@@ -350,7 +359,7 @@ class Plan(Document):
         return self.stages[stage].messages if apart else "none"
 
     def mesh(self) -> list[list[list[int]]]:
-        """Return the global ranks as nested lists [pp][dp][tp]."""
+        """Return the ranks of the plan as nested lists [pp][dp][tp]."""
         rank = {device_id: index for index, device_id in enumerate(self.ranks)}
         return [
             [[rank[device_id] for device_id in self.pipeline_rank_devices(replica)[pp]] for replica in range(self.dp)]
@@ -358,7 +367,8 @@ class Plan(Document):
         ]
 
     def table(self, replica: int) -> Schedule | None:
-        """Return the stated actions of a replica as a schedule; None where they follow from `schedule`."""
+        """Return the actions that the plan states for a replica, as a schedule; None if the plan states none, so that
+        they follow from the name of its schedule."""
         rows = self.actions.get(replica)
         if rows is None:
             return None

@@ -1,7 +1,7 @@
-"""A pipeline schedule as data: which micro-batch each pipeline rank computes when.
+"""A pipeline schedule as data: the order in which each pipeline rank computes its actions.
 
-The text form is that of torch's pipeline actions: '2F0' is stage 2, forward, micro-batch 0; B is the full backward, I
-the backward for inputs only, W the one for weights only. Sends and receives follow from these actions.
+An action is written as in torch.distributed.pipelining: '2F0' is stage 2, forward, micro-batch 0. B is the whole
+backward, I the backward for inputs, W the backward for weights. Sends and receives follow from the actions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Action(NamedTuple):
 
     stage: int
     kind: str
-    """F forward, B full backward, I backward for inputs, W backward for weights."""
+    """F: forward. B: whole backward. I: backward for inputs. W: backward for weights."""
     micro_batch: int
 
     def __str__(self) -> str:
@@ -27,7 +27,7 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """Return the action that a text form stands for.
+        """Return the action that a text such as '2F0' stands for.
 
         Raises:
             ValueError: the text is no action.
@@ -40,17 +40,22 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The order of actions on each pipeline rank."""
+    """An action table: the actions of each pipeline rank, in order."""
 
     ranks: tuple[tuple[Action, ...], ...]
 
     @classmethod
     def parse(cls, rows: Iterable[Iterable[str]]) -> Schedule:
-        """Return the schedule of a text form, one row per pipeline rank."""
+        """Return the schedule whose actions are given as texts, such as '2F0': a row for each pipeline rank, with its
+        actions in order.
+
+        Raises:
+            ValueError: a text is no action.
+        """
         return cls(tuple(tuple(Action.parse(text) for text in row) for row in rows))
 
     def rows(self) -> list[list[str]]:
-        """Return the text form, one row per pipeline rank."""
+        """Return the actions as texts, such as '2F0': a row for each pipeline rank, with its actions in order."""
         return [[str(action) for action in row] for row in self.ranks]
 
     def stages(self) -> int:
@@ -58,5 +63,5 @@ class Schedule:
         return 1 + max((action.stage for row in self.ranks for action in row), default=-1)
 
     def owner(self) -> dict[int, int]:
-        """Return the pipeline rank of each stage."""
+        """Return stage -> its pipeline rank."""
         return {action.stage: rank for rank, row in enumerate(self.ranks) for action in row}

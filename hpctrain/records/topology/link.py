@@ -1,4 +1,4 @@
-"""Parts of topology.json about messages between two nodes: figures of a pair, and classes of pairs."""
+"""Parts of topology.json about messages between two nodes: links with measured figures, and link classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpctrain.records.format.document import Part
 
 
 class Latency(Part):
-    """One-way latency of a small message: half the round trip."""
+    """Latency of a small message over one link: half the round trip."""
 
     min: float
     """Minimum, seconds."""
@@ -19,60 +19,61 @@ class Latency(Part):
 
 
 class BackendFigures(Part):
-    """The model t = alpha + beta·bytes for messages over torch's communication backend."""
+    """Model of a message over torch's communication backend: time = alpha + beta × bytes."""
 
     alpha_s: float
     """Start-up time of a message, seconds."""
     beta_s_per_byte: float = Field(gt=0)
-    """Time per byte."""
+    """Time per byte of a message, seconds."""
     break_bytes: int | None = None
-    """Size in bytes from which messages follow another line, where there is such a size."""
+    """Size in bytes from which alpha and beta hold, if smaller messages follow another line."""
     network: str | None = None
-    """Network that NCCL reports for messages between nodes: IB, Socket."""
+    """Network that NCCL reports for messages between nodes, such as IB or Socket."""
 
 
 def _training_backend(measured: dict[str, BackendFigures]) -> BackendFigures | None:
-    """Return the figures of the backend that a run uses between nodes: NCCL where it was measured, else gloo."""
+    """Return the figures of the backend that a run uses between nodes: of NCCL if it was measured, else of gloo; None
+    if neither was measured. `measured` has the figures by name of the backend."""
     return measured.get("nccl") or measured.get("gloo")
 
 
 class LinkFigures(Part):
-    """Measured figures of one direction between two nodes."""
+    """Figures of messages from one node to another."""
 
     latency_s: Latency | None = None
     """Latency of a small message."""
     isolated_bytes_per_s: float | None = None
-    """Bandwidth timed at the receiver, while `concurrency` pairs send."""
+    """Isolated bandwidth: measured by the receiver, while only `concurrency` pairs sent."""
     loaded_bytes_per_s: float | None = None
-    """Bandwidth while all nodes send at once."""
+    """Loaded bandwidth: measured while all pairs of the round sent."""
     concurrency: int | None = None
     """Number of pairs that sent while `isolated_bytes_per_s` was measured."""
     alpha_s: float | None = None
-    """Start-up time of a message in the model t = alpha + beta·bytes, seconds."""
+    """Start-up time of a TCP message, seconds: alpha in time = alpha + beta × bytes."""
     beta_s_per_byte: float | None = None
-    """Time per byte in that model."""
+    """Time per byte of a TCP message, seconds: beta in time = alpha + beta × bytes."""
     break_bytes: int | None = None
-    """Smallest measured size in bytes that follows `beta_s_per_byte`, where small messages follow another line;
-    `alpha_s` is then that of small messages."""
+    """Smallest measured size in bytes to which `beta_s_per_byte` applies, if small messages have another time per byte.
+    `alpha_s` is then the start-up time of small messages."""
     jitter: float | None = None
     """95th percentile of the latency divided by its median."""
     cpu_contended: bool | None = None
     """Whether a processor, and not the network, limited the bandwidth."""
     transport: str | None = None
-    """Transport of the messages: tcp."""
+    """Transport of the measured messages: tcp."""
     iface: str | None = None
     """Network interface that the sender's socket used."""
     backend: dict[str, BackendFigures] = {}
-    """Name of the training backend (gloo, nccl) -> figures of messages over it. The planner uses these where
-    present."""
+    """Training backend (gloo, nccl) -> figures of messages over it. If present, the planner uses them in place of the
+    TCP figures."""
     n: int | None = None
-    """Number of samples behind the bandwidth."""
+    """Number of measurements from which the bandwidth was taken."""
     inferred: bool = False
-    """Whether the figures were not measured, but taken from the link's class."""
+    """Whether the figures were not measured, but taken from the link class."""
 
     def cost(self) -> tuple[float, float] | None:
-        """Return (alpha in seconds, beta in seconds per byte) for a run's messages: over the training backend where
-        that was measured, else over TCP; None where neither is known."""
+        """Return (alpha in seconds, beta in seconds per byte) of messages over the training backend if they were
+        measured, else of messages over TCP; None if neither was measured."""
         over = _training_backend(self.backend)
         if over:
             return over.alpha_s, over.beta_s_per_byte
@@ -82,7 +83,7 @@ class LinkFigures(Part):
 
 
 class Link(Part):
-    """A pair of nodes, both directions."""
+    """A pair of nodes with the figures of both directions."""
 
     a: str
     """One node."""
@@ -96,29 +97,29 @@ class Link(Part):
     """From b to a."""
 
     def directions(self) -> tuple[tuple[tuple[str, str], LinkFigures], ...]:
-        """Return ((source, target), figures) for each of the two directions."""
+        """Return ((source node, target node), figures) for each of the two directions."""
         return ((self.a, self.b), self.ab), ((self.b, self.a), self.ba)
 
 
 class LinkClass(Part):
-    """A class of links with similar figures; a pair without measured figures takes those of its class."""
+    """A link class: links with similar figures. A pair that was not measured gets the figures of its class."""
 
     id: str
-    """Name of the class, which links refer to."""
+    """Name of the class; `class` of a link is this name."""
     alpha_s: float
-    """Start-up time of a message in the model t = alpha + beta·bytes, seconds."""
+    """Start-up time of a TCP message, seconds: alpha in time = alpha + beta × bytes."""
     beta_s_per_byte: float
-    """Time per byte in that model."""
+    """Time per byte of a TCP message, seconds: beta in time = alpha + beta × bytes."""
     pairs: int
-    """Number of measured pairs that the class is based on."""
+    """Number of measured pairs from which the figures were taken."""
     backend: dict[str, BackendFigures] = {}
-    """Name of the training backend -> figures of messages over it."""
+    """Training backend (gloo, nccl) -> figures of messages over it."""
     level: int | None = None
-    """Level of the lowest cluster that holds both nodes of a pair; 0: no cluster holds both. Absent: the class is of
-    all pairs."""
+    """The class has the pairs whose lowest common cluster of nodes is at this level of switches (1: next to the nodes).
+    0: pairs without a common cluster. Absent: all pairs."""
 
     def cost(self) -> tuple[float, float]:
-        """Return (alpha in seconds, beta in seconds per byte) for a run's messages: over the training backend where
-        that was measured, else over TCP."""
+        """Return (alpha in seconds, beta in seconds per byte) of messages over the training backend if they were
+        measured, else of messages over TCP."""
         over = _training_backend(self.backend)
         return (over.alpha_s, over.beta_s_per_byte) if over else (self.alpha_s, self.beta_s_per_byte)

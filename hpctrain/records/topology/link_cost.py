@@ -1,4 +1,4 @@
-"""Time of a message between two nodes, from the link's figures in a topology."""
+"""Time of a message between two nodes, from the figures in a topology."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Topology
 
 INTRA_NODE_LATENCY_S = 5e-6
-"""Assumed alpha between two devices of one node where it was not measured: a kernel launch on each side."""
+"""Assumed alpha of a message between two devices of one node: a kernel launch on each side. A probe does not measure
+it."""
 
 
 Cost = tuple[float, float]
-"""(alpha in seconds, beta in seconds per byte)"""
+"""(alpha in seconds, beta in seconds per byte) of a message: time = alpha + beta × bytes."""
 
 
 class LinkCost:
-    """Time of a message between two nodes, t = alpha + beta·bytes: from the link, else the matrix, else the pair's
-    class, else the slowest class.
+    """Times of messages between the nodes of a topology, as alpha and beta of time = alpha + beta × bytes. The figures
+    of a pair are those of its link, else of the pair matrix, else of its link class, else of the slowest link class.
 
-    A run's messages go over its training backend. Where the backend was measured for only some pairs of a class, the
-    TCP figures of the other pairs are scaled by the class's ratio of backend to TCP, so that all figures are
+    A run's messages go over its training backend. If the backend was measured for only some pairs of a link class, the
+    TCP figures of the other pairs are multiplied by the class's ratio of backend to TCP, so that all figures are
     comparable.
     """
 
@@ -54,10 +55,11 @@ class LinkCost:
         }
 
     def between(self, a: str, b: str) -> Cost:
-        """Return (alpha in seconds, beta in seconds per byte) from node a to b; if a is b, between two of its devices.
+        """Return (alpha in seconds, beta in seconds per byte) of messages from node `a` to node `b`. If `a` is `b`,
+        they are messages between two devices of the node.
 
         Raises:
-            KeyError: the topology has neither that link nor a class.
+            KeyError: the topology has no figures of the link and no link class.
         """
         cost = self.find(a, b)
         if cost is None:
@@ -65,8 +67,8 @@ class LinkCost:
         return cost
 
     def find(self, a: str, b: str) -> Cost | None:
-        """Return (alpha in seconds, beta in seconds per byte) from node a to b; None when the topology has neither that
-        link nor a class."""
+        """Return (alpha in seconds, beta in seconds per byte) of messages from node `a` to node `b`; None if the
+        topology has no figures of the link and no link class."""
         if a == b:
             return self._within.get(a, self._intra)
         return self._costs.get((a, b)) or self._of_matrix(a, b) or self._of_class(a, b) or self._default
@@ -83,19 +85,22 @@ class LinkCost:
         return None if entry is None or entry.level is None else entry.cost()
 
     def _class(self, a: str, b: str) -> LinkClass | None:
-        """Return the class of pairs whose lowest common cluster has the same level, else the class of all pairs."""
+        """Return the link class for the level of the lowest cluster that contains both nodes, else the class of all
+        pairs, else None."""
         shared = set(self._clusters.get(a, ())) & set(self._clusters.get(b, ()))
         return self._levels.get(min((level for level, _ in shared), default=0)) or self._levels.get(None)
 
     def least(self) -> Cost:
-        """Return the smallest alpha and the smallest beta of any pair of nodes; (0, 0) where nothing is known."""
+        """Return (smallest alpha in seconds, smallest beta in seconds per byte) of all pairs of nodes, each perhaps of
+        another pair; (0, 0) if the topology has no figures of links."""
         known = [*self._costs.values(), *self._least_of_matrix()]
         known += [entry.cost() for entry in self._levels.values() if entry.level is not None]
         known += [] if self._default is None else [self._default]
         return min((alpha for alpha, _ in known), default=0.0), min((beta for _, beta in known), default=0.0)
 
     def _least_of_matrix(self) -> list[Cost]:
-        """Return (smallest alpha, smallest beta) of the matrix's pairs, for each class, over the training backend."""
+        """Return (smallest alpha, smallest beta) of the pairs in the pair matrix, for each link class, as estimated for
+        messages over the training backend."""
         if self._pairs is None or self._matrix is None:
             return []
         import numpy as np  # only for large clusters, as the matrix itself
@@ -118,8 +123,8 @@ class LinkCost:
 
 
 def _over_backend(cost: Cost, usual: LinkClass | None) -> Cost:
-    """Return the estimated (alpha, beta) over the training backend of a pair that was measured over TCP only: scaled by
-    the ratio of its class."""
+    """Return the estimated (alpha, beta) of messages over the training backend, for a pair that was measured over TCP
+    only. `cost` has the TCP figures; they are multiplied by the ratio of backend to TCP in the link class `usual`."""
     if usual is None:
         return cost
     (alpha, beta), over = (usual.alpha_s, usual.beta_s_per_byte), usual.cost()

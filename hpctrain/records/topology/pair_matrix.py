@@ -1,6 +1,6 @@
-"""Figures of all node pairs of a large cluster as arrays, and their file beside topology.json.
+"""The pair matrix: figures of all node pairs of a large cluster as arrays, and their file beside topology.json.
 
-Half a million pairs take 300 MB as JSON objects, but a few MB as arrays of single precision.
+Half a million pairs take 300 MB as JSON objects, but only a few MB as arrays of single precision.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ FIGURES = (
 
 
 class PairMatrix:
-    """Arrays [source, target] of shape (nodes, nodes), one for each figure; NaN where the figure was not measured.
+    """Figures of all pairs of nodes: for each name in FIGURES an array [source, target] of shape (nodes, nodes). A
+    figure that was not measured is NaN.
 
-    `bytes_per_s` was measured while the other pairs of the round sent too, `isolated_bytes_per_s` while few pairs sent.
-    `alpha_s` and `beta_s_per_byte` are fitted to single messages, where those were measured.
+    `bytes_per_s` was measured while the other pairs of the round sent, too, `isolated_bytes_per_s` while few pairs
+    sent. `alpha_s` and `beta_s_per_byte` follow from the size sweep, which not every pair has.
     """
 
     def __init__(self, nodes: Sequence[str], figures: dict[str, Array] | None = None) -> None:
@@ -44,7 +45,7 @@ class PairMatrix:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Node -> its index in rows and columns."""
+        """Return node -> its index in the rows and columns of each array."""
         return {name: row for row, name in enumerate(self.nodes)}
 
     def __getitem__(self, figure: str) -> Array:
@@ -52,19 +53,20 @@ class PairMatrix:
 
     @property
     def rate(self) -> Array:
-        """Bandwidth [source, target] in bytes/s: while other pairs send, else while few pairs send; NaN where neither
-        was measured."""
+        """Return the bandwidth of each pair in bytes/s, as an array [source, target]: the loaded bandwidth, or the
+        isolated bandwidth if only this one was measured, or NaN."""
         loaded = self.figures["bytes_per_s"]
         return np.where(np.isnan(loaded), self.figures["isolated_bytes_per_s"], loaded)
 
     @property
     def measured(self) -> npt.NDArray[np.bool_]:
-        """Boolean array [source, target]: True where a bandwidth was measured."""
+        """Return a boolean array [source, target], which is True for pairs with a measured bandwidth."""
         return ~np.isnan(self.rate)
 
     def costs(self) -> tuple[Array, Array]:
-        """Return alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes for every pair: as fitted,
-        else the latency and the inverse of the bandwidth; NaN where not measured."""
+        """Return (alpha in seconds, beta in seconds per byte) of time = alpha + beta × bytes, as arrays
+        [source, target]. A pair without a size sweep has its latency as alpha and the inverse of its bandwidth as beta;
+        figures that were not measured are NaN."""
         rate = self.rate
         per_byte = np.divide(1.0, rate, where=rate > 0, out=np.full_like(rate, np.nan))
         alpha, beta = self.figures["alpha_s"], self.figures["beta_s_per_byte"]
@@ -72,7 +74,7 @@ class PairMatrix:
         return np.where(fitted, alpha, self.figures["latency_p50_s"]), np.where(fitted, beta, per_byte)
 
     def only(self, nodes: Iterable[str]) -> PairMatrix:
-        """Return the same figures for some of the nodes, in this matrix's order."""
+        """Return the pair matrix of those of its nodes that are in `nodes`, in its own order."""
         keep = set(nodes)
         rows = [row for row, name in enumerate(self.nodes) if name in keep]
         cut = {name: array[np.ix_(rows, rows)] for name, array in self.figures.items()}
@@ -92,13 +94,13 @@ class PairMatrix:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the file's content."""
+        """Return the SHA-256 of the file's content, in hexadecimal digits."""
         return hashlib.sha256(self._bytes).hexdigest()
 
     @property
     def file_name(self) -> str:
-        """Name of the file, made from its content hash. So topology.json never refers to the pairs of another probe,
-        even when the writer is killed between the two files."""
+        """Return the name of the file, made from the hash of its content. So topology.json never refers to the pair
+        matrix of another probe, even if the writer is killed after it has written only one of the two files."""
         return f"pairs-{self.sha256[:12]}.npz"
 
     def write(self, folder: Path) -> None:
@@ -111,25 +113,28 @@ class PairMatrix:
 
 
 _DAMAGED = (ValueError, KeyError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile)
-"""Errors that zipfile and numpy raise for a file that is not in their format."""
+"""Errors that zipfile and numpy raise for a file that is not a zip archive of arrays."""
 _NPY = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype><f4|<U\d{1,4})', 'fortran_order': (?P<by_columns>True|False), "
     rb"'shape': \((?P<shape>\d{1,7},(?: \d{1,7})?)\), \} *\n",
     re.DOTALL,
 )
-"""Header of an array as numpy writes it (numpy.lib.format, version 1.0). Numpy itself parses it as Python source."""
+"""Header of an array as numpy writes it (numpy.lib.format, version 1.0). This pattern replaces numpy's own reader,
+which parses the header as Python source."""
 _HEADER_BYTES = 4096
 """Upper limit of the bytes that zip and npy headers add to an array; numpy writes 128."""
 
 
 def _bytes_at_most(nodes: Sequence[str]) -> int:
-    """Return the largest possible size of the file for these nodes, bytes; names have four bytes a character."""
+    """Return the largest possible size of the file for these nodes, in bytes. In the array of names, each name has the
+    length of the longest, with four bytes a character."""
     longest = max(map(len, nodes), default=0)
     return len(FIGURES) * (4 * len(nodes) ** 2 + _HEADER_BYTES) + 4 * longest * len(nodes) + _HEADER_BYTES
 
 
 def _array(stored: zipfile.ZipFile, name: str, kind: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Return one array of the file, after checking its header, which could claim any size.
+    """Return the array `name` of the file `stored`, after checking that its header states the type `kind` and this
+    shape. A hostile header could claim any size.
 
     Raises:
         ValueError: the array is compressed, or of another type or shape.
@@ -152,11 +157,11 @@ def _array(stored: zipfile.ZipFile, name: str, kind: np.dtype[Any], shape: tuple
 
 
 def read_pairs(path: Path, sha256: str, nodes: Sequence[str], topology: Path) -> PairMatrix:
-    """Return the figures in the file at `path`, if it has the expected hash.
+    """Return the pair matrix in the file at `path`, if the file has the hash `sha256`.
 
     Args:
-        nodes: nodes of the topology, in its order.
-        topology: the file that refers to `path`, for errors.
+        nodes: names of the topology's nodes, in file order.
+        topology: path of the topology.json that refers to `path`, for errors.
 
     Raises:
         FileError: the file is missing, unreadable, has another hash, or is of other nodes.

@@ -18,28 +18,29 @@ if TYPE_CHECKING:
 
 
 class Provenance(Part):
-    """How the file was made."""
+    """How, when and by which probe a topology.json was made."""
 
     version: str
-    """Version of hpctrain."""
+    """Version of hpctrain that wrote the file."""
     created: str
-    """When the file was made, UTC."""
+    """When the file was made: date and time in UTC."""
     transport: str
-    """Transport of the messages: tcp."""
+    """Transport of the measured messages: tcp. In an imported topology: the program whose file was imported (slurm,
+    nccl)."""
     loopback: bool = False
     """Whether the nodes are processes of one machine, so that the links are memory and not a network."""
     mode: str = "full"
-    """full: every pair was measured. sampled: enough pairs to know which nodes share a switch. health: each node with a
-    few others, enough to judge it. published: figures from data sheets and papers, nothing was measured. prior:
-    imported from another tool's file, nothing was measured."""
+    """What was measured. full: every pair. sampled: enough pairs to know which nodes share a switch. health: each node
+    with a few others, enough to judge the node. published: nothing, figures are from data sheets and papers. prior:
+    nothing, the topology was imported from another tool's file."""
     seed: int | None = None
     """Seed for the order of the probe's rounds."""
     notes: list[str] = []
-    """Sources of figures that were not measured, and what readers must know."""
+    """Sources of figures that were not measured, and further remarks for readers of the file."""
     rounds_done: int = 0
     """Number of rounds that were measured."""
     rounds_planned: int = 0
-    """Number of rounds of the complete measurement."""
+    """Number of rounds that the probe planned to measure."""
     wall_s: float | None = None
     """Duration of the probe, seconds."""
     job_id: str | None = None
@@ -47,16 +48,17 @@ class Provenance(Part):
 
 
 class DeviceType(Part):
-    """A kind of device, which several nodes may have."""
+    """A type of device, such as one model of GPU, which several nodes may have."""
 
     kind: Literal["cpu", "cuda"]
-    """Whether it is a CPU or a CUDA device."""
+    """Whether devices of this type are CPUs or CUDA devices."""
     name: str
-    """The vendor's name of the device."""
+    """The vendor's name for devices of this type."""
 
 
 class CodecSeconds(Part):
-    """Seconds of processor time that each codec takes for one number of a gradient."""
+    """Seconds that a device computes for one number of a gradient, for each codec that a probe measures; the time of
+    messages is not included."""
 
     bf16: float = Field(gt=0)
     """Codec bf16: rounding, summing in fp32, and copying back."""
@@ -74,28 +76,29 @@ class Device(Part):
     """One device of a node, with its measured figures."""
 
     id: str = Field(pattern=DEVICE_NAME)
-    """Name within the node: cpu0, cuda1."""
+    """Name of the device within the node: cpu0, cuda1."""
     type: str
-    """Key into device_types."""
+    """Type of the device, a key of `device_types`."""
     flops: dict[str, float] = {}
-    """Sustained FLOP/s of matrix products, by dtype (fp32, bf16)."""
+    """Precision (fp32, bf16) -> sustained FLOP/s of matrix products."""
     memory_bytes: float | None = None
-    """Memory that a run may use."""
+    """Bytes of the device's memory that a run may use."""
     memory_bytes_per_s: float | None = None
-    """Bandwidth of copies within the device's memory, read plus write."""
+    """Bandwidth of copies within the device's memory; bytes read and bytes written both count."""
     launch_s: float | None = None
     """Launch time: median seconds of one tiny operation. Every operation takes at least this long."""
     codec_s: CodecSeconds | None = None
-    """Seconds of gradient compression on the device, without messages."""
+    """Seconds that the device computes for one number of a gradient, by codec."""
     pcie: PcieLink | None = None
     """The device's PCIe link to the host."""
     nvlink: dict[str, NvlinkPeer] = {}
-    """NVLink to other devices of the node, by device; through a switch, by 'switch' or the switch's address."""
+    """Other device of the node -> NVLinks to it. NVLinks to a switch have the key 'switch' or the switch's PCI
+    address."""
     throttle_reasons: list[str] = []
-    """Why the device's clocks were lowered under load, in NVML's terms: hw_slowdown, sw_power_cap; for a CPU:
+    """Why the device was slowed down under load: for a GPU in NVML's terms (hw_slowdown, sw_power_cap), for a CPU
     cpu_quota."""
     p2p: dict[str, Literal["ok", "no", "unknown"]] = {}
-    """Other device of the node -> whether this device can read its memory."""
+    """Other device of the node -> whether this device can read the other's memory."""
     ecc_errors: int | None = None
     """Uncorrectable memory errors since the driver was loaded."""
     xid: int | None = None
@@ -109,52 +112,53 @@ class Device(Part):
     nic: str | None = None
     """Network card with the shortest PCI path to the device: mlx5_0, eth0."""
     pci_path: list[str] | None = Field(default=None, min_length=1)
-    """PCI addresses on the path to the device: switches first, the device last."""
+    """PCI addresses on the path from the processor to the device: PCI switches first, the device last."""
     host_to_device_bytes_per_s: float | None = None
     """Bandwidth of copies from page-locked memory of the host."""
     device_to_host_bytes_per_s: float | None = None
     """Bandwidth of copies to page-locked memory of the host."""
     copy_bytes_per_s: dict[str, float] = {}
-    """Other device of the node -> bandwidth of a copy to it, measured one at a time."""
+    """Other device of the node -> bandwidth of a copy from this device to it, without other copies at the same time."""
 
 
 class Reason(Part):
-    """A fault that is a reason for a verdict, with its evidence and fix."""
+    """A fault of a node, a device or a link as the reason for a verdict, with evidence and fix."""
 
     code: str
-    """Fault code: UNREACHABLE, SLOW_NODE, PCIE_DOWNSHIFT."""
+    """Fault code, such as UNREACHABLE, SLOW_NODE or PCIE_DOWNSHIFT."""
     text: str
-    """One sentence that describes the fault, with the numbers."""
+    """One sentence that describes the fault, with the measured figures."""
     evidence: str | None = None
-    """What the node's figure was compared with, and how often it was measured."""
+    """With what the measured figure was compared, and how often it was measured."""
     fix: str | None = None
-    """What to do next."""
+    """What the user can do about the fault."""
 
 
 class Health(Part):
     """The verdict on a node."""
 
     verdict: Literal["ok", "degraded", "bad", "unknown"] = "unknown"
-    """Nodes that are ok or degraded are used, bad ones are excluded; unknown ones were not measured."""
+    """ok: no fault was seen. degraded: faulty, but the plan may use the node. bad: the node is excluded. unknown: the
+    node was not measured."""
     reasons: list[Reason] = []
-    """Reasons, where the verdict is not ok."""
+    """Faults that are the reasons for the verdict; empty if the verdict is ok."""
 
 
 class Node(Part):
-    """A node and its devices."""
+    """A node with its devices, network cards and verdict."""
 
     id: str = Field(pattern=NODE_NAME)
-    """Slurm's name of the node, or local0, local1, … for virtual ones."""
+    """Slurm's name of the node, or local0, local1, … for virtual nodes."""
     addr: str
-    """Address at which other nodes reached it."""
+    """Network address at which other nodes reach this node."""
     iface: str | None = None
-    """Network interface of that address."""
+    """Network interface that has the address `addr`."""
     host: str | None = None
     """Host name of the machine."""
     devices: list[Device]
     """The node's devices."""
     intra_bytes_per_s: float | None = None
-    """Bandwidth from one device of the node to another."""
+    """Bandwidth of messages from one device of the node to another."""
     nics: list[Nic] | None = None
     """The node's network cards."""
     host_facts: HostFacts | None = None
@@ -164,77 +168,80 @@ class Node(Part):
 
 
 class NodeCluster(Part):
-    """Nodes behind one switch, measured or declared."""
+    """A cluster of nodes: the nodes behind one switch, as measured or as declared in a file."""
 
     id: str
     """Name of the cluster."""
     level: int = 1
-    """Level in the tree of switches; 1 is next to the nodes."""
+    """Level of the cluster's switch in the tree of switches; 1 is next to the nodes."""
     parent: str | None = None
-    """Id of the cluster that contains this one."""
+    """Name of the cluster of the next higher level that contains this cluster."""
     members: list[str]
     """Names of the cluster's nodes."""
     source: str = "measured"
-    """Where the cluster comes from: measured, slurm, or prior (an earlier file)."""
+    """How the cluster is known: measured, slurm (Slurm's topology file), or prior (an earlier topology)."""
     oversubscription: float | None = None
-    """Oversubscription ratio: bandwidth of a single pair that leaves the cluster, divided by a pair's bandwidth while
-    all members send to another cluster."""
+    """Bandwidth from a node of the cluster to a node outside while only this pair sends, divided by the bandwidth of
+    the pair while all members of the cluster send to another cluster."""
 
 
 class MatrixFile(Part):
-    """The file beside topology.json with the figures of every pair. Its name contains its hash, so the two files are
-    always of one probe."""
+    """Reference to the file beside topology.json that has the pair matrix. The file's name contains its hash, so
+    topology.json and the file are always of one probe."""
 
     file: str = Field(pattern=r"^pairs-[0-9a-f]{12}\.npz$")
-    """Name of the file, in the folder of the topology."""
+    """Name of the file, which is in the folder of topology.json."""
     sha256: str
-    """SHA-256 of the file."""
+    """SHA-256 of the file's content."""
 
 
 class Fabric(Part):
-    """The network between nodes."""
+    """The network between nodes: links, link classes and clusters of nodes."""
 
     classes: list[LinkClass] = []
-    """Link classes."""
+    """Classes of links with similar figures."""
     clusters: list[NodeCluster] = []
-    """Groups of nodes that are near each other."""
+    """Groups of nodes behind one switch."""
     links: list[Link] = []
-    """Measured pairs. For a pair that is not listed, the figures of the matrix hold, else those of its class."""
+    """Pairs of nodes with their figures. A pair that is not listed has the figures of the pair matrix, else those of
+    its link class."""
     broken: list[tuple[str, str]] = []
-    """Pairs of living nodes that could not reach each other in the probe: a plan uses at most one node of each pair."""
+    """Broken links: pairs of living nodes that could not measure each other. A plan uses at most one node of each
+    pair."""
     matrix: MatrixFile | None = None
-    """The file with the figures of all pairs; only with more than 64 nodes."""
+    """The file with the pair matrix, the figures of all pairs; only with more than 64 nodes."""
     held_out_error: float | None = None
-    """Median relative error of the classes' predicted message times, over measured pairs that were left out of the
-    classes (0.05 is 5 %)."""
+    """Median relative error of the message times that the link classes predict (0.05 is 5 %), over measured pairs that
+    were not used to make the classes."""
 
 
 class Verdict(Part):
     """The probe's advice for the whole allocation."""
 
     status: Literal["go", "warn", "refuse"] = "go"
-    """go: run on these nodes. warn: run, with warnings. refuse: do not run."""
+    """go: run on the nodes that are not excluded. warn: run on them, but there are faults. refuse: do not run."""
     exclude: list[str] = []
-    """Nodes to exclude."""
+    """Names of nodes that a run should not use."""
     faults: list[Reason] = []
-    """Faults of nodes, devices and links."""
+    """Faults of nodes, devices and links that the probe saw."""
     sbatch_hint: str | None = None
     """Option of sbatch that excludes the nodes in `exclude`."""
     env: dict[str, str] = {}
-    """Environment variables with an interface that every node has: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."""
+    """Environment variables for a run (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) that name a network interface which
+    every node has."""
 
 
 class Topology(Document):
-    """Nodes, devices and links as measured."""
+    """topology.json: nodes, devices, links and verdict, as measured."""
 
     schema_kind: ClassVar[str] = "topology"
 
     provenance: Provenance
-    """How the file was made."""
+    """How, when and by which probe the file was made."""
     device_types: dict[str, DeviceType]
-    """Kinds of devices, by the name that devices refer to."""
+    """Name of a type -> type of device; `type` of a device is such a name."""
     nodes: list[Node] = Field(min_length=1)
-    """Every node that took part."""
+    """All nodes that took part in the probe."""
     fabric: Fabric = Fabric()
     """The network between the nodes."""
     verdict: Verdict = Verdict()
@@ -262,23 +269,22 @@ class Topology(Document):
 
     @property
     def pairs(self) -> PairMatrix | None:
-        """Figures of every node pair as a matrix; None where this topology has no such matrix."""
+        """Return the pair matrix, with the figures of all pairs of nodes; None if the topology has none."""
         return self._pairs
 
     def with_pairs(self, pairs: PairMatrix) -> Topology:
-        """Return this topology with `pairs` as the figures of every pair; `write` stores them in a file beside
-        topology.json."""
+        """Return the topology with `pairs` as its pair matrix, which `write` stores in a file beside topology.json."""
         fabric = self.fabric.model_copy(update={"matrix": MatrixFile(file=pairs.file_name, sha256=pairs.sha256)})
         made = self.model_copy(update={"fabric": fabric})
         made._pairs = pairs
         return made
 
     def write(self, path: Path) -> None:
-        """Write the file of pairs, if any, and then topology.json, each atomically, so that topology.json never names a
-        missing file.
+        """Write the file of the pair matrix, if the topology has one, and then topology.json to `path`. Each file is
+        written atomically, so topology.json never names a missing file.
 
         Raises:
-            StorageError: one of the files cannot be written.
+            StorageError: a file cannot be written.
         """
         if self._pairs is not None:
             self._pairs.write(path.parent)
@@ -286,11 +292,15 @@ class Topology(Document):
 
     @classmethod
     def read(cls, path: Path, *, owned: bool = False) -> Topology:
-        """Read and check topology.json, and the file of pairs if topology.json names one.
+        """Return the topology in the file at `path`, after checking it, with the pair matrix if the file names one.
+
+        Args:
+            owned: require that topology.json and its folder belong to this user, as in a run folder.
 
         Raises:
-            FileError: topology.json is missing, not JSON or has errors, or the file of pairs is missing or has another
-                hash.
+            FileError: topology.json is missing, not JSON or has errors, or the file of the pair matrix is missing or
+                has another hash.
+            UntrustedError: with `owned`, topology.json belongs to somebody else, or others can write to it.
         """
         made = super().read(path, owned=owned)
         if made.fabric.matrix is not None:
@@ -301,25 +311,33 @@ class Topology(Document):
         return made
 
     def node(self, name: str) -> Node:
-        """Return the node of that name; KeyError when there is none."""
+        """Return the node of this name.
+
+        Raises:
+            KeyError: the topology has no such node.
+        """
         for node in self.nodes:
             if node.id == name:
                 return node
         raise KeyError(name)
 
     def device(self, device_id: DeviceId) -> Device:
-        """Return the device of that name; KeyError when there is none."""
+        """Return the device with this device id.
+
+        Raises:
+            KeyError: the topology has no such device.
+        """
         for device in self.node(device_id.node).devices:
             if device.id == device_id.device:
                 return device
         raise KeyError(device_id)
 
     def device_ids(self) -> list[DeviceId]:
-        """Return the name of every device, in file order."""
+        """Return the device ids of all devices, in file order."""
         return [DeviceId.of(node.id, device.id) for node in self.nodes for device in node.devices]
 
     def only(self, names: Iterable[str]) -> Topology:
-        """Return the topology of these nodes only."""
+        """Return the topology without nodes that are not in `names`, and without their links."""
         keep = set(names)
         links = [link for link in self.fabric.links if link.a in keep and link.b in keep]
         clusters = [

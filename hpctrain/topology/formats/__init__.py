@@ -1,1 +1,2 @@
-"""Reads and writes other tools' topology files, one format per module; functions take and return text, not files."""
+"""Reads and writes the topology files of other tools: Slurm, NCCL, Metis, ASTRA-sim, and CSV. Functions take and return
+text; their callers read and write the files."""

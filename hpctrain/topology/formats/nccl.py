@@ -1,8 +1,8 @@
 """NCCL's topology XML of a node: written for NCCL_TOPO_FILE, and read from a dump (NCCL_TOPO_DUMP_FILE). Pure.
 
-Format: system > cpu > pci > gpu > nvlink, and pci > nic > net, as NCCL's src/graph/xml.cc reads and writes it. Unknown
-figures are left out, because NCCL reads them from the machine. There is no XML declaration, because NCCL's parser stops
-at one. Speeds in a dump are nominal, not measured.
+The elements are system > cpu > pci > gpu > nvlink, and pci > nic > net, as NCCL's src/graph/xml.cc reads and writes
+them. A written file leaves out unknown figures, because NCCL then reads them from the machine. It has no XML
+declaration, because NCCL's parser stops at one. Speeds in a dump are nominal, not measured.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from hpctrain.records.topology.topology import Device, DeviceType, Node, Provena
 
 _UNKNOWN_NUMA = -1
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.[0-9A-Fa-f])?"
-"""Address of a PCI function: 0000:1b:00.0."""
+"""Pattern of a PCI address, such as 0000:1b:00.0."""
 _LONGEST = 200
-"""Most characters of an attribute; NCCL stops at 255."""
+"""Most characters of a written attribute; NCCL reads at most 255."""
 
 
 def nccl_files(topology: Topology) -> dict[str, str]:
-    """Return one file for each set of equal nodes, by a file name after the first node; its `name` lists all of them.
+    """Return name -> content of NCCL's XML files, one file for all nodes that are alike. The file has the name of the
+    first of these nodes, and its attribute `name` lists all of them.
 
     Raises:
-        InputError: the topology has no GPUs, or lacks the PCI addresses by which NCCL finds them.
+        InputError: the topology has no GPUs, or has no PCI addresses, by which NCCL finds GPUs.
     """
     kinds: dict[str, tuple[Element, list[str]]] = {}
     for node in topology.nodes:
@@ -72,7 +73,7 @@ def _system(topology: Topology, node: Node) -> Element:
 
 
 def _text(system: Element) -> str:
-    """Return the element as NCCL itself writes it, without a space before '/>'."""
+    """Return the XML of an element as NCCL writes it: indented, and without a space before '/>'."""
     indent(system)
     return tostring(system, "unicode").replace(" />", "/>") + "\n"
 
@@ -105,7 +106,14 @@ def _place(
     cpus: dict[int, Element], known: dict[str, Element], numa: int | None, path: list[str], leaf: Element,
     pcie: PcieLink | None,
 ) -> None:  # fmt: skip
-    """Add `leaf` below the elements of its PCI path; those that exist are shared."""
+    """Add the element `leaf` of a GPU or network card below the elements of its PCI path, which are made if they do not
+    exist.
+
+    Args:
+        cpus: number of a NUMA node -> its element.
+        known: PCI address -> its element.
+        pcie: PCIe link that is written to the last element of the path.
+    """
     number = _UNKNOWN_NUMA if numa is None else numa
     above = cpus.setdefault(number, Element("cpu", numaid=str(number)))
     for address in path:
@@ -120,7 +128,8 @@ def _place(
 
 _DEPTH_MAX = 64
 _NVLINK_BYTES_PER_S = {60: 20e9, 70: 25e9, 80: 25e9, 90: 25e9, 100: 50e9}
-"""Rate of one NVLink in one direction, by compute capability: data sheets of P100, V100, A100, H100 and B200."""
+"""Compute capability × 10 -> bytes/s of one NVLink in one direction, from the data sheets of P100, V100, A100, H100 and
+B200."""
 
 
 @dataclass
@@ -133,7 +142,7 @@ class _Element:
 
 @dataclass(frozen=True)
 class _Place:
-    """Position of an element in the tree of the dump."""
+    """Position of an element in the tree of a dump: its NUMA node, and the `pci` elements above it, outermost first."""
 
     numa: int | None
     pci: tuple[_Element, ...]
@@ -143,8 +152,10 @@ def from_nccl(text: str, source: str, nodes: Sequence[str], wall: float) -> Topo
     """Return a topology in which each of `nodes` has the GPUs, network cards and links of an NCCL dump of one node.
 
     Args:
-        source: names the file in errors and in the notes.
-        wall: seconds since 1970, for the provenance.
+        text: content of the dump.
+        source: path of the dump, for errors and for the notes of the provenance.
+        nodes: names of the nodes, which are alike; a dump has none.
+        wall: present time in seconds since 1970, for the provenance.
 
     Raises:
         FileError: the dump cannot be used.
@@ -161,11 +172,12 @@ def from_nccl(text: str, source: str, nodes: Sequence[str], wall: float) -> Topo
 
 
 def node_of_dump(text: str, source: str, name: str) -> tuple[Node, dict[str, DeviceType]]:
-    """Return the node with its GPUs, network cards and NVLinks, and the types of its GPUs.
+    """Return (node with its GPUs, network cards and NVLinks; name of a type -> type of its GPUs) from an NCCL dump.
 
     Args:
-        source: names the file in errors.
-        name: name and address of the node; the dump has none.
+        text: content of the dump.
+        source: path of the dump, for errors.
+        name: name and address that the node gets; a dump has none.
 
     Raises:
         FileError: the text is not XML, has a document type (which could name other files), or is no dump of a node.
@@ -196,7 +208,8 @@ def node_of_dump(text: str, source: str, name: str) -> tuple[Node, dict[str, Dev
 
 
 def _parse(text: str, source: str) -> _Element:
-    """Return the root element. A document type is refused: its entities could grow without bound or name files."""
+    """Return the root element of an XML text; `source` is the path of its file, for errors. A document type
+    (<!DOCTYPE>) is refused, because its entities could grow without bound or name other files."""
     parser = expat.ParserCreate()
     roots: list[_Element] = []
     open_: list[_Element] = []
@@ -250,7 +263,8 @@ def _gpu_name(gpu: _Element, source: str) -> str:
 
 
 def _kind(gpu: _Element, place: _Place) -> tuple[str, str]:
-    """Return key and name of the GPU's type, made from its PCI numbers: the dump has no names."""
+    """Return (key in `device_types`, name) of a GPU's type, made from PCI numbers and compute capability, because a
+    dump has no names of GPUs."""
     pci, sm = place.pci[-1].attributes, gpu.attributes.get("sm")
     number = pci.get("device")
     key = "gpu" + (f"-{number}" if number else "") + (f"-sm{sm}" if sm else "")
@@ -295,7 +309,7 @@ def _numa(place: _Place) -> int | None:
 
 
 def _pcie(pci: _Element, source: str) -> PcieLink | None:
-    """Return the PCIe link; None where the machine does not report it, as most virtual machines."""
+    """Return the PCIe link that a `pci` element states; None if it states none, as in most virtual machines."""
     speed, width = pci.attributes.get("link_speed", ""), _integer(pci, "link_width", source)
     rate = re.match(r"\d+(\.\d+)?", speed)
     generations = [number for number, text in GIGATRANSFERS.items() if rate and float(text) == float(rate.group())]
@@ -306,8 +320,13 @@ def _pcie(pci: _Element, source: str) -> PcieLink | None:
 
 
 def _within(gpus: list[_Element], devices: list[Device], source: str) -> float | None:
-    """Return the bytes/s of the slowest pair of GPUs in the node, by the links' nominal rates; None where it is
-    unknown."""
+    """Return the bytes/s between the slowest pair of GPUs of a node, by the nominal rates of their links; None if a
+    rate is unknown or there is only one GPU.
+
+    Args:
+        gpus: elements of the GPUs in the dump, which state compute capabilities.
+        devices: the same GPUs with their links, in the same order.
+    """
     rates = []
     for gpu, device in zip(gpus, devices, strict=True):
         rate = _NVLINK_BYTES_PER_S.get(_integer(gpu, "sm", source) or 0)
@@ -322,7 +341,8 @@ def _within(gpus: list[_Element], devices: list[Device], source: str) -> float |
 
 
 def _pcie_bytes_per_s(pcie: PcieLink | None) -> float | None:
-    """Return the bytes/s of all lanes, less the line code of the generation (8b/10b up to 2, 128b/130b from 3)."""
+    """Return the bytes/s of all lanes of a PCIe link in one direction, after its line code: 8b/10b up to generation 2,
+    128b/130b from generation 3. None if the link is unknown."""
     if pcie is None:
         return None
     coding = 8 / 10 if pcie.generation <= 2 else 128 / 130

@@ -1,8 +1,8 @@
-"""Writes files of planners that take one figure for a node or for the whole cluster. Pure.
+"""Writes topologies for Metis and ASTRA-sim, which take one figure for a node or for the whole cluster. Pure.
 
-Metis (Um et al., USENIX ATC 2024): clusterfile.json and hostfile as in SamsungLabs/Metis; units as its cost estimator
-reads them. ASTRA-sim's analytical network: network.yml as in examples/network/analytical of astra-sim/astra-sim; its GB
-are 2^30 bytes (bw_GBps_to_Bpns), latencies are ns.
+Metis is a planner (Um et al., USENIX ATC 2024): clusterfile.json and hostfile are as in SamsungLabs/Metis, in the units
+that its cost estimator reads. ASTRA-sim is a simulator: network.yml of its analytical network is as in
+examples/network/analytical of astra-sim/astra-sim. Its GB are 2^30 bytes (bw_GBps_to_Bpns), its latencies are ns.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from hpctrain.records.topology.topology import Node, Topology
 
 
 def between_nodes(topology: Topology, sources: Iterable[str]) -> tuple[float, float]:
-    """Return (alpha in seconds, bytes/s): medians over the links from `sources` to all other nodes.
+    """Return (alpha in seconds, bandwidth in bytes/s) of messages between nodes, as medians over the links from the
+    nodes `sources` to all other nodes.
 
     Raises:
-        InputError: the topology has no figures of a link.
+        InputError: figures of a link are unknown, or the bandwidth is unlimited.
     """
     costs, names = LinkCost(topology), [node.id for node in topology.nodes]
     try:
@@ -37,7 +38,7 @@ def between_nodes(topology: Topology, sources: Iterable[str]) -> tuple[float, fl
 
 
 def within_node(node: Node) -> float:
-    """Return bytes/s from one device of the node to another.
+    """Return the bandwidth from one device of the node to another, in bytes/s.
 
     Raises:
         InputError: the bandwidth was not measured.
@@ -51,20 +52,21 @@ def within_node(node: Node) -> float:
 
 
 _RATE = 2**20 * 1000
-"""Metis multiplies a bandwidth by 2^20 and divides bytes by it to get milliseconds."""
+"""Unit of a bandwidth in Metis's files, in bytes/s. Metis multiplies a bandwidth by 2^20 and divides bytes by the
+product to get milliseconds."""
 _GIB = 2**30
 MAX_SLOTS = 9
-"""Most devices of a node: Metis reads one digit after 'slots=' in its host file."""
+"""Most devices of a node: Metis reads one digit after 'slots=' in its hostfile."""
 
 
 def metis_files(topology: Topology) -> dict[str, str]:
-    """Return the text of each file, by its name.
+    """Return file name -> content of Metis's files: clusterfile.json and hostfile.
 
-    Memory is that of a node's smallest device, in GiB rounded down. A node with one device has no bandwidth between
-    devices, so the bandwidth of its links stands for both.
+    The memory of a node is that of its smallest device, in GiB, rounded down. If a node has one device, the bandwidth
+    to other nodes also stands for the bandwidth between devices, and in a topology of one node the reverse holds.
 
     Raises:
-        InputError: the format cannot express these nodes, or needs a figure that is absent.
+        InputError: the format cannot express a node, or needs a figure that is absent.
     """
     names = _names(topology)
     cluster = {names[node.id]: _entry(topology, node) for node in topology.nodes}
@@ -73,7 +75,8 @@ def metis_files(topology: Topology) -> dict[str, str]:
 
 
 def _names(topology: Topology) -> dict[str, str]:
-    """Return the address of each node, or its name where nodes share addresses, as on one machine."""
+    """Return node -> its name in Metis's files: its address, or its own name if nodes share addresses, as on one
+    machine."""
     addresses = {node.addr for node in topology.nodes}
     distinct = len(addresses) == len(topology.nodes) and "" not in addresses
     return {node.id: node.addr if distinct else node.id for node in topology.nodes}
@@ -102,9 +105,10 @@ def _entry(topology: Topology, node: Node) -> dict[str, str | float | int]:
 
 
 def network_yml(topology: Topology) -> str:
-    """Return the network as one or two dimensions of type `Switch`, innermost first.
+    """Return ASTRA-sim's network.yml. The network has a dimension of type `Switch` for the devices within a node, if
+    there are several, and then one for the nodes, if there are several.
 
-    Every dimension has one bandwidth and one latency: between nodes the medians over pairs, within nodes the bandwidth
+    Each dimension has one bandwidth and one latency: between nodes the medians over pairs, within nodes the bandwidth
     of the slowest node and an assumed latency.
 
     Raises:

@@ -18,10 +18,11 @@ COLUMNS = (
 
 
 def pairs_csv(topology: Topology) -> str:
-    """Return the links as CSV text with a heading line; the cell of a figure that was not measured is empty.
+    """Return a CSV text with a heading line and a row for each directed pair of nodes. The cell of an unknown figure is
+    empty.
 
-    For a pair that the topology does not list as a link, alpha and beta are those that the planner uses. Its `inferred`
-    is true, unless the matrix file beside a large topology has figures of the pair.
+    For a pair that the topology does not list as a link, alpha and beta are those that the planner uses. The column
+    `inferred` is then true, unless the pair matrix of a large topology has figures of the pair.
     """
     sides = {ends: (link, side) for link in topology.fabric.links for ends, side in link.directions()}
     costs, out = LinkCost(topology), io.StringIO()
@@ -42,7 +43,8 @@ def pairs_csv(topology: Topology) -> str:
 
 
 def _of_matrix(topology: Topology, source: str, target: str) -> tuple[list[str], bool]:
-    """Return latencies and bandwidths of a pair of a large cluster, and whether any of them was measured."""
+    """Return (cells with the latencies and bandwidths of a pair from the pair matrix, whether any of them was
+    measured). The cells are empty if the topology has no pair matrix."""
     pairs = topology.pairs
     names = ("latency_min_s", "latency_p50_s", "latency_p95_s", "isolated_bytes_per_s", "bytes_per_s")
     if pairs is None:

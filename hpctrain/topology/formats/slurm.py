@@ -1,6 +1,7 @@
-"""Slurm's network files, written and read: topology.conf (tree, block) and topology.yaml. Pure.
+"""Writes and reads Slurm's files about switches: topology.conf and topology.yaml, for the plugins topology/tree and
+topology/block. Pure.
 
-Formats: topology.conf(5) and topology.yaml(5) of Slurm.
+The manual pages topology.conf(5) and topology.yaml(5) of Slurm describe the formats.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def tree_conf(topology: Topology) -> str:
-    """Return topology.conf for `TopologyPlugin=topology/tree`.
+    """Return the content of topology.conf for `TopologyPlugin=topology/tree`, with a switch for each cluster of nodes.
 
-    Nodes that are in no cluster get a switch of their own, and several trees get a common root: Slurm runs no job
-    across switches that are not connected, and these nodes reached each other.
+    The nodes that are in no cluster get a switch together. Several trees get a common root, because Slurm runs no job
+    across switches that are not connected.
 
     Raises:
         InputError: the topology's clusters are no tree of switches, or Slurm cannot read a name.
@@ -41,10 +42,11 @@ def tree_conf(topology: Topology) -> str:
 
 
 def block_yaml(topology: Topology) -> str:
-    """Return topology.yaml for topology/block (Slurm 25.05 and later): a block for each cluster next to the nodes.
+    """Return the content of topology.yaml for topology/block (Slurm 25.05 and later), with a block for each cluster of
+    nodes that contains no other cluster.
 
     Raises:
-        InputError: as for `tree_conf`.
+        InputError: the topology's clusters are no tree of switches, or Slurm cannot read a name.
     """
     blocks = {name: nodes for name, (nodes, _) in _switches(topology).items() if nodes}
     smallest = min(len(nodes) for nodes in blocks.values())
@@ -63,7 +65,8 @@ def _head(topology: Topology) -> list[str]:
 
 
 def _switches(topology: Topology) -> dict[str, tuple[list[str], list[str]]]:
-    """Return (nodes, switches) directly below each switch; switches next to the nodes come first."""
+    """Return name of a switch -> (names of the nodes directly below it, names of the switches directly below it).
+    Switches next to the nodes come first."""
     clusters = topology.fabric.clusters
     parents = {cluster.id: cluster.parent for cluster in clusters}
     if len(parents) != len(clusters):
@@ -108,7 +111,12 @@ def _check_members(topology: Topology, clusters: Iterable[NodeCluster], leaves: 
 
 
 def _bottom_up(leaves: dict[str, list[str]], children: dict[str, list[str]]) -> list[str]:
-    """Return the switches, each after those below it."""
+    """Return the names of the switches, each after the switches below it. Switches without any node are left out.
+
+    Args:
+        leaves: switch next to the nodes -> its nodes.
+        children: every other switch -> the switches directly below it.
+    """
     done = [name for name, nodes in leaves.items() if nodes]
     pending = dict(children)
     while pending:
@@ -140,7 +148,7 @@ def _folded(names: list[str]) -> str:
 
 _KEYS = ("switchname", "blockname", "nodes", "switches", "blocksizes", "linkspeed")
 _IGNORED = ("blocksizes", "linkspeed")
-"""Keys that do not say which nodes are near each other; Slurm itself does not use LinkSpeed."""
+"""Keys of topology.conf that are not read, because they do not say which nodes are behind which switch."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,12 @@ class _Switch:
 
 
 def from_slurm(text: str, source: str, wall: float) -> Topology:
-    """Return the nodes and switches of a topology.conf, or of a topology.yaml; the suffix of `source` decides.
+    """Return a topology with the nodes and switches of a topology.conf or topology.yaml, without devices and links.
+
+    Args:
+        text: content of the file.
+        source: path of the file, for errors and notes. The suffix .yaml or .yml means topology.yaml.
+        wall: present time in seconds since 1970, for the provenance.
 
     Raises:
         FileError: the file has errors; all are listed with their lines.
@@ -170,10 +183,11 @@ def from_slurm(text: str, source: str, wall: float) -> Topology:
 
 
 def clusters_of_conf(text: str, source: str) -> list[NodeCluster]:
-    """Return the switches of a topology.conf, those next to the nodes first.
+    """Return the switches or blocks of a topology.conf as clusters of nodes, those next to the nodes first.
 
     Args:
-        source: names the file in errors.
+        text: content of the file.
+        source: path of the file, for errors.
 
     Raises:
         FileError: the file has errors; all are listed with their lines.
@@ -192,7 +206,12 @@ def clusters_of_conf(text: str, source: str) -> list[NodeCluster]:
 
 
 def clusters_of_yaml(text: str, source: str) -> list[NodeCluster]:
-    """Return the switches or blocks of a topology.yaml: of its default topology, else of the first that has any.
+    """Return the switches or blocks of a topology.yaml as clusters of nodes, those next to the nodes first. If the file
+    has several topologies, the default one is read, else the first one of kind tree or block.
+
+    Args:
+        text: content of the file.
+        source: path of the file, for errors.
 
     Raises:
         FileError: the file has errors; all are listed with their lines.
@@ -218,7 +237,8 @@ def clusters_of_yaml(text: str, source: str) -> list[NodeCluster]:
 
 
 def _joined_lines(text: str) -> list[tuple[int, str]]:
-    """Return (number, text) of each line without comments; lines that end in a backslash are joined to the next."""
+    """Return (line number, text without comment) of each line. A line that ends in a backslash is joined to the next
+    line and keeps its own number."""
     joined: list[tuple[int, str]] = []
     begun: tuple[int, str] | None = None
     for number, raw in enumerate(text.splitlines(), 1):
@@ -231,7 +251,15 @@ def _joined_lines(text: str) -> list[tuple[int, str]]:
 
 
 def _conf_line(line: str, number: int) -> _Switch | None:
-    """Return the switch in one line of topology.conf; a ValueError has the message for the user."""
+    """Return the switch or block that a line of topology.conf states; None if it states none.
+
+    Args:
+        line: text of the line, without comment.
+        number: line number in the file.
+
+    Raises:
+        ValueError: the line has an error; the exception's text is the message for the user.
+    """
     pairs: dict[str, str] = {}
     # A list in brackets may have spaces after its commas.
     for word in re.sub(r"\s*([=,])\s*", r"\1", line).split():
@@ -330,7 +358,8 @@ def _cluster(switch: _Switch, named: dict[str, _Switch], parent: str | None) -> 
 
 
 def _chosen(file: YamlFile) -> int:
-    """Return the index of the topology to read, in a topology.yaml with several."""
+    """Return the index of the topology to read in a topology.yaml, which is a list of topologies: of the default one,
+    else of the first one of kind tree or block."""
     if not isinstance(file.value, list):
         raise FileError(
             file.path, [FieldError("", "a list of topologies is expected, each with `topology` as its name")]
