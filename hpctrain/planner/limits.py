@@ -101,7 +101,7 @@ class SearchLimits:
     bound_tolerance: float = 1e-3
     """Width of the interval at which the bisection for a bound ends, as a share of the interval's upper end."""
     max_doublings: int = 12
-    """Largest number of times that a bound is doubled in search of a feasible time."""
+    """Number of times, each twice as long as the one before, that a bound checks in search of a feasible step time."""
     max_windows: int = 10
     """Largest number of windows of a knapsack bound. A window is a range of values of the largest number of
     micro-batches of any replica.

@@ -152,7 +152,7 @@ class Layout:
 
     @cached_property
     def distinct_replicas(self) -> tuple[int, ...]:
-        """The first replica of each combination of devices and number of micro-batches."""
+        """Numbers of replicas: the first replica of each combination of devices and number of micro-batches."""
         return first_of_each(zip(self.placement.replica_classes, self.micro_batches, strict=True))
 
     def _need(self, model: MemoryModel, replica: int, rank: int) -> float:

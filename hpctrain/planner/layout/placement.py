@@ -250,11 +250,11 @@ def _in_tiles(order: Sequence[TensorParallelGroup], pp: int, width: int = 1) -> 
 def placements_of_mixtures(
     classes: Sequence[Sequence[TensorParallelGroup]], mixtures: Sequence[Sequence[int]]
 ) -> list[Placement]:
-    """Return two placements with the given numbers of groups of each class at each pipeline rank.
+    """Return one or two placements with the given numbers of groups of each class at each pipeline rank.
 
-    Groups that follow each other in a class are neighbours. In the first placement, neighbours sum gradients together;
-    in the second, neighbours send to each other. Every pipeline rank has its fast groups in the same replicas, so that
-    as few replicas as possible wait for slow groups. Equal placements come once.
+    Groups that follow each other in a class are neighbours. In the first placement, neighbours sum gradients together.
+    In the second, which is left out if it is equal, neighbours send to each other. Every pipeline rank has its fast
+    groups in the same replicas, so that as few replicas as possible wait for slow groups.
 
     Args:
         classes: tensor-parallel groups by class, the fastest class first.

@@ -81,7 +81,8 @@ class Objective:
         return self.goal in ("energy", "cost") or self.goodput_constraint is not None
 
     def rate(self, layout: Layout) -> float:
-        """Return the joules that the layout's devices use in a second, or with the goal cost their price for a second.
+        """Return the joules that the layout's devices use in a second, or with the goal 'cost' their price for a
+        second.
 
         Raises:
             InputError: the power or price of a device type is not known.
@@ -130,7 +131,7 @@ def p95_step_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) 
 
 
 def expected_goodput(goodput_constraint: GoodputConstraint, prediction: Prediction) -> float:
-    """Return the plan's expected goodput under the failures of the constraint."""
+    """Return the plan's expected goodput if nodes fail as often as the constraint says."""
     cluster = FailureModel(
         nodes=len(used_nodes(prediction.layout)),
         node_mtbf_s=goodput_constraint.node_mtbf_s,

@@ -1,4 +1,4 @@
-"""Plans that replace another: a warm start on the surviving devices, and the moves of state between devices."""
+"""Plans that replace a previous plan: a warm start on the surviving devices, and the moves of state between devices."""
 
 from __future__ import annotations
 

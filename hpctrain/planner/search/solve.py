@@ -195,7 +195,7 @@ def _layouts(space: SearchSpace, option: Option) -> Iterator[Layout]:
 
 
 def compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
-    """Yield all ordered sums of `parts` numbers that add up to `total`, each number at least `least`."""
+    """Yield all tuples of `parts` numbers that add up to `total`, each number at least `least`."""
     end = total - parts * least + parts - 1
     if end < parts - 1:
         return
