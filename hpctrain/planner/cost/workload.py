@@ -178,7 +178,12 @@ class Workload:
         return self.spec.stage_boundary_bytes(micro_batch, self.seq_len, self.framework.residual_stream_bytes)
 
     def hidden_bytes(self, micro_batch: int, tp: int) -> float:
-        """Bytes of the residual stream on one of `tp` devices: all of it, or its part with sequence parallelism."""
+        """Return the bytes of a micro-batch's residual stream on one of `tp` devices: all of it, or 1/tp with sequence
+        parallelism.
+
+        Args:
+            micro_batch: sequences of a micro-batch.
+        """
         return self.stage_boundary_bytes(micro_batch) / (tp if self.memory_options.sequence_parallel else 1)
 
     def message_bytes(self, micro_batch: int, tp: int, messages: Messages) -> float:

@@ -275,7 +275,7 @@ def _with_memory(profile: CalibrationProfile, scene: CostedLayout, rows: Sequenc
     """Return the profile with the bytes that a worker process holds beyond its tensors.
 
     They are the larger of two figures: the measured memory before the model is built, and the measured peak less the
-    predicted tensors.
+    predicted tensors. On CUDA, or if a figure was not measured, the profile gets a remark instead.
     """
     kind = scene.layout.placement[0][0].kind
     if kind != "cpu":

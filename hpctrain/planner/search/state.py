@@ -81,16 +81,16 @@ class SearchState:
             self.best, self.winner = prediction, space
 
     def evaluate(self, space: SearchSpace, option: Option, placements: Sequence[Placement] | None = None) -> Evaluation:
-        """Return the evaluation of an option with these placements, by default with all likely ones. If its plan is
-        faster than the best one, it becomes the best one.
+        """Return the evaluation of an option with these placements, by default with all likely ones. A plan of the
+        option that is faster than the best plan becomes the best plan.
         """
         evaluation = evaluate(space, option, self.best, placements)
         self.take(evaluation.best, space)
         return evaluation
 
     def evaluate_sampled(self, space: SearchSpace, option: Option) -> Evaluation:
-        """Return the evaluation of an option with a few placements. If its plan is faster than the best one, it becomes
-        the best one.
+        """Return the evaluation of an option with a few placements. A plan of the option that is faster than the best
+        plan becomes the best plan.
         """
         return self.evaluate(space, option, space.placements(option.dims)[: self.limits.sampled_placements])
 

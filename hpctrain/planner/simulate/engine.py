@@ -83,7 +83,7 @@ class TimedAction(NamedTuple):
     duration: int
     """Index into `StageDurations.by_action`."""
     needs: int
-    """Index of the action of another stage that this action waits for, or -1."""
+    """Index, in `ActionProgram.actions`, of the action of another stage for which this action waits, or -1."""
     message: int
     """Index in `StageDurations.by_message` of the message for which this action waits, or -1."""
     sends: int
