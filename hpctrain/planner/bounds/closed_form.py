@@ -73,7 +73,7 @@ class ClosedFormBound:
         return self.count * self.work / self._fastest(dims[0] * dims[1])[0]
 
     def step_s(self, option: Option) -> float:
-        """Return seconds such that no layout of the option has a shorter step."""
+        """Return a lower bound in seconds of the step time of all layouts of the option."""
         pp, dp, tp = option.dims
         most = -(-self.count // dp)
         start, per_parameter = self._tail(option)
@@ -191,7 +191,7 @@ class ClosedFormBound:
 
 
 def ideal_step_s(pool: DevicePool, work: Workload) -> float:
-    """Return seconds such that no plan on the pool has a shorter step.
+    """Return a lower bound in seconds of the step time of all plans on the pool.
 
     The bound counts matrix products, activations that are saved for the backward pass, logits and the update. It leaves
     out launches, messages, bubbles, weight traffic and duplicated work, because some plan may avoid them.

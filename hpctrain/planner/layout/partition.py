@@ -160,7 +160,7 @@ def _slowest_by_replica(cost: CostModel, layout: Layout) -> list[float]:
 def split_evenly(
     total: int, seconds: Callable[[int, int], float], least: Sequence[int], most: Sequence[int]
 ) -> list[int] | None:
-    """Distribute `total` equal pieces over receivers so that the largest time is as small as possible.
+    """Return how to distribute `total` equal pieces over receivers so that the largest time is as small as possible.
 
     Each piece goes to the receiver that would then have the smallest time. This is exact if times grow with the count
     (exchange argument): a receiver with more pieces than in an optimal distribution got its last piece when it still
@@ -172,7 +172,7 @@ def split_evenly(
         most: the most pieces of each receiver.
 
     Returns:
-        The pieces of each receiver, or None if the limits cannot be met.
+        The number of pieces of each receiver, or None if the limits cannot be met.
     """
     counts = list(least)
     if sum(least) > total or sum(most) < total or any(a > b for a, b in zip(least, most, strict=True)):

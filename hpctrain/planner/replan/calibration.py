@@ -153,8 +153,8 @@ class _Fit:
 
 
 def merge_profiles(profiles: Sequence[CalibrationProfile]) -> CalibrationProfile:
-    """Return one profile of several of one cluster: for each factor the median of the known values, for memory the
-    largest value.
+    """Return one profile made of several profiles of one cluster: for each factor the median of the known values, for
+    memory the largest value.
 
     Args:
         profiles: at least one.

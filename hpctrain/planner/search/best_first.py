@@ -98,8 +98,9 @@ class _BestFirstSearch(SearchState):
     def _evaluate_sampled(self, candidate: UnopenedCandidate | Candidate) -> None:
         """Open a candidate, drop it if it cannot win, or evaluate a few of its placements.
 
-        A candidate that was evaluated gets a full evaluation at once if its plan is the new best one, and else waits
-        for it. The sooner there is a good plan to compare with, the fewer candidates need a full evaluation.
+        After this sampled evaluation, the first candidates of a search and those with a new best plan get a full
+        evaluation at once; others wait for it. The sooner there is a good plan to compare with, the fewer candidates
+        need a full evaluation.
         """
         if not self.can_win(candidate):
             return

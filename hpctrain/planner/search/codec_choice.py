@@ -111,7 +111,7 @@ def min_gain(lossy: bool) -> float:
 
 
 def compression_may_gain(prediction: Prediction) -> bool:
-    """Whether messages and waiting take so large a share of a step that fewer gradient bytes could pay off."""
+    """Return whether messages and waiting take so large a share of a step that fewer gradient bytes could pay off."""
     terms = prediction.terms
     waits = ("data_parallel", "pipeline_send", "pipeline_bubble", "tensor_parallel")
     return sum(terms[name] for name in waits) >= MIN_LOSSY_GAIN * terms["total"]

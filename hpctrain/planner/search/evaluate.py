@@ -44,7 +44,7 @@ def evaluate(
     best: Prediction | None,
     placements: Sequence[Placement] | None = None,
 ) -> Evaluation:
-    """Return the best of `best` and the layouts of an option, and which layout of the option has the smallest lower
+    """Return the faster of `best` and the option's fastest layout, and the layout of the option with the smallest lower
     bound.
 
     Args:

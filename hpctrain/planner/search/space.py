@@ -165,7 +165,7 @@ class OptionBounds:
         return self._closed_form(dims[2], micro_batch).work_s(dims)
 
     def step_s(self, option: Option) -> float:
-        """Return seconds such that no layout of the option has a shorter step, by the closed-form bound."""
+        """Return a lower bound in seconds of the step time of all layouts of the option: the closed-form bound."""
         return self._closed_form(option.dims.tp, option.micro_batch).step_s(option)
 
     def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:

@@ -169,7 +169,7 @@ def _busy(layout: Layout, run: _ReplicaRun, rank: int) -> float:
 
 
 def lower_bound(cost: CostModel, layout: Layout) -> float:
-    """Return seconds such that no action table of this layout has a shorter step.
+    """Return a lower bound in seconds of the step time of a layout, for any action table.
 
     The bound counts each rank's work, what must come before its first forward and after its last backward, the
     all-reduce over replicas and the update.
