@@ -1,1 +1,1 @@
-"""Images for a cluster: built, checked, and started by the commands of a run."""
+"""Container images for runs: built, checked, and entered with Apptainer, SingularityCE or pyxis."""

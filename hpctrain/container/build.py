@@ -1,4 +1,5 @@
-"""Build an image under a temporary name, check it, and only then rename it to its final path."""
+"""Builds an image with Apptainer or SingularityCE under a temporary name, checks it, and only then moves it to its
+path."""
 
 from __future__ import annotations
 
@@ -22,14 +23,15 @@ PREFIX = "org.hpctrain."
 INPUTS = f"{PREFIX}inputs"
 _TIMEOUT_S = 120.0
 COMPRESSION = "-comp zstd -Xcompression-level 1"
-"""Options of mksquashfs. For torch's packages they give 206 MB in 5 s; the default options give 191 MB in 187 s."""
+"""Options of mksquashfs, which writes the image. For torch's packages they give 206 MB in 5 s; the default options give
+191 MB in 187 s."""
 POLL_S = 0.2
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 Say = Callable[[str], None]
 
 
 def labels_of(runtime: Runtime, image: Path, runner: Runner) -> dict[str, str]:
-    """Return the labels of an image, including those of its base.
+    """Return the labels of an image by name, including those of its base.
 
     Raises:
         HpctrainError: the runtime cannot read the file as an image.
@@ -45,7 +47,8 @@ def labels_of(runtime: Runtime, image: Path, runner: Runner) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Builder:
-    """The program that builds images, and the options and environment that it is run with."""
+    """The program that builds images (Apptainer or SingularityCE), and the options and environment with which it
+    runs."""
 
     runtime: Runtime
     options: list[str]
@@ -54,7 +57,7 @@ class Builder:
     runner: Runner
     clock: Clock
     say: Say
-    """Called with each new line of progress."""
+    """Called with each new line of the program's output."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,17 @@ class BuildResult:
 
     image: Path
     fresh: bool
-    """True if the image was built now; False if it existed, built from equal inputs."""
+    """True if `build` built the image; False if an image of equal inputs existed."""
     size_bytes: int
     time_s: float
 
 
 def has_user_namespaces(limit: Path = Path("/proc/sys/user/max_user_namespaces")) -> bool:
-    """Whether a process may create a user namespace here."""
+    """Whether this system lets users create user namespaces.
+
+    Args:
+        limit: the kernel's file with the largest number of them.
+    """
     return (kernel_number(limit) or 0) > 0
 
 
@@ -78,9 +85,10 @@ def build_options(host: Host, user_namespaces: bool, runtime: Runtime, recipe: I
 
     Args:
         user_namespaces: whether a process may create a user namespace.
+        remote: whether a remote builder builds the image.
 
     Raises:
-        InputError: the definition takes files of this machine, which a remote build does not see.
+        InputError: a remote build of an image that takes files of this machine, which the remote builder does not see.
         RefusedError: this user cannot build images here.
     """
     options = ["--mksquashfs-args", COMPRESSION] if runtime.name == "apptainer" else []
@@ -102,12 +110,13 @@ def build_options(host: Host, user_namespaces: bool, runtime: Runtime, recipe: I
 
 
 def build(recipe: ImageRecipe, image: Path, commit: str, builder: Builder, force: bool = False) -> BuildResult:
-    """Build the image unless one with equal inputs exists.
+    """Build the image of a recipe at the path `image`, unless an image of equal inputs is there.
 
     After an error or an interruption, an earlier image is unchanged and no other file is left.
 
     Args:
-        force: build even if an image with equal inputs exists.
+        commit: git commit of hpctrain, for a label of the image.
+        force: build even if an image of equal inputs exists.
 
     Raises:
         HpctrainError: the build failed, or its result is not the requested image.
@@ -166,7 +175,7 @@ def _run(argv: list[str], log: Path, builder: Builder) -> int:
 
 
 def _lines(log: Path) -> list[str]:
-    """Return the complete lines of the log, without colours."""
+    """Return the complete lines of a build's log, without colours and empty lines."""
     try:
         text = log.read_text(errors="replace")
     except OSError:
@@ -175,7 +184,7 @@ def _lines(log: Path) -> list[str]:
 
 
 def _reason(lines: list[str]) -> str:
-    """Return the last two lines that explain the failure, as one text; lines about the progress of the build are
+    """Return the last two lines of a failed build's log as one text; lines about the progress of the build are
     skipped."""
     words = [
         line for line in lines if not line.startswith(("INFO:", "WARNING:", "+", "FATAL:   While performing build"))

@@ -1,7 +1,7 @@
-"""Examine an image, and judge it for runs on this machine.
+"""Examines an image, and judges whether runs from this machine work in it.
 
-The image is started as a run starts it, reports what it sees, and gets Slurm's signals. The findings are decided from
-what was seen inside and outside.
+The image is started as a run starts it. A program inside reports what it sees, and gets the signals that Slurm sends.
+`check_image` makes findings of what was seen inside and outside.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from hpctrain.records.run.run import Container
 
 Level = Literal["ok", "note", "problem"]
 SAME_VERSION_PACKAGES = ("submitit", "cloudpickle")
-"""Packages that need equal versions inside and outside the image: a job's task uses them to read what submit wrote."""
+"""Packages that need equal versions inside and outside the image: a job's task uses them to read what `submit`
+wrote."""
 REQUIRED_PACKAGES = (
     "click",
     "ClusterShell",
@@ -44,8 +45,8 @@ REQUIRED_PACKAGES = (
 )
 SLOW_START_S = 5.0
 CUDA_OF_DRIVER = ((580, (13, 0)), (525, (12, 0)), (450, (11, 0)))
-"""(oldest driver, CUDA version that it brings), newest first. Within a major version of CUDA all minor versions are
-compatible (CUDA's release notes, table 2)."""
+"""(oldest NVIDIA driver, CUDA version that it supports), newest first. Within a major version of CUDA all minor
+versions are compatible (CUDA's release notes, table 2)."""
 EXAMINE_TIMEOUT_S = 300.0
 READY_S = 60.0
 SIGNALS_S = 30.0
@@ -56,18 +57,19 @@ _INSIDE = f"{LIBRARY}/hpctrain/container/inside.py"
 
 @dataclass(frozen=True)
 class ImageFinding:
-    """The result of one check."""
+    """The result of one check of an image. Its level is `problem` if a run would fail, `note` for a disadvantage, else
+    `ok`."""
 
     name: str
     level: Level
     value: str
     words: str = ""
-    """What the value means and what to do; empty if all is well."""
+    """What the value means and what the user should do; '' if all is well."""
 
 
 @dataclass(frozen=True)
 class HostEnvironment:
-    """Facts about this machine that the image is compared with."""
+    """Facts about this machine and its Python with which the image is compared."""
 
     python: str
     packages: Mapping[str, str]
@@ -80,21 +82,27 @@ class HostEnvironment:
 
 @dataclass(frozen=True)
 class ImageExamination:
-    """Observations of an image."""
+    """What an image showed when it was started."""
 
     inside: Mapping[str, Any]
     """The JSON object that inside.py printed."""
     signals: Sequence[str]
-    """Signals that reached a process inside when TERM and USR2 went to all its processes, as Slurm sends them."""
+    """Names of the signals that reached a process inside when SIGTERM and SIGUSR2 went to all processes of the image,
+    as Slurm sends them."""
     survived: bool
-    """Whether the process that got these signals could read from the image afterwards."""
+    """Whether the process that got the signals could read from the image afterwards."""
     starts_s: Sequence[float]
-    """Seconds of the first and of the second start."""
+    """Seconds that the first and the second start took."""
     file_system: str
 
 
 def check_image(outside: HostEnvironment, seen: ImageExamination) -> list[ImageFinding]:
-    """Return all findings about the image, in the order in which they are printed."""
+    """Return all findings about an image, in the order in which they are printed.
+
+    Args:
+        outside: facts about this machine.
+        seen: what the image showed.
+    """
     torch = seen.inside["torch"]
     findings = [_python(outside, seen), *_packages(outside, seen), _torch(torch)]
     if "error" not in torch:
@@ -111,12 +119,16 @@ def check_image(outside: HostEnvironment, seen: ImageExamination) -> list[ImageF
 
 
 def _required(name: str, value: str, wrong: str) -> ImageFinding:
-    """Return a finding of level problem if `wrong` is not empty, else of level ok."""
+    """Return a finding about something that a run needs: of level problem if `wrong` is not empty, else of level ok.
+
+    Args:
+        wrong: what is wrong and what to do; '' if all is well.
+    """
     return ImageFinding(name, "problem" if wrong else "ok", value, wrong)
 
 
 def worst_level(findings: Sequence[ImageFinding]) -> Level:
-    """Return the worst level among the findings."""
+    """Return the worst level among the findings: problem, note or ok."""
     levels = {finding.level for finding in findings}
     return "problem" if "problem" in levels else "note" if "note" in levels else "ok"
 
@@ -203,7 +215,7 @@ def _start_time(seen: ImageExamination) -> ImageFinding:
 
 @dataclass(frozen=True)
 class ImageStart:
-    """Everything that determines how the image is started."""
+    """Everything that determines how an image is started on this machine."""
 
     container: Container
     runtime: entry.Runtime
@@ -217,13 +229,21 @@ class ImageStart:
         return entry.entry_command(self.runtime, self.host, self.container, self.binds, words)
 
     def environment(self, tools: Path) -> dict[str, str]:
-        """Return the environment that the image is started with; `tools` is an empty folder."""
+        """Return the environment with which the image is started.
+
+        Args:
+            tools: empty folder, which gets the script that lets the image's mount survive signals.
+        """
         env = entry.entry_environment(self.container, self.environ, self.runtime.prefix)
         return entry.with_surviving_mount(env, tools, self.which, alone=True)
 
 
 def host_environment(environ: Mapping[str, str], driver: str | None) -> HostEnvironment:
-    """Return the facts about this machine and this Python that an image has to match."""
+    """Return the facts about this machine and this Python that an image has to match.
+
+    Args:
+        driver: version of the NVIDIA driver; None if none is loaded.
+    """
     infiniband = Path("/dev/infiniband")
     names = [f"{maker}_{name}" for maker in ("APPTAINER", "SINGULARITY") for name in _ISOLATION_SETTINGS]
     return HostEnvironment(
@@ -237,6 +257,9 @@ def host_environment(environ: Mapping[str, str], driver: str | None) -> HostEnvi
 
 def examine(image: ImageStart, file_system: str, runner: Runner, clock: Clock) -> ImageExamination:
     """Start the image four times: twice to time the start, once to report what it sees, once to be signalled.
+
+    Args:
+        file_system: type of the file system that holds the image.
 
     Raises:
         HpctrainError: the image cannot be started, or has no Python; the message quotes the runtime.
@@ -257,7 +280,11 @@ def examine(image: ImageStart, file_system: str, runner: Runner, clock: Clock) -
 
 
 def _start(image: ImageStart, env: Mapping[str, str], runner: Runner, clock: Clock) -> float:
-    """Return the seconds that it takes to start and end Python inside the image."""
+    """Return the seconds that it takes to start and end Python inside the image.
+
+    Args:
+        env: environment with which the image is started.
+    """
     before = clock.now()
     done = runner.run(image.command([entry.PYTHON, "-S", "-c", "pass"]), timeout_s=EXAMINE_TIMEOUT_S, env=env)
     if done.code != 0:
@@ -269,7 +296,11 @@ def _start(image: ImageStart, env: Mapping[str, str], runner: Runner, clock: Clo
 def _signalled(
     image: ImageStart, env: Mapping[str, str], log: Path, runner: Runner, clock: Clock
 ) -> tuple[list[str], bool]:
-    """Return the signals that reached a process inside, and whether it could read from the image afterwards."""
+    """Send SIGUSR2 and SIGTERM to all processes of a started image.
+
+    Return the names of the signals that reached a process inside, and whether it could read from the image afterwards.
+    If the process died without an answer, the signals count as delivered.
+    """
     process = runner.start(image.command([entry.PYTHON, _INSIDE, "signals"]), env=env, log=log)
     try:
         deadline = clock.now() + READY_S
@@ -285,7 +316,7 @@ def _signalled(
 
 
 def _signal_all(pid: int, number: signal.Signals) -> None:
-    """Signal a process and all its descendants, as Slurm signals a step."""
+    """Send a signal to a process and all its descendants, as Slurm signals all processes of a job step."""
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
         for process in [parent, *parent.children(recursive=True)]:

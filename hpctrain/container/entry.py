@@ -1,10 +1,11 @@
-"""Start programs inside an image: runtime, argv, environment, binds, and a mount that survives Slurm's signals.
+"""Starts programs inside an image: runtime, argv, environment, binds, and a mount that survives Slurm's signals.
 
 Without root, Apptainer mounts an image through a separate process, squashfuse_ll, which belongs to the job's step.
 Slurm sends USR2 before the time limit, and TERM at a preemption, to every process of a step. squashfuse_ll would end,
 and with it the processes in the image (SIGBUS), before they have saved a checkpoint. Apptainer finds squashfuse_ll by
-the PATH. So a script of that name is put first on the PATH; it ignores these signals and then executes the real
-program."""
+the PATH. So a script named squashfuse_ll is put first on the PATH; the script ignores these signals and then executes
+the real program.
+"""
 
 from __future__ import annotations
 
@@ -29,35 +30,37 @@ Which = Callable[[str], "str | None"]
 _CAP_SYS_RESOURCE = 24
 """Number of CAP_SYS_RESOURCE in <linux/capability.h>."""
 PYTHON = "python3"
-"""Name of Python inside an image; the PATH of the image finds it."""
+"""Name of the Python inside an image; it is looked up on the PATH inside."""
 IMAGE_VARIABLE = "HPCTRAIN_IMAGE"
-"""Environment variable that holds the image's path inside the image."""
+"""Environment variable that tells a process inside an image the image's path."""
 PROGRAM = "squashfuse_ll"
 LIBRARY = "/opt/hpctrain/lib"
-"""Folder inside the image, on Python's module path, with the code of the hpctrain that submits. A new version of
+"""Folder inside the image, on Python's module path, with the code of the hpctrain that submits. So a new version of
 hpctrain needs no new image."""
 ENVIRONMENT = "/opt/hpctrain/environment"
-"""Folder inside the image with the packages of the submitting hpctrain. Only images with environment `bind` use it."""
+"""Folder inside the image at which the packages of the submitting hpctrain are bound. Only images with environment
+`bind` import from it."""
 _ALWAYS_MOUNTED = (Path("/tmp"), Path("/var/tmp"))
 _TEMPORARY = ("SLURM_TMPDIR", "TMPDIR")
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Apptainer or SingularityCE; both take the options used here."""
+    """A program that starts images: Apptainer or SingularityCE. Both take the same options."""
 
     name: Name
     path: str
 
     @property
     def prefix(self) -> str:
-        """Prefix of the variables that the runtime sets inside: APPTAINERENV_."""
+        """Prefix of the variables that the runtime sets inside an image without the prefix: APPTAINERENV_ or
+        SINGULARITYENV_."""
         return f"{self.name.upper()}ENV_"
 
 
 @dataclass(frozen=True)
 class Host:
-    """The facts that determine how an image is started on a machine."""
+    """The facts about a machine that determine how an image is started on it."""
 
     is_root: bool
     may_raise_limits: bool
@@ -67,13 +70,16 @@ class Host:
 
     @property
     def needs_user_namespace(self) -> bool:
-        """Whether to request a user namespace: true for root without CAP_SYS_RESOURCE. For other users the runtime
-        decides."""
+        """Whether to start an image in a user namespace: True for root without CAP_SYS_RESOURCE. For other users the
+        runtime decides."""
         return self.is_root and not self.may_raise_limits
 
 
 def find_runtime(asked: str, which: Which) -> Runtime:
-    """Return the named program; for `auto`, Apptainer if it is installed, else SingularityCE.
+    """Return the program that starts images.
+
+    Args:
+        asked: apptainer, singularity, or auto: Apptainer if it is installed, else SingularityCE.
 
     Raises:
         InputError: no such program is on the path.
@@ -87,7 +93,12 @@ def find_runtime(asked: str, which: Which) -> Runtime:
 
 
 def this_host(status: Path = Path("/proc/self/status"), driver: Path = Path("/dev/nvidiactl")) -> Host:
-    """Return the facts about the machine that this process runs on."""
+    """Return the facts about this machine and process.
+
+    Args:
+        status: file with the capabilities of the process.
+        driver: device file that exists if the NVIDIA driver is loaded.
+    """
     lines = (kernel_text(status) or "").splitlines()
     held = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
     return Host(os.getuid() == 0, bool(held >> _CAP_SYS_RESOURCE & 1), driver.exists())
@@ -108,23 +119,28 @@ def entry_command(
 def entry_environment(
     container: Container, environ: Mapping[str, str], prefix: str, code: Path | None = None
 ) -> dict[str, str]:
-    """Return the environment for the runtime, which passes it on into the image; the variables set here override
-    others.
+    """Return the environment with which the runtime is started, and which it passes on into the image.
 
     Variables that point to the machine's Python are removed, because the image has its own.
 
     Args:
-        prefix: prefix of the variables that the runtime sets inside: APPTAINERENV_.
-        code: a folder that comes first on the module path.
+        environ: environment of this process; the variables that `variables` returns override it inside the image.
+        prefix: prefix of the variables that the runtime sets inside, such as APPTAINERENV_.
+        code: folder that comes first on the module path.
     """
     env = {name: value for name, value in environ.items() if name not in ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")}
     return env | {f"{prefix}{name}": value for name, value in variables(container, environ, code).items()}
 
 
 def variables(container: Container, environ: Mapping[str, str], code: Path | None = None) -> dict[str, str]:
-    """Return the variables that are set inside: the module path and those of the run file, with $NAME expanded.
+    """Return the variables to set inside the image: the module path, and `container.env` of the run file with $NAME
+    expanded.
 
-    The home folder is visible inside. Python packages in it are ignored, because they belong to the machine's Python.
+    Python packages in the home folder, which is visible inside, are ignored: they belong to the machine's Python.
+
+    Args:
+        environ: values of $NAME.
+        code: folder that comes first on the module path.
     """
     given = {name: Template(value).safe_substitute(environ) for name, value in container.env.items()}
     path = os.pathsep.join(filter(None, [str(code) if code else None, LIBRARY, given.get("PYTHONPATH")]))
@@ -138,7 +154,11 @@ def pyxis_options(container: Container, binds: Sequence[Bind]) -> list[str]:
 
 
 def pyxis_command(container: Container, command: Sequence[str]) -> str:
-    """Return the command of a step's task that pyxis starts in the image, for a shell, which expands $NAME."""
+    """Return a shell command that sets the image's variables and runs `command`, for a task that pyxis starts in the
+    image.
+
+    The shell expands $NAME in the values of the variables.
+    """
     pairs = variables(container, {})  # the shell expands $NAME; an empty environment leaves it alone
     words = [f"{name}={_expand_variables(value)}" for name, value in pairs.items()]
     return " ".join(["env", *words, shlex.join(command)])
@@ -152,12 +172,14 @@ def _expand_variables(value: str) -> str:
 
 
 def with_surviving_mount(environ: Mapping[str, str], folder: Path, which: Which, alone: bool) -> dict[str, str]:
-    """Return the environment with the script first on the PATH; unchanged if there is no squashfuse_ll.
+    """Return the environment with the script squashfuse_ll first on the PATH; unchanged if there is no squashfuse_ll.
+
+    The script ignores Slurm's signals, so that the image stays mounted until the processes in it have saved.
 
     Args:
-        folder: folder that only this node uses; created here.
-        alone: the node does not run under Slurm, which would end the processes of a killed node; so
-            squashfuse_ll ends with the process that started it.
+        folder: folder that only this node uses; made here.
+        alone: the node does not run under Slurm, which would end the processes of a killed node; so squashfuse_ll ends
+            with the process that started it.
 
     Raises:
         StorageError: the script cannot be written.
@@ -175,7 +197,7 @@ def with_surviving_mount(environ: Mapping[str, str], folder: Path, which: Which,
 
 @dataclass(frozen=True)
 class Bind:
-    """A file or folder of the machine, and its path inside the image."""
+    """A file or folder of the machine that is visible in an image (bind mount), and its path inside the image."""
 
     source: str
     target: str
@@ -203,8 +225,10 @@ def parse_bind(text: str) -> Bind:
 
 
 def check_binds(binds: Iterable[str]) -> None:
-    """Check that the sources of binds in the run file exist; without this check, the runtime would report it in the
-    job.
+    """Check that the sources of the run file's binds exist; otherwise only the job would report a missing one.
+
+    Args:
+        binds: texts of `container.binds`.
 
     Raises:
         InputError: a bind is badly written, or its source does not exist.
@@ -228,7 +252,8 @@ def program_binds() -> list[Bind]:
 
 
 def run_binds(run: Run, folder: Path, environ: Mapping[str, str]) -> list[Bind]:
-    """Return all binds that the run needs, each with equal paths inside and outside; those of the run file come last.
+    """Return all binds that a run needs. Files and folders of the run have equal paths inside and outside; the binds of
+    the run file come last.
 
     Args:
         folder: the run folder, absolute.
@@ -251,7 +276,8 @@ def run_binds(run: Run, folder: Path, environ: Mapping[str, str]) -> list[Bind]:
 
 
 def _same(path: Path, read_only: bool = False) -> list[Bind]:
-    """Return binds that keep the path: of the path, and if it contains a symbolic link, of the link's target."""
+    """Return binds that make `path` visible under the same path; if it contains a symbolic link, also the link's
+    target."""
     real = path.resolve()
     return [Bind(str(item), str(item), read_only) for item in dict.fromkeys((real, path))]
 

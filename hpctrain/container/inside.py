@@ -1,5 +1,7 @@
-"""Print what a Python inside an image sees, as one JSON object. The program is started by its path and imports nothing
-of hpctrain, because packages that hpctrain needs may be missing in the image.
+"""A program that prints what a Python inside an image sees, as one JSON object.
+
+It is started by its path and imports nothing of hpctrain, because packages that hpctrain needs may be missing in the
+image.
 
 usage: python3 inside.py look PACKAGE... | signals
 """
@@ -21,7 +23,11 @@ WAIT_S = 10.0
 
 
 def look(packages: list[str]) -> dict[str, Any]:
-    """Return versions, devices and folders as seen inside the image."""
+    """Return versions, devices and folders as seen inside the image, for `hpctrain image check`.
+
+    Args:
+        packages: names of packages whose versions are wanted.
+    """
     infiniband = Path("/dev/infiniband")
     return {
         "python": ".".join(map(str, sys.version_info[:3])),

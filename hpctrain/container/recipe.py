@@ -1,8 +1,7 @@
-"""What an image is built from: base, definition and lock.
+"""What an image is built from: base, definition and lock. A Dockerfile can be the base; its instructions become parts
+of the definition.
 
 The lock has the exact versions of all packages that hpctrain needs, as installed on this machine.
-
-A Dockerfile becomes parts of an Apptainer definition: its instructions are rewritten, then spython converts them.
 """
 
 from __future__ import annotations
@@ -31,33 +30,34 @@ from hpctrain.base.process import Runner
 
 Kind = Literal["cuda", "rocm", "cpu", "cpu-small", "localimage", "dockerfile"]
 Environment = Literal["install", "copy", "bind"]
-"""How hpctrain's packages get into the image: installed by pip, copied from this machine, or bound from it at each
-start."""
+"""How the packages that hpctrain needs get into the image: installed by pip, copied from this machine, or bound from
+this machine at each start."""
 BASES = "cuda, rocm, cpu, cpu-small, localimage:PATH, or the path of a Dockerfile"
 HPCTRAIN_DISTRIBUTION = "hpctrain"
 DEBIAN_SEED_PACKAGES = (
     "python3-minimal", "bash", "dash", "coreutils", "grep", "sed", "libc-bin", "libstdc++6", "libgcc-s1", "media-types",
 )  # fmt: skip
-"""Debian packages that a small image consists of, together with their dependencies; libstdc++6 is for torch."""
+"""Debian packages that, with their dependencies, an image of base `cpu-small` consists of; libstdc++6 is for torch."""
 _OMITTED_DEBIAN_PACKAGES = ("debconf", "dpkg", "perl-base", "tar", "install-info", "login", "mawk", "gcc-12-base")
-"""Debian packages that only serve to install others, and are left out of a small image."""
+"""Debian packages that an image of base `cpu-small` omits, because they only serve to install other packages."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """The base that an image is built on."""
+    """The base that an image is built on: another image, a Dockerfile, or Debian packages of this machine."""
 
     kind: Kind
     source: str | None = None
-    """Name in a registry, or path of an image; None: the one in the definition."""
+    """Name in a registry, or path of an image; None: the image that the definition's template names."""
     docker: Dockerfile | None = None
 
 
 def parse_base(text: str, source: str | None = None) -> Base:
-    """Return the base that a text on the command line names.
+    """Return the base that the option --base names.
 
     Args:
-        source: image to start from instead of the one in the definition.
+        text: value of --base.
+        source: value of --from: image of a registry to start from instead of the usual one.
 
     Raises:
         InputError: there is no such base, image or Dockerfile.
@@ -81,7 +81,7 @@ def parse_base(text: str, source: str | None = None) -> Base:
 
 
 def default_environment(kind: Kind) -> Environment:
-    """Return how packages get into an image of this base by default."""
+    """Return how packages get into an image of this kind of base if --environment is not given."""
     return "bind" if kind == "cpu-small" else "install"
 
 
@@ -93,21 +93,22 @@ class ImageRecipe:
     environment: Environment
     lock: list[str]
     python: str
-    """Version of this machine's Python without the patch number, such as 3.11: packages copied from here fit no
+    """Version of this machine's Python without the patch number, such as 3.11; packages copied from this machine fit no
     other."""
     packages_folder: str
-    """Folder of hpctrain's packages on this machine."""
+    """Folder with the packages of this machine's Python (site-packages)."""
     debian: list[str]
-    """NAME=VERSION of the Debian packages of a small image; empty for other images."""
+    """NAME=VERSION of the Debian packages of an image of base `cpu-small`; [] for other images."""
     cuda: str = "12.8"
     """Version of CUDA in the name of PyTorch's image."""
     index: str | None = None
-    """Further package index for pip."""
+    """URL of a further package index for pip; None: PyPI alone."""
     version: str = __version__
 
 
 def inputs_sha256(recipe: ImageRecipe) -> str:
-    """Return the hash of everything that the image depends on: an image with this label need not be built again."""
+    """Return the hash of everything that an image's content depends on. An image whose label has the same hash need not
+    be built again."""
     base = _stamp(recipe.base.source) if recipe.base.kind == "localimage" and recipe.base.source else ""
     files = [_stamp(origin) for origin, _ in recipe.base.docker.files] if recipe.base.docker else []
     text = definition(replace(recipe, version=""), commit="", inputs="")
@@ -115,11 +116,12 @@ def inputs_sha256(recipe: ImageRecipe) -> str:
 
 
 def definition(recipe: ImageRecipe, commit: str, inputs: str | None = None) -> str:
-    """Return the text of the definition file.
+    """Return the text of the Apptainer definition file of an image.
 
     Args:
-        commit: git commit of the hpctrain that builds the image. It is no input of the image, because each run
-            brings its own hpctrain.
+        commit: git commit of the hpctrain that builds the image. It is no input of the image, because each run brings
+            its own hpctrain.
+        inputs: hash of the inputs, for a label; None: `inputs_sha256(recipe)`.
     """
     kind = recipe.base.kind
     torch = next((line.partition("==")[2] for line in recipe.lock if line.startswith("torch==")), "")
@@ -146,7 +148,7 @@ def locked_packages(extras: Sequence[str] = ()) -> list[str]:
     """Return NAME==VERSION of every package that hpctrain needs, sorted, without a build's local version (+cpu).
 
     Args:
-        extras: extras of hpctrain that the image is to have.
+        extras: extras of hpctrain whose packages are included, such as report.
 
     Raises:
         InputError: a package is not installed here.
@@ -170,7 +172,7 @@ def locked_packages(extras: Sequence[str] = ()) -> list[str]:
 
 
 def lock_sha256(lock: Sequence[str]) -> str:
-    """Return the hash that identifies a lock."""
+    """Return the hash that identifies a lock, the list of NAME==VERSION."""
     return hashlib.sha256("\n".join(lock).encode()).hexdigest()
 
 
@@ -221,36 +223,36 @@ def _applies(requirement: Requirement, extras: Sequence[str]) -> bool:
 
 
 _NO_MEANING = ("HEALTHCHECK", "EXPOSE", "STOPSIGNAL", "USER", "LABEL", "MAINTAINER", "VOLUME", "ONBUILD", "SHELL")
-"""Instructions of a Dockerfile without meaning in an Apptainer image, which runs as the user who starts it and is not
-monitored."""
+"""Instructions of a Dockerfile that are dropped. They have no meaning in an Apptainer image, which runs as the user who
+starts it and is not monitored."""
 _LOCAL = {"docker-archive:": "docker-archive", "localimage:": "localimage", "oci-archive:": "oci-archive"}
-"""Apptainer's name for each kind of base that is a file, by the prefix of the base."""
+"""Apptainer's name (`Bootstrap`) for each kind of base that is a file, by the prefix of the base after FROM."""
 
 
 @dataclass(frozen=True)
 class Dockerfile:
-    """The parts of a Dockerfile that go into a definition."""
+    """The parts of a Dockerfile that go into an Apptainer definition."""
 
     path: str
     bootstrap: str
     source: str
     files: list[tuple[str, str]]
-    """Pairs of a file beside the Dockerfile and its place inside the image."""
+    """Pairs (file beside the Dockerfile, path inside the image)."""
     environment: list[str]
-    """Lines NAME=value of %environment, quoted for a shell."""
+    """Lines NAME=value of the definition's %environment section, quoted for a shell."""
     commands: list[str]
     """Lines of the definition's %post section."""
     run: str
     """Command of the definition's %runscript section; '' if there is none."""
     dropped: list[str]
-    """Instructions that were dropped, as they have no meaning in an Apptainer image."""
+    """Instructions that were dropped, because they have no meaning in an Apptainer image."""
 
 
 def read_dockerfile(path: Path) -> Dockerfile:
     """Return the parts of a Dockerfile that has one stage.
 
     Raises:
-        FileError: it cannot be read, has several stages, or an instruction that has no equivalent.
+        FileError: the Dockerfile cannot be read, has several stages, or has an instruction without an equivalent.
     """
     try:
         lines = _instructions(path.read_text())
@@ -294,7 +296,16 @@ def _instructions(text: str) -> list[tuple[int, str, str]]:
 
 
 def _rewritten(path: Path, number: int, word: str, line: str) -> str:
-    """Return the instruction in a form that spython converts correctly."""
+    """Return an instruction of a Dockerfile in a form that spython converts correctly.
+
+    Args:
+        number: the instruction's line number, for errors.
+        word: the instruction's name in capitals.
+        line: the whole instruction.
+
+    Raises:
+        FileError: the instruction cannot be built.
+    """
     rest = line[len(word) :].strip()
     if word in ("RUN", "CMD", "ENTRYPOINT") and rest.startswith("["):
         try:
@@ -319,7 +330,11 @@ def _rewritten(path: Path, number: int, word: str, line: str) -> str:
 
 
 def _download(rest: str) -> str:
-    """Return a curl command for an ADD of a URL; if the target is a folder, the file keeps the name in the URL."""
+    """Return the curl command for an ADD of URLs; if the target is a folder, a file keeps the name in its URL.
+
+    Args:
+        rest: the arguments of ADD: URLs and a target.
+    """
     *addresses, target = rest.split()
     names = [target + address.rsplit("/", 1)[-1] if target.endswith("/") else target for address in addresses]
     pairs = zip(addresses, names, strict=True)
@@ -346,8 +361,13 @@ def _mistake(path: Path, field: str, text: str, line: int | None = None) -> File
 
 
 def _exported(commands: list[str], environment: list[str]) -> list[str]:
-    """Return the commands with `export` before each assignment of ENV and ARG, so that later commands see the
-    values."""
+    """Return the lines of %post with `export` before each assignment of ENV and ARG, so that later commands see the
+    values.
+
+    Args:
+        commands: lines that spython made of RUN, ENV and ARG.
+        environment: NAME=value of each ENV.
+    """
     assigned = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
     names = {item.partition("=")[0] for item in environment}
     out = []

@@ -1,4 +1,5 @@
-"""The files that a lab writes: slurm.conf, cgroup.conf, the TaskProlog, lines of /etc/hosts, and CPU shares of nodes.
+"""The text of the lab's files: slurm.conf, cgroup.conf, the TaskProlog, lines of /etc/hosts, and cgroup files for the
+nodes' CPU shares.
 
 slurm.conf(5) and cgroup.conf(5) explain each key.
 """
@@ -15,7 +16,8 @@ from hpctrain.base.package_data import render_template
 from hpctrain.lab.layout import CPU_GROUP, LabLayout
 
 CONTROLLER_PORT = 16817
-"""Port of the lab's slurmctld. It differs from Slurm's default 6817, because this machine may be part of a cluster."""
+"""TCP port of the lab's slurmctld. It differs from Slurm's default 6817, because this machine may be part of a
+cluster."""
 NODE_PORT = 16818
 _TEMPLATE = Path(__file__).with_name("slurm.conf.j2")
 _SCRIPT = """\
@@ -45,20 +47,32 @@ def slurm_conf(layout: LabLayout, hostname: str) -> str:
 
 
 def cgroup_conf(version: tuple[int, int]) -> str:
-    """Return the text of cgroup.conf, which keeps Slurm off the host's cgroups as far as its version allows: all nodes
-    of the lab share them."""
+    """Return the text of cgroup.conf, which keeps Slurm from using cgroups as far as its version allows, because all
+    nodes of the lab share this machine's cgroups.
+
+    Args:
+        version: Slurm's version, such as (22, 5).
+    """
     if version >= (24, 5):
         return "CgroupPlugin=disabled\n"
     return "CgroupPlugin=autodetect\nIgnoreSystemd=yes\n"
 
 
 def threads_of(layout: LabLayout, cores: int) -> int:
-    """Return the number of threads of a task: a node's equal share of this machine's cores, at least one."""
+    """Return the number of threads of a task: a node's equal share of this machine's cores, at least one.
+
+    Args:
+        cores: number of this machine's cores.
+    """
     return max(1, cores // len(layout.names))
 
 
 def threads_words(layout: LabLayout, cores: int) -> str:
-    """Return a line about the threads of a task: 'OMP_NUM_THREADS=1 in each task: 4 nodes share 2 cores'."""
+    """Return a line about the threads of a task: 'OMP_NUM_THREADS=1 in each task: 4 nodes share 2 cores'.
+
+    Args:
+        cores: number of this machine's cores.
+    """
     nodes, many = len(layout.names), "" if len(layout.names) == 1 else "s"
     share = "shares" if nodes == 1 else "share"
     return f"OMP_NUM_THREADS={threads_of(layout, cores)} in each task: {nodes} node{many} {share} {cores} cores"
@@ -68,19 +82,29 @@ def task_prolog(layout: LabLayout, cores: int) -> str:
     """Return the text of the TaskProlog: slurmd runs it before each task and puts its `export` lines into the task's
     environment.
 
-    The nodes of a lab share this machine's cores, and each node sees all of them. Without this script every worker
-    would start as many threads as there are cores. Waiting threads spin, so that steps would take many times as long.
+    The nodes of a lab share this machine's cores, and each node sees all of them. Without the TaskProlog every worker
+    would start as many threads as there are cores. Waiting threads spin, so steps would take many times as long.
+
+    Args:
+        cores: number of this machine's cores.
     """
     return _SCRIPT.format(words=threads_words(layout, cores), threads=threads_of(layout, cores))
 
 
 def without_lab(text: str) -> str:
-    """Return the file's text without the lines of any lab."""
+    """Return the text of /etc/hosts without the lines of any lab.
+
+    Args:
+        text: text of /etc/hosts.
+    """
     return "".join(line for line in text.splitlines(keepends=True) if not line.rstrip().endswith(MARK))
 
 
 def with_lab(text: str, layout: LabLayout) -> str:
-    """Return the file's text with a line for each node; lines of an earlier lab are dropped.
+    """Return the text of /etc/hosts with a line for each node of the lab; lines of an earlier lab are dropped.
+
+    Args:
+        text: present text of /etc/hosts.
 
     Raises:
         InputError: another host has the name of a node.
@@ -96,8 +120,9 @@ def with_lab(text: str, layout: LabLayout) -> str:
 
 
 def write_hosts(path: Path, text: str) -> None:
-    """Replace the file atomically with its owner and mode unchanged, because every user of the machine reads it. In a
-    container, where the file is a mount and cannot be replaced, write into it.
+    """Replace /etc/hosts atomically, with owner and mode unchanged, because every user of the machine reads it.
+
+    In a container, /etc/hosts is a mount and cannot be replaced; the text is then written into it.
 
     Raises:
         StorageError: the file cannot be written.
@@ -113,25 +138,25 @@ def write_hosts(path: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class CpuController:
-    """The CPU controller of this machine: cgroup version and mount point."""
+    """The cgroup controller `cpu` of this machine, with which a lab limits the CPU time of its nodes."""
 
     version: int
     root: Path
 
     @property
     def group(self) -> Path:
-        """The lab's CPU group, the parent of the nodes' groups."""
+        """The lab's cgroup folder, the parent of the nodes' cgroups."""
         return self.root / CPU_GROUP
 
     def node_group(self, name: str) -> Path:
         return self.group / name
 
     def join_file(self, name: str) -> Path:
-        """Return the file to which a process writes its id to join the node's group."""
+        """Return the file to which a process writes its id to join the cgroup of a node."""
         return self.node_group(name) / "cgroup.procs"
 
     def limit_files(self, group: Path, cores: float) -> list[tuple[Path, str]]:
-        """Return the (file, text) pairs to write so that a CPU group gets the time of so many cores."""
+        """Return the (file, text) pairs to write so that a cgroup gets the time of so many cores."""
         quota_us = round(cores * PERIOD_US)
         if self.version == 1:
             return [(group / "cpu.cfs_period_us", str(PERIOD_US)), (group / "cpu.cfs_quota_us", str(quota_us))]
@@ -139,7 +164,7 @@ class CpuController:
 
 
 def find_cpu_control(mounts: str) -> CpuController | None:
-    """Return the machine's CPU controller; None if no cgroup file system with a CPU controller is mounted.
+    """Return this machine's `cpu` controller; None if no cgroup file system with one is mounted.
 
     Args:
         mounts: text of /proc/self/mounts.
@@ -162,13 +187,14 @@ def _controllers(root: Path) -> list[str]:
 
 
 def share_folders(control: CpuController, layout: LabLayout) -> list[Path]:
-    """Return the cgroup folders to make, parents first; [] if no node has a CPU share."""
+    """Return the cgroup folders of the nodes with a CPU share, parents first; [] if no node has one."""
     names = [name for name in layout.names if layout.spec.cpu_share_of(layout.node(name))]
     return [control.group, *(control.node_group(name) for name in names)] if names else []
 
 
 def share_files(control: CpuController, layout: LabLayout) -> list[tuple[Path, str]]:
-    """Return (file, text) pairs to write in order once the cgroup folders exist."""
+    """Return the (file, text) pairs that give the nodes their CPU shares, to write in order once the cgroup folders
+    exist."""
     files: list[tuple[Path, str]] = []
     for node in layout.spec.nodes:
         share = layout.spec.cpu_share_of(node)

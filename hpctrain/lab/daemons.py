@@ -1,4 +1,5 @@
-"""The lab's daemons: how each is started, and which processes of this machine belong to the lab."""
+"""The lab's daemons munged, slurmctld and slurmd: how each is started, and which processes of this machine belong to
+the lab."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from hpctrain.lab.machine import Machine
 
 PROGRAMS = frozenset({"munged", "slurmctld", "slurmd"})
 WRAPPER_PROGRAMS = frozenset({"nsenter", "unshare", "sh"})
-"""Programs that start slurmd: each soon executes the next one, and at last slurmd, in its process."""
+"""Programs in front of slurmd in its argv: in one process, each executes the next one, and the last executes slurmd."""
 
 NETNS = Path("/run/netns")
 
 Daemon = tuple[Process, Path]
-"""A daemon's process, and the file that its output goes to."""
+"""A daemon's process, and the file that holds its output."""
 
 # $1: host name; $2: file through which to join the CPU group, or empty; the rest: the daemon's argv
 _ENTER = 'hostname "$1" && if [ -n "$2" ]; then echo $$ >"$2" || exit; fi; shift 2; exec "$@"'
@@ -42,9 +43,12 @@ def slurmctld_argv(layout: LabLayout) -> tuple[str, ...]:
 
 
 def slurmd_argv(layout: LabLayout, name: str, control: CpuController | None) -> tuple[str, ...]:
-    """Return the argv of a node's slurmd, in the node's network namespace and CPU group and under the node's host name.
+    """Return the argv of a node's slurmd, in the node's network namespace and cgroup and under the node's host name.
 
     It uses nsenter, because `ip netns exec` remounts /sys, after which slurmd finds no cgroups and ends.
+
+    Args:
+        control: this machine's `cpu` controller; None: without a cgroup.
     """
     shared = layout.spec.cpu_share_of(layout.node(name)) is not None and control is not None
     join = str(control.join_file(name)) if shared and control is not None else ""
@@ -72,7 +76,11 @@ def start_slurmctld(machine: Machine, layout: LabLayout) -> Daemon:
 
 
 def start_slurmd(machine: Machine, layout: LabLayout, name: str, control: CpuController | None) -> Daemon:
-    """Start a node's slurmd and return without waiting until it registers."""
+    """Start a node's slurmd and return without waiting until it registers with slurmctld.
+
+    Args:
+        control: this machine's `cpu` controller; None: without a cgroup.
+    """
     return _start(machine, layout, f"slurmd-{name}", slurmd_argv(layout, name, control))
 
 
@@ -82,10 +90,13 @@ def _start(machine: Machine, layout: LabLayout, name: str, argv: Sequence[str]) 
 
 
 def require_alive(daemons: dict[str, Daemon]) -> None:
-    """Raise an error unless all daemons still run.
+    """Check that all daemons still run.
+
+    Args:
+        daemons: daemons by the name that an error gives them.
 
     Raises:
-        CommandError: a daemon has ended; the message has the end of its log.
+        CommandError: a daemon has ended; the message has the end of its output.
     """
     for name, (process, log) in daemons.items():
         code = process.poll()
@@ -102,10 +113,11 @@ def _last_words(log: Path) -> str:
 
 
 def daemon_pids(machine: Machine, folder: Path, program: str | None = None) -> list[int]:
-    """Return the ids of processes whose argv is that of a daemon of the lab in `folder`.
+    """Return the ids of the processes whose argv is that of a daemon of a lab.
 
     Args:
-        program: name of the daemon; None: any of the lab's daemons.
+        folder: the lab's state folder.
+        program: munged, slurmctld or slurmd; None: any of them.
     """
     return [
         pid for pid, argv in machine.processes.commands() if pid != os.getpid() and _is_daemon(argv, folder, program)
@@ -123,7 +135,7 @@ def _is_daemon(argv: Sequence[str], folder: Path, program: str | None) -> bool:
 
 
 def namespace_pids(machine: Machine, namespace: str) -> list[int]:
-    """Return the ids of all processes in a network namespace: slurmd, its job steps and their children."""
+    """Return the ids of all processes in a node's network namespace: slurmd, its job steps and their children."""
     done = machine.try_run(("ip", "netns", "pids", namespace))
     return [int(word) for word in done.stdout.split()] if done.code == 0 else []
 

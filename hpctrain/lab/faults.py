@@ -1,4 +1,4 @@
-"""Fault injection and repair: killed, silent and hung nodes, cut pairs, slow links."""
+"""Faults of a lab and their repair: nodes that are killed, silent or hang, pairs without traffic, slow links."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ HEAL_TIMEOUT_S = 60.0
 
 
 def kill_nodes(machine: Machine, layout: LabLayout, names: Sequence[str], how: How = "kill") -> dict[str, int]:
-    """Kill or stop all processes of the nodes at once, including job steps; return the number of processes by node.
+    """Kill or stop all processes of some nodes at once, including job steps; return the number of processes by node.
 
     Args:
-        how: kill: SIGKILL; the link stays up, and peers see closed connections. silent: the link goes down
-            before SIGKILL, and peers see nothing. hang: SIGSTOP; the node's kernel answers, its processes do
-            not.
+        names: names of the nodes.
+        how: `kill`: SIGKILL; the link stays up, and peers see closed connections. `silent`: the link goes down before
+            SIGKILL, and peers see nothing. `hang`: SIGSTOP; the node's kernel answers, its processes do not.
     """
     if how == "silent":
         machine.run_all(network.link_command(layout, name, up=False) for name in names)
@@ -44,7 +44,10 @@ def _pids(machine: Machine, layout: LabLayout, name: str) -> list[int]:
 
 
 def _signal_all(machine: Machine, layout: LabLayout, name: str, number: int) -> int:
-    """Send a signal to every process of a node, twice: a process may have started another before it was stopped."""
+    """Send a signal to every process of a node, twice: a process may have started another before it was stopped.
+
+    Return the number of processes the second time.
+    """
     for _ in range(2):
         pids = _pids(machine, layout, name)
         for pid in pids:
@@ -53,7 +56,7 @@ def _signal_all(machine: Machine, layout: LabLayout, name: str, number: int) -> 
 
 
 def cut(machine: Machine, layout: LabLayout, a: str, b: str) -> None:
-    """Stop all traffic between two nodes, in both directions.
+    """Stop all traffic between the nodes `a` and `b`, in both directions.
 
     Raises:
         InputError: `a` and `b` are one node.
@@ -71,7 +74,13 @@ def shape(
     rate: str | None,
     directions: Sequence[Direction] = network.DIRECTIONS,
 ) -> None:
-    """Change the rate of the nodes' links; a rate of None removes the limit."""
+    """Change the rate of some nodes' links.
+
+    Args:
+        names: names of the nodes.
+        rate: rate as for tc, such as 100mbit; None: no limit.
+        directions: `in`: traffic into the node. `out`: traffic out of it.
+    """
     for name in names:
         for direction in directions:
             machine.run_all(network.shape_commands(layout, name, direction, rate))
@@ -85,7 +94,13 @@ def shaped(
     rate: str,
     directions: Sequence[Direction] = network.DIRECTIONS,
 ) -> Iterator[None]:
-    """Change the rate of the nodes' links for the `with` block; afterwards they have the spec's rates."""
+    """Change the rate of some nodes' links for the `with` block; afterwards the links have the spec's rates.
+
+    Args:
+        names: names of the nodes.
+        rate: rate as for tc, such as 100mbit.
+        directions: `in`: traffic into the node. `out`: traffic out of it.
+    """
     try:
         shape(machine, layout, names, rate, directions)
         yield
@@ -95,10 +110,13 @@ def shaped(
 
 
 def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str, NodeState]:
-    """Undo every fault of the nodes and wait until Slurm gives them jobs again; return their states.
+    """Undo every fault of some nodes and wait until Slurm uses them again; return their states in Slurm by name.
 
-    Links go up with the spec's rates and without cuts, and stopped processes continue. A slurmd that is gone, or that
-    Slurm has set down, is restarted.
+    Links go up with the spec's rates and without cuts, and stopped processes continue. A slurmd that is gone, or whose
+    node Slurm has set down, is restarted.
+
+    Args:
+        names: names of the nodes.
 
     Raises:
         RefusedError: the controller does not answer.
@@ -124,7 +142,11 @@ def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str,
 
 
 def _restore(machine: Machine, layout: LabLayout, name: str, state: NodeState | None) -> bool:
-    """Undo every fault of a node without waiting; return whether a slurmd was started."""
+    """Undo every fault of a node without waiting; return whether a slurmd was started.
+
+    Args:
+        state: the node's state in Slurm; None if Slurm does not know the node.
+    """
     for peer in _cuts(machine, layout, name):
         machine.run_all(network.uncut_commands(layout, name, peer))
     machine.run(network.link_command(layout, name, up=True))

@@ -1,6 +1,6 @@
 """Names, addresses, paths and programs of a lab.
 
-Everything that a lab makes has a recognizable name, so that leftovers are found.
+Everything that a lab makes has a name that only labs use, so that leftovers are found by name.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ CLIENTS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 FOLDER_VARIABLE = "HPCTRAIN_LAB"
 DEFAULT_FOLDER = Path("/run/hpctrain-lab")
 FABRIC = "hpctfabric"
-"""Network namespace that holds the bridges. The host's firewall and forwarding rules do not apply in it."""
+"""Network namespace that holds the lab's bridges. The host's firewall and forwarding rules do not apply in it."""
 CONTROL = "hpctctl"
-"""Name of the host's interface in the lab's network; the interface's alias names the state folder."""
+"""Name of this machine's interface in the lab's network; the interface's alias names the lab's state folder."""
 ROOT_BRIDGE = "hpctbr"
 NODE_PREFIX = "hpct-"
 """Prefix of the name of a node's network namespace, as in hpct-node0."""
@@ -41,31 +41,36 @@ class SlurmInstallation:
     prefix: Path | None
 
     def program(self, name: str) -> str:
-        """Return the path or name by which to run a daemon or a client."""
+        """Return the path or name with which to run a program of Slurm, such as slurmd or squeue."""
         if self.prefix is None:
             return name
         return str(self.prefix / ("sbin" if name in DAEMONS else "bin") / name)
 
     @property
     def plugins(self) -> Path | None:
-        """The plugin folder for slurm.conf; None: Slurm's default."""
+        """Value of PluginDir in slurm.conf; None: Slurm's default."""
         return None if self.prefix is None else self.prefix / "lib" / "slurm"
 
     @property
     def slurmd_options(self) -> tuple[str, ...]:
-        """Options that make slurmd start the slurmstepd of `prefix`; by default it starts that of the folder it was
-        built for."""
+        """Options that make slurmd start the slurmstepd of `prefix`; by default slurmd starts the one at the path of
+        its build."""
         return () if self.prefix is None else ("-d", self.program("slurmstepd"))
 
     def missing(self) -> list[str]:
-        """Return the files that `prefix` lacks; [] for this machine's Slurm, which lab/requirements.py checks."""
+        """Return the paths that are missing in `prefix`; [] without a prefix, for which `missing_programs` checks the
+        PATH."""
         if self.prefix is None:
             return []
         wanted = [Path(self.program(name)) for name in (*DAEMONS, *CLIENTS)]
         return [str(path) for path in (*wanted, self.prefix / "lib" / "slurm") if not path.exists()]
 
     def exports(self, slurm_conf: Path) -> list[str]:
-        """Return shell lines after which Slurm's commands are those of this installation and use the lab."""
+        """Return shell lines after which Slurm's commands are those of this installation and use the lab.
+
+        Args:
+            slurm_conf: path of the lab's slurm.conf.
+        """
         path = [] if self.prefix is None else [f'export PATH={shlex.quote(str(self.prefix / "bin"))}:"$PATH"']
         return [*path, f"export SLURM_CONF={slurm_conf}"]
 
@@ -90,7 +95,7 @@ def state_folder(environ: Mapping[str, str]) -> Path:
 
 
 def is_own_namespace(name: str) -> bool:
-    """Whether `name` is that of a network namespace that a lab makes."""
+    """Whether `name` is the name of a network namespace of a lab."""
     return name == FABRIC or name.startswith(NODE_PREFIX)
 
 
@@ -108,7 +113,7 @@ class LabLayout:
 
     @property
     def ready_file(self) -> Path:
-        """The file that is written once all nodes have answered."""
+        """The file that `lab up` writes once all nodes have answered."""
         return self.folder / "ready"
 
     @property
@@ -128,7 +133,7 @@ class LabLayout:
 
     @property
     def exports(self) -> list[str]:
-        """Shell lines after which Slurm's commands use this lab."""
+        """Shell lines after which Slurm's commands use the lab."""
         return self.slurm.exports(self.slurm_conf)
 
     @property
@@ -146,7 +151,7 @@ class LabLayout:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Folders to make, parents first."""
+        """Folders of the lab to make, parents first."""
         spools = [self.folder / "spool" / name for name in self.names]
         inner = [self.logs, self.munge, self.folder / "pid", self.folder / "ctld", self.folder / "spool"]
         return (self.folder, *inner, *spools)
@@ -162,25 +167,28 @@ class LabLayout:
         return self.spec.nodes[self.index(name)]
 
     def namespace(self, name: str) -> str:
-        """Return the network namespace of a node."""
+        """Return the name of a node's network namespace."""
         return f"{NODE_PREFIX}{name}"
 
     def port(self, name: str) -> str:
-        """Return the name of the node's interface at its bridge, in the namespace of the bridges."""
+        """Return the name of the bridge's end of a node's link, an interface in the namespace `FABRIC`."""
         return f"hpctv{self.index(name)}"
 
     def address(self, name: str) -> str:
         return str(self.spec.address(self.index(name)))
 
     def bridge(self, name: str) -> str:
-        """Return the name of the bridge that the node is attached to."""
+        """Return the name of the bridge to which a node is connected: that of its switch, or the root's."""
         for index, switch in enumerate(self.spec.switches):
             if name in switch.nodes:
                 return f"hpctsw{index}"
         return ROOT_BRIDGE
 
     def find(self, texts: Iterable[str]) -> list[str]:
-        """Return the names of the nodes that the texts name: 'node0', 'node[0-2]', 'all'.
+        """Return the names of the nodes that the texts name, each once.
+
+        Args:
+            texts: names of nodes, node sets such as node[0-2], or 'all'.
 
         Raises:
             InputError: the lab has no such node.
@@ -202,7 +210,7 @@ class LabLayout:
 
 
 def spec_file(folder: Path) -> Path:
-    """Return the path of the file that marks a folder as a lab's."""
+    """Return the path of the file with a lab's spec, which marks a folder as a lab's state folder."""
     return folder / "lab.json"
 
 

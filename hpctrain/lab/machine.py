@@ -1,4 +1,5 @@
-"""The lab's access to this machine: commands, time, the process table, and the files with mounts and host names."""
+"""The lab's access to this machine: commands, time, processes, random bytes, and the files with mounts and host
+names."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class ProcessTable:
                     yield process.pid, argv
 
     def newest_first(self, pids: Iterable[int]) -> list[int]:
-        """Return the processes that still exist, those first that started last: children before their parents."""
+        """Return those of the processes that still exist, the last started first: children before their parents."""
         starts = []
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -42,7 +43,7 @@ class ProcessTable:
         return [pid for _, pid in sorted(starts, reverse=True)]
 
     def signal(self, pid: int, number: int) -> None:
-        """Send a signal; do nothing when the process is gone."""
+        """Send the signal `number` to a process; do nothing if the process is gone."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
@@ -62,7 +63,7 @@ class Machine:
     cores: Callable[[], int] = lambda: len(os.sched_getaffinity(0))
 
     def run(self, argv: Sequence[str]) -> CommandResult:
-        """Run a command that must succeed.
+        """Run a command that must succeed, and return its output.
 
         Raises:
             CommandError: the command failed; the message has its error text.
@@ -74,7 +75,7 @@ class Machine:
         return done
 
     def try_run(self, argv: Sequence[str]) -> CommandResult:
-        """Run a command that may fail."""
+        """Run a command that may fail, and return its exit code and output."""
         return self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S)
 
     def run_all(self, commands: Iterable[Sequence[str]]) -> None:
@@ -87,7 +88,7 @@ class Machine:
             self.run(argv)
 
     def wait(self, until: Callable[[], bool], timeout_s: float, pause_s: float = 0.1) -> bool:
-        """Wait until `until` returns true; return False at the timeout."""
+        """Wait until `until` returns True, and return True; return False if that takes longer than `timeout_s`."""
         deadline = self.clock.now() + timeout_s
         while not until():
             if self.clock.now() >= deadline:
@@ -96,8 +97,8 @@ class Machine:
         return True
 
     def kill(self, pids: Callable[[], Sequence[int]], timeout_s: float = 10.0) -> int:
-        """Send SIGKILL to the processes that `pids` returns, again and again until it returns none; return their
-        number.
+        """Send SIGKILL to the processes that `pids` returns, and repeat until it returns none; return how many
+        processes were killed.
 
         Raises:
             CommandError: processes still exist after `timeout_s`.
@@ -125,7 +126,8 @@ def this_machine() -> Machine:
 
 @contextlib.contextmanager
 def lab_lock() -> Iterator[None]:
-    """Hold the lock of the lab: only one command at a time builds, changes or takes down the lab of this machine.
+    """Hold this machine's lock of labs for the `with` block: only one command at a time builds, changes or takes down a
+    lab.
 
     Raises:
         InputError: another command holds the lock.

@@ -1,4 +1,5 @@
-"""The lab's network as commands: bridges, links, rates and cuts. Pure: returns commands in order and runs none.
+"""The lab's network as commands: bridges, links, rates and cuts. Pure: its functions return commands in order, or parse
+the output of commands.
 
 A link has two ends. Traffic out of a node is shaped at its own eth0, traffic into it at the bridge's end. Each shaped
 end has two `htb` classes: 1:1, with the link's rate, and 1:2, whose queue holds no packet. A cut is a filter that sends
@@ -20,9 +21,9 @@ Direction = Literal["in", "out"]
 DIRECTIONS: tuple[Direction, ...] = ("in", "out")
 
 UNSHAPED = "100gbit"
-"""Rate of a link's end whose rate is not limited."""
+"""Rate that an end of a link without a limit gets, because an `htb` class needs a rate."""
 QUEUE_S = 0.05
-"""Longest time in seconds that a packet waits at a shaped end, at the link's rate."""
+"""Longest time in seconds that a packet waits at a shaped end: the queue holds what the link sends in this time."""
 # A burst of 64 KiB gives 957 Mbit/s of payload at 1 Gbit/s. Slower links get a smaller burst, because a short
 # measurement would otherwise see only the burst.
 _BURST_S, _BURST_MIN, _BURST_MAX = 0.005, 4096, 65536
@@ -95,7 +96,13 @@ def _bridge(name: str) -> list[Command]:
 
 
 def lane_commands(namespace: str, device: str, rate: str | None) -> list[Command]:
-    """Return the commands that give one end of a link its two classes."""
+    """Return the commands that give one end of a link its two `htb` classes: 1:1 with the rate, 1:2 for cuts.
+
+    Args:
+        namespace: network namespace of the end.
+        device: interface that is the end.
+        rate: rate as for tc, such as 100mbit; None: no limit.
+    """
     return [
         _tc(namespace, "qdisc", device, "root", "handle", "1:", "htb", "default", "1"),
         *rate_commands(namespace, device, rate),
@@ -106,7 +113,13 @@ def lane_commands(namespace: str, device: str, rate: str | None) -> list[Command
 
 
 def rate_commands(namespace: str, device: str, rate: str | None) -> list[Command]:
-    """Return the commands that set the rate of one end of a link; a rate of None removes the limit."""
+    """Return the commands that set the rate of one end of a link.
+
+    Args:
+        namespace: network namespace of the end.
+        device: interface that is the end.
+        rate: rate as for tc, such as 100mbit; None: no limit.
+    """
     rate = rate or UNSHAPED
     bytes_per_s = rate_bits_per_s(rate) / 8
     # The burst is at least half a millisecond of traffic; with less, the kernel's timers cannot keep up with a fast
@@ -121,7 +134,12 @@ def rate_commands(namespace: str, device: str, rate: str | None) -> list[Command
 
 
 def shape_commands(layout: LabLayout, name: str, direction: Direction, rate: str | None) -> list[Command]:
-    """Return the commands that set the rate of a node's link in one direction."""
+    """Return the commands that set the rate of a node's link in one direction.
+
+    Args:
+        direction: `in`: traffic into the node. `out`: traffic out of it.
+        rate: rate as for tc, such as 100mbit; None: no limit.
+    """
     if direction == "out":
         return rate_commands(layout.namespace(name), NODE_INTERFACE, rate)
     return rate_commands(FABRIC, layout.port(name), rate)
@@ -133,7 +151,8 @@ def link_command(layout: LabLayout, name: str, up: bool) -> Command:
 
 
 def cut_commands(layout: LabLayout, a: str, b: str) -> list[Command]:
-    """Return the commands that stop all traffic between two nodes; both still reach all others and the controller."""
+    """Return the commands that stop all traffic between the nodes `a` and `b`; both still reach all others and the
+    controller."""
     return [_block(layout, to, source) for to, source in ((a, b), (b, a))]
 
 
@@ -145,7 +164,7 @@ def _block(layout: LabLayout, to: str, source: str) -> Command:
 
 
 def uncut_commands(layout: LabLayout, a: str, b: str) -> list[Command]:
-    """Return the commands that undo `cut_commands`."""
+    """Return the commands that undo `cut_commands` for the nodes `a` and `b`."""
     return [
         ("tc", "-n", FABRIC, "filter", "del", "dev", layout.port(to), "parent", "1:",
          "pref", str(_CUT_PREF + layout.index(source)))
@@ -154,26 +173,33 @@ def uncut_commands(layout: LabLayout, a: str, b: str) -> list[Command]:
 
 
 def list_cuts_command(layout: LabLayout, name: str) -> Command:
-    """Return the tc command that lists the cuts of a node; `parse_cuts` reads its output."""
+    """Return the tc command that lists the cuts of a node, for `parse_cuts`."""
     return ("tc", "-n", FABRIC, "-j", "filter", "show", "dev", layout.port(name), "parent", "1:")
 
 
 def parse_cuts(layout: LabLayout, text: str) -> list[str]:
-    """Return the nodes that a node is cut off from, from tc's JSON."""
+    """Return the names of the nodes that a node is cut off from.
+
+    Args:
+        text: output of `list_cuts_command`.
+    """
     prefs = {entry.get("pref", 0) for entry in json.loads(text or "[]")}
     return [name for index, name in enumerate(layout.names) if _CUT_PREF + index in prefs]
 
 
 def list_rate_command(layout: LabLayout, name: str, direction: Direction) -> Command:
-    """Return the tc command that shows the rate of a node's link; `parse_rate` reads its output, which is plain text,
-    because tc has no JSON for classes."""
+    """Return the tc command that shows the rate of a node's link in one direction, for `parse_rate`."""
     namespace = layout.namespace(name) if direction == "out" else FABRIC
     device = NODE_INTERFACE if direction == "out" else layout.port(name)
     return ("tc", "-n", namespace, "class", "show", "dev", device)
 
 
 def parse_rate(text: str) -> float | None:
-    """Return the rate of a link's end in bits per second, from tc's text; None if the rate is not limited."""
+    """Return the rate of one end of a link in bits per second; None if the rate is not limited.
+
+    Args:
+        text: output of `list_rate_command`. It is plain text, because tc has no JSON for classes.
+    """
     match = _CLASS_RATE.search(text)
     if match is None:
         return None
@@ -182,7 +208,11 @@ def parse_rate(text: str) -> float | None:
 
 
 def parse_links(text: str) -> dict[str, bool]:
-    """Return whether each interface is up, by its name, from the JSON of `ip -j link`."""
+    """Return by interface whether it is up.
+
+    Args:
+        text: output of `ip -j link show`.
+    """
     return {entry["ifname"]: "UP" in entry["flags"] for entry in json.loads(text or "[]")}
 
 

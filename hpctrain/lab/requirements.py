@@ -1,4 +1,4 @@
-"""The lab's requirements on a machine: root, Slurm's programs, and permission to make network namespaces."""
+"""What a lab requires of a machine: root, Slurm's and other programs, and permission to make network namespaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Which = Callable[[str], str | None]
 
 
 def require_root(machine: Machine, verb: str) -> None:
-    """Raise an error unless this user is root: only root may make network namespaces and interfaces.
+    """Check that this user is root: only root may make network namespaces and interfaces.
+
+    Args:
+        verb: command of `hpctrain lab`, for the error.
 
     Raises:
         InputError: this user is not root.
@@ -30,13 +33,20 @@ def require_root(machine: Machine, verb: str) -> None:
 
 
 def missing_programs(slurm: SlurmInstallation, which: Which = shutil.which) -> list[str]:
-    """Return the required programs that are missing on this machine."""
+    """Return the required programs that are not on the PATH. Slurm's are not required if the lab's Slurm has a prefix.
+
+    Args:
+        which: `shutil.which`, or a test's replacement.
+    """
     wanted = PROGRAMS if slurm.prefix is None else MACHINE_PROGRAMS
     return [program for program in wanted if which(program) is None]
 
 
 def require_programs(slurm: SlurmInstallation, which: Which = shutil.which) -> None:
-    """Raise an error unless all required programs exist.
+    """Check that all programs that a lab needs exist.
+
+    Args:
+        which: `shutil.which`, or a test's replacement.
 
     Raises:
         InputError: programs are missing.
@@ -58,6 +68,9 @@ def require_programs(slurm: SlurmInstallation, which: Which = shutil.which) -> N
 def install(machine: Machine, slurm: SlurmInstallation, which: Which = shutil.which) -> bool:
     """Install missing programs with apt-get; return whether any was missing.
 
+    Args:
+        which: `shutil.which`, or a test's replacement.
+
     Raises:
         InputError: there is no apt-get.
         RefusedError: apt-get failed.
@@ -78,7 +91,7 @@ def install(machine: Machine, slurm: SlurmInstallation, which: Which = shutil.wh
 
 
 def require_namespaces(machine: Machine) -> None:
-    """Raise an error unless root may make network namespaces here; a container needs CAP_SYS_ADMIN.
+    """Check that root may make network namespaces here; in a container that takes CAP_SYS_ADMIN.
 
     Raises:
         RefusedError: the kernel or the container forbids it.

@@ -16,10 +16,12 @@ from hpctrain.records.format.validation_errors import validation_errors
 from hpctrain.records.format.yaml_file import read_yaml
 
 BENCHMARKING = IPv4Network("198.18.0.0/15")
-"""Addresses reserved for measuring network equipment (RFC 2544, appendix C.2.2); no other network uses them."""
+"""Network within which a lab's network lies: addresses reserved for measuring network equipment (RFC 2544, appendix
+C.2.2), which no other network uses."""
 
 FIRST_NODE = 10
-"""Index of the first node's address in the network; the controller's address has index 1."""
+"""Index of the first node's address in the lab's network: 198.18.7.10 in 198.18.7.0/24. The controller's has index
+1."""
 
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)(kbit|mbit|gbit)$")
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -30,7 +32,7 @@ _NODE_NAME = r"^[a-z][a-z0-9-]{0,30}$"
 
 
 def rate_bits_per_s(rate: str) -> float:
-    """Return the bits per second of a rate as tc writes it: '100mbit' -> 1e8.
+    """Return the bits per second of a link rate in tc's notation: '100mbit' -> 1e8.
 
     Raises:
         ValueError: the text is no rate, or the rate is below 8kbit.
@@ -51,7 +53,12 @@ def _checked_rate(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """Return a list of node names for 'node[0-2]' or a list of such texts; any other value is returned unchanged."""
+    """Return the node names that 'node[0-2]', or a list of such texts, stands for; any other value is returned
+    unchanged.
+
+    Raises:
+        ValueError: a text is no node name and no node set.
+    """
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return value
@@ -80,18 +87,18 @@ class LabNode(Part):
     name: str = Field(pattern=_NODE_NAME)
     """Name of the node: its host name, and its name in Slurm."""
     cpus: int | None = Field(default=None, ge=1, le=1024)
-    """Number of CPUs that slurm.conf states for the node. Default: `cpus` of the lab."""
+    """Number of CPUs that slurm.conf states for the node. Default: `cpus` of the spec."""
     memory_bytes: int | None = Field(default=None, ge=2**20)
-    """Memory that slurm.conf states for the node, in bytes. Default: `memory_bytes` of the lab."""
+    """Memory that slurm.conf states for the node, in bytes. Default: `memory_bytes` of the spec."""
     rate: Rate | None = None
-    """Rate of the node's link in each direction. Default: `rate` of the lab."""
+    """Rate of the node's link in each direction, such as 100mbit. Default: `rate` of the spec."""
     cpu_share: float | None = Field(default=None, ge=0.01)
     """CPU time that all processes of the node may use together, in cores: 0.5 is half a core. Default: `cpu_share` of
-    the lab."""
+    the spec."""
 
 
 class LabSwitch(Part):
-    """A switch, connected to the root switch by one shaped uplink."""
+    """A virtual switch, connected to the root switch by one link, the uplink."""
 
     nodes: Names
     """The nodes at this switch, as a list or as 'node[0-1]'. Nodes at no switch are at the root switch."""
@@ -107,13 +114,14 @@ class LabPartition(Part):
     nodes: Names | None = None
     """Nodes of the partition. Default: all nodes."""
     default: bool = False
-    """Whether jobs that name no partition go here."""
+    """Whether jobs that name no partition go into this one; exactly one partition has `default: true`."""
     priority_tier: int = Field(default=1, ge=0, le=65533)
     """Jobs of a partition with a higher tier preempt those of one with a lower tier."""
     preempt_mode: Literal["requeue", "cancel", "off"] = "requeue"
-    """What happens to a preempted job of this partition; off: its jobs are never preempted."""
+    """What Slurm does with a preempted job of this partition: `requeue` or `cancel`. `off`: its jobs are never
+    preempted."""
     grace_time_s: int = Field(default=0, ge=0)
-    """Seconds between the notice to a preempted job and its end."""
+    """Seconds between the notice of a preemption and the end of the job."""
     max_time: WallTime = "UNLIMITED"
     """Longest wall time of a job, as Slurm writes it: 30 (minutes), 1:30:00, 2-0."""
     default_time: WallTime | None = None
@@ -121,16 +129,17 @@ class LabPartition(Part):
 
 
 class LabSlurm(Part):
-    """Settings of the Slurm in the lab. The defaults make faults show in seconds, not in minutes."""
+    """Settings of the lab's Slurm. With the defaults, Slurm reacts to faults within seconds instead of minutes."""
 
     prefix: str | None = Field(default=None, pattern=_FOLDER)
     """Folder with bin, sbin and lib/slurm of the Slurm to run. Default: the programs on the PATH."""
     preempt_send_user_signal: bool = True
-    """Whether a preempted job gets the signal that it requested with --signal. Real clusters differ in this."""
+    """Whether a preempted job gets the signal that it requested with --signal. Clusters differ in this setting."""
     slurmd_timeout_s: int = Field(default=10, ge=2)
     """Seconds without an answer after which Slurm sets a node down (Slurm's own default is 300)."""
     cred_expire_s: int = Field(default=10, ge=5)
-    """Seconds that a job's credential is valid; a requeued job waits until it expires (Slurm's own default is 120)."""
+    """Seconds that a job's credential is valid; a requeued job waits that long before it starts (Slurm's own default is
+    120)."""
     kill_wait_s: int = Field(default=5, ge=1)
     """Seconds between SIGTERM and SIGKILL at a time limit."""
     over_time_limit_min: int = Field(default=0, ge=0)
@@ -149,12 +158,12 @@ def _default_partitions() -> list[LabPartition]:
 
 
 class LabSpec(Document):
-    """A lab: a real Slurm of several nodes on one machine."""
+    """The spec of a lab: a real Slurm of several virtual nodes on one machine."""
 
     schema_kind: ClassVar[str] = "lab"
 
     network: str = Field(default="198.18.7.0/24", validate_default=True)
-    """Network of the lab, within 198.18.0.0/15."""
+    """IPv4 network of the lab, within 198.18.0.0/15."""
     nodes: list[LabNode] = Field(
         default_factory=_default_nodes, min_length=1, json_schema_extra={"type": ["array", "integer"]}
     )
@@ -166,7 +175,7 @@ class LabSpec(Document):
     rate: Rate | None = "1gbit"
     """Link rate, in each direction, of each node without its own `rate`; null: no limit."""
     cpu_share: float | None = Field(default=None, ge=0.01)
-    """CPU time, in cores, of each node without its own `cpu_share`. Default: no limit."""
+    """CPU time, in cores, of each node without its own `cpu_share`; null: no limit."""
     switches: list[LabSwitch] = []
     """Switches below the root switch. Default: every node is at the root switch."""
     partitions: list[LabPartition] = Field(default_factory=_default_partitions, min_length=1)
@@ -221,7 +230,7 @@ class LabSpec(Document):
         return value
 
     def address(self, index: int) -> IPv4Address:
-        """Return the address of the node at `index`."""
+        """Return the address of the node at this index of `nodes`."""
         return IPv4Network(self.network).network_address + FIRST_NODE + index
 
     def controller(self) -> IPv4Address:
@@ -229,11 +238,11 @@ class LabSpec(Document):
         return IPv4Network(self.network).network_address + 1
 
     def rate_of(self, node: LabNode) -> str | None:
-        """Return the rate of the node's link, or None if it is not limited."""
+        """Return the rate of the node's link, such as 100mbit; None if it is not limited."""
         return node.rate or self.rate
 
     def cpu_share_of(self, node: LabNode) -> float | None:
-        """Return the node's CPU share in cores, or None if it is not limited."""
+        """Return the node's CPU share in cores; None if it is not limited."""
         return node.cpu_share or self.cpu_share
 
 
@@ -253,7 +262,7 @@ def _known(names: list[str], info: ValidationInfo) -> None:
 
 
 def read_lab_spec(path: Path) -> LabSpec:
-    """Return the lab spec in a file; an error lists every mistake with its line.
+    """Return the lab spec in a YAML file; an error lists every mistake with its line.
 
     Raises:
         FileError: the file is missing, is no YAML, or is wrong.

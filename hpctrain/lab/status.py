@@ -1,4 +1,5 @@
-"""The current state of the lab: of nodes and jobs in Slurm, and for `lab status` also as the kernel knows it."""
+"""The state of a lab: nodes and jobs as Slurm sees them; for `lab status` also processes and links as the kernel sees
+them."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ _UNHEALTHY = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "UNKNOWN", "NOT_RE
 
 @dataclass(frozen=True)
 class NodeState:
-    """The state of a node in Slurm."""
+    """The state of a node as Slurm sees it."""
 
     name: str
     flags: tuple[str, ...]
-    """The node's state in Slurm (IDLE, ALLOCATED, MIXED, DOWN, …) and flags such as DRAIN and NOT_RESPONDING."""
+    """Slurm's words for the state: first IDLE, ALLOCATED, MIXED, DOWN or the like, then flags such as DRAIN and
+    NOT_RESPONDING."""
     started_s: float | None
     """Start time of the node's slurmd, in seconds since 1970; None before it has registered."""
 
@@ -41,13 +43,17 @@ class NodeState:
 
 
 def scontrol(layout: LabLayout, *words: str) -> tuple[str, ...]:
-    """Return an scontrol command for this lab, independent of SLURM_CONF; its output has times in seconds since
-    1970."""
+    """Return the argv of an scontrol command for the lab, whatever SLURM_CONF says; its output has times in seconds
+    since 1970.
+
+    Args:
+        words: arguments of scontrol.
+    """
     return ("env", f"SLURM_CONF={layout.slurm_conf}", "SLURM_TIME_FORMAT=%s", layout.slurm.program("scontrol"), *words)
 
 
 def squeue(layout: LabLayout) -> tuple[str, ...]:
-    """Return the squeue command for this lab; `parse_jobs` reads its output."""
+    """Return the argv of squeue for the lab, whatever SLURM_CONF says; `parse_jobs` reads the output."""
     program = layout.slurm.program("squeue")
     return ("env", f"SLURM_CONF={layout.slurm_conf}", program, "--noheader", "--all", f"--format={_JOB_FORMAT}")
 
@@ -69,20 +75,24 @@ def parse_nodes(text: str) -> dict[str, NodeState]:
 
 
 def parse_jobs(text: str) -> list[dict[str, Any]]:
-    """Return the jobs, from the output of the command that `squeue` returns."""
+    """Return the jobs in the output of squeue, each with the keys id, name, partition, state, nodes and reason.
+
+    Args:
+        text: output of the command that `squeue` returns.
+    """
     keys = ("id", "name", "partition", "state", "nodes", "reason")
     return [dict(zip(keys, line.split("|"), strict=True)) for line in text.splitlines() if line.count("|") == 5]
 
 
 def node_states(machine: Machine, layout: LabLayout) -> dict[str, NodeState]:
-    """Return the state of each node; {} while the controller does not answer."""
+    """Return the state of each node in Slurm, by name; {} while the controller does not answer."""
     done = machine.try_run(scontrol(layout, "show", "node", "--oneliner"))
     return parse_nodes(done.stdout) if done.code == 0 else {}
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """The current state of one node of the lab."""
+    """The present state of one node of the lab, in Slurm and in the kernel."""
 
     name: str
     address: str
@@ -103,7 +113,7 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class LabStatus:
-    """The current state of the lab."""
+    """The present state of the lab: whether its controller runs, its nodes and its jobs."""
 
     folder: str
     slurm_conf: str
@@ -112,12 +122,12 @@ class LabStatus:
     jobs: list[dict[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
+        """Return the fields as JSON values; fields of a node that are None are left out."""
         return {**asdict(self), "nodes": [node.to_json() for node in self.nodes]}
 
 
 def read_lab_status(machine: Machine, layout: LabLayout) -> LabStatus:
-    """Return the current state of the lab, from the kernel and Slurm.
+    """Return the present state of the lab, from the kernel and Slurm.
 
     Raises:
         CommandError: the network of the lab is gone.

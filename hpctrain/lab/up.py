@@ -1,6 +1,6 @@
-"""`lab up`: decide the parts of the lab, write its files, build it, and wait until every node has answered.
+"""`lab up` and `lab down`: `bring_up` builds a lab and waits until every node has answered; `clear` removes a lab.
 
-`lab down` finds everything that a lab made, by its names, and removes it.
+The parts of a lab are decided before anything is built, and found by their names when they are removed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 
 @dataclass(frozen=True)
 class Blueprint:
-    """All parts of a lab, decided before anything is built."""
+    """All parts of a lab, decided before anything is built: texts of files, folders, cgroups, and commands in order."""
 
     layout: LabLayout
     control: config_files.CpuController | None
@@ -47,7 +47,7 @@ class Blueprint:
     daemons: tuple[Command, ...]
 
     def lines(self) -> list[str]:
-        """Return the commands and files of the build, as shell lines and file names."""
+        """Return what the build would do, as shell lines: folders, files, lines of /etc/hosts, and commands."""
         lines = [f"mkdir -p {path}" for path in (*self.folders, *self.groups)]
         lines += [f"write {path} ({len(text)} bytes)" for path, text in self.files]
         lines += [f"echo {shlex.quote(text)} > {path}" for path, text in self.group_files]
@@ -56,7 +56,10 @@ class Blueprint:
 
 
 def make_blueprint(machine: Machine, layout: LabLayout, version: tuple[int, int]) -> Blueprint:
-    """Return all parts of the lab. /etc/hosts and the mounts are read; nothing is changed.
+    """Return all parts of a lab. /etc/hosts and the mounts are read; nothing is changed.
+
+    Args:
+        version: Slurm's version, such as (22, 5).
 
     Raises:
         InputError: another host has the name of a node.
@@ -88,7 +91,7 @@ def make_blueprint(machine: Machine, layout: LabLayout, version: tuple[int, int]
 
 
 def slurm_version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]:
-    """Return the version of the slurmd that the lab runs, such as (22, 5).
+    """Return the version of slurmd as (major, minor): (22, 5) for 22.05.
 
     Raises:
         CommandError: the output of slurmd has no version.
@@ -101,9 +104,12 @@ def slurm_version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]
 
 
 def _require_one_version(machine: Machine, layout: LabLayout) -> None:
-    """Raise InputError unless slurmd and scontrol have the same version.
+    """Check that slurmd and scontrol have the same version.
 
-    An earlier lab's `export PATH` can put a newer scontrol on the path, which cannot read the controller's answers.
+    An earlier lab's `export PATH` can put a newer scontrol on the PATH, which cannot read the controller's answers.
+
+    Raises:
+        InputError: the versions differ.
     """
     major, minor = slurm_version(machine, layout.slurm)
     done = machine.try_run(scontrol(layout, "-V"))
@@ -116,7 +122,9 @@ def _require_one_version(machine: Machine, layout: LabLayout) -> None:
 
 
 def bring_up(machine: Machine, layout: LabLayout, replace: bool = False, tell: Tell = lambda text: None) -> None:
-    """Build the lab. Leftovers of an earlier lab are removed first. After a failure, no part of the new lab remains.
+    """Build a lab and wait until every node has answered.
+
+    Leftovers of an earlier lab are removed first. After a failure, no part of the new lab remains.
 
     Args:
         replace: whether to take down a lab that is up.
@@ -171,7 +179,8 @@ def _build(machine: Machine, blueprint: Blueprint, tell: Tell) -> None:
 
 
 def _record(machine: Machine, blueprint: Blueprint) -> None:
-    """Write the lab's files. The spec comes first: it marks the folder as a lab's even if the rest is interrupted."""
+    """Write the lab's files and /etc/hosts. The spec comes first: it marks the state folder as a lab's even if the rest
+    is interrupted."""
     layout = blueprint.layout
     with storage_errors(layout.folder):
         layout.folder.mkdir(parents=True, exist_ok=True)
@@ -211,24 +220,24 @@ def _wait_for_nodes(machine: Machine, layout: LabLayout, started: dict[str, daem
 
 @dataclass(frozen=True)
 class Leftovers:
-    """The parts of labs that exist on this machine."""
+    """The parts of labs that exist on this machine, to be removed."""
 
     namespaces: tuple[str, ...]
     interface: bool
     daemons: tuple[int, ...]
     hosts: bool
     groups: tuple[Path, ...]
-    """CPU groups, children first."""
+    """Cgroup folders of the nodes, and then that of the lab."""
     folders: tuple[Path, ...]
     """State folders that hold a lab."""
     searched: tuple[Path, ...] = ()
-    """Folders that were searched: the requested one, and the one that the lab's interface on the host names."""
+    """State folders that were searched: the requested one, and the one that the lab's interface on the host names."""
 
     def __bool__(self) -> bool:
         return bool(self.namespaces or self.interface or self.daemons or self.hosts or self.groups or self.folders)
 
     def summary(self) -> str:
-        """Return the parts as one line of text."""
+        """Return the parts as one line of text, such as '5 network namespaces, 6 daemons'."""
         counts = [(len(self.namespaces), "network namespace"), (len(self.daemons), "daemon")]
         words = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
         words += [CONTROL] if self.interface else []
@@ -238,7 +247,11 @@ class Leftovers:
 
 
 def leftovers(machine: Machine, folder: Path) -> Leftovers:
-    """Return the processes, namespaces, interfaces, CPU groups and folders on this machine whose names are a lab's."""
+    """Return the parts of any lab on this machine, found by their names.
+
+    Args:
+        folder: state folder to search, besides the one that the lab's interface names.
+    """
     interface, alias = _control(machine)
     candidates = dict.fromkeys([folder, *([alias] if alias else [])])
     listed = json.loads(machine.run(("ip", "-j", "netns", "list")).stdout or "[]")
@@ -255,7 +268,8 @@ def leftovers(machine: Machine, folder: Path) -> Leftovers:
 
 
 def _control(machine: Machine) -> tuple[bool, Path | None]:
-    """Return whether the host has a lab's network interface, and the state folder that the interface's alias names."""
+    """Return whether this machine has a lab's network interface, and the state folder that the interface's alias names;
+    None if it names none."""
     done = machine.try_run(("ip", "-j", "link", "show", "dev", CONTROL))
     if done.code != 0:
         return False, None
@@ -271,12 +285,15 @@ def _groups(machine: Machine) -> list[Path]:
 
 
 def is_ready(machine: Machine, folder: Path) -> bool:
-    """Whether the lab in `folder` was built completely and its controller still runs."""
+    """Whether the lab with this state folder was built completely and its slurmctld still runs."""
     return (folder / "ready").exists() and bool(daemon_pids(machine, folder, "slurmctld"))
 
 
 def clear(machine: Machine, folder: Path) -> Leftovers:
     """Remove every lab of this machine, and return the parts that existed.
+
+    Args:
+        folder: state folder to search, besides the one that the lab's interface names.
 
     Raises:
         CommandError: a part cannot be removed.
