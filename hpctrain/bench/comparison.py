@@ -93,8 +93,9 @@ def interval(values: np.ndarray, draws: int = DRAWS) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of predictions in percent of the measured figures, over a number of runs. An error above 0 means that the
-    prediction is larger than the measurement."""
+    """Errors of predictions over a number of runs, in percent of the measured figures: mean and largest absolute error,
+    and mean signed error (`bias`, above 0 if predictions are too large). `below` is the percentage of runs that were
+    predicted too low."""
 
     runs: int
     mean: float

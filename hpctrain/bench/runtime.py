@@ -34,11 +34,12 @@ SPEC = DecoderSpec(layers=6, dim=256, heads=4, vocab=small_run.BYTES_VOCABULARY)
 
 @dataclass(frozen=True)
 class ThroughputSettings:
-    """Settings of `hpctrain bench runtime`: numbers of steps and pairs, batch and model."""
+    """Settings of `hpctrain bench runtime`: batch, model, and numbers of steps. Each of `pairs` compares two blocks of
+    `block_steps` steps, after `warm_steps` steps that do not count. `rows` are the sequences of a process in a step."""
 
     pairs: int = 30
     block_steps: int = 3
-    """Steps that hpctrain makes before the plain loop makes as many, or the reverse."""
+    """Steps of a block; hpctrain and the plain loop make blocks in turns."""
     warm_steps: int = 5
     rows: int = 8
     """Sequences of a process in a step."""
@@ -120,8 +121,8 @@ CASES: dict[str, tuple[int, Callable[[ThroughputSettings], Plan], Callable[..., 
 
 
 class PlainLoop:
-    """A plain torch training loop, in one process or in several with torch's DistributedDataParallel. It has the model,
-    data and optimizer of `trainer`."""
+    """A plain torch training loop, in one process or in several with torch's DistributedDataParallel. Its model, data
+    and optimizer settings are those of `trainer`'s run."""
 
     def __init__(self, trainer: Trainer, distributed: bool) -> None:
         run, spec = trainer.run, trainer.run.spec()

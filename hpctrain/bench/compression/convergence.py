@@ -76,7 +76,9 @@ class ConvergenceSettings:
 
 @dataclass(frozen=True)
 class Training:
-    """Result of training with one method and one seed: validation losses by step, processor time and bytes sent."""
+    """Result of training with one method and one seed: `curve` has (steps made, validation loss), `loss` is the last
+    one. `diverged_step` is None unless the loss became infinite or NaN. `cpu_s` and `sent_bytes` are means for one
+    worker and step."""
 
     method: str
     seed: int

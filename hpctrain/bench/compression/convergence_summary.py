@@ -43,7 +43,9 @@ class Band:
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of one method over all its seeds: losses, gaps to the reference, bytes and processor seconds."""
+    """The results of one method over all its seeds: last loss, its gap to the reference, number of seeds that
+    `diverged`, bytes and processor seconds of a worker in a step, and results by link rate (`at_rate`, in bits per
+    second)."""
 
     method: str
     loss: Band | None
@@ -62,8 +64,9 @@ class Summary:
 
 @dataclass(frozen=True)
 class AtRate:
-    """The results of one method on links of one rate, where a step takes its processor time plus the time of its
-    bytes."""
+    """The results of one method on links of one rate, where a step takes its processor time plus the time of its bytes:
+    the gap to the reference at equal time, and the seconds (`target_s`) until the loss is within `TARGET_GAP` of the
+    reference's last loss."""
 
     step_s: float
     gap_pct: Band | None

@@ -31,7 +31,9 @@ LAST_LINES = 3
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """Settings of a launch: number of steps, batch, learning rate and model."""
+    """Settings of a launch: batch, learning rate, model and numbers of steps. Each method makes `warm_steps` steps that
+    do not count, then `steps` measured ones in blocks of `block_steps`. `rows` are the sequences of a process in a
+    step."""
 
     steps: int = 20
     """Measured steps of each method."""
@@ -79,7 +81,8 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class Samples:
-    """The measurements of one method in one launch."""
+    """The measurements of one method in one launch: lists with a value for each measured step, means, and what the
+    planner chose (`choice`) and predicted (`planned_step_s`) for the method auto."""
 
     wall_s: list[float]
     """Wall time of each step, from a common start to the end of the slowest process."""

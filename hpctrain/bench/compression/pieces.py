@@ -28,7 +28,8 @@ _COPY = "copy"
 
 @dataclass(frozen=True)
 class PieceRow:
-    """Result of one part of a codec on a CPU at one density, as the median over the repeats."""
+    """Result of one part of a codec on a CPU: the median over the repeats, with the shortest and the longest. `density`
+    is the share of the values that was requested, `chosen` the share that was selected."""
 
     piece: str
     density: float
@@ -102,8 +103,9 @@ def _processor_seconds(work: Work) -> float:
 
 @dataclass(frozen=True)
 class GpuPieceRow:
-    """Result of one part of a codec on a GPU at one density, as the median over the repeats. A copy of the gradient is
-    measured for comparison."""
+    """Result of one part of a codec on a GPU: the median over the repeats, with the shortest and the longest. `density`
+    is the share of the values that was requested, `chosen` the share that was selected. `share_of_copy` compares with a
+    copy of the gradient."""
 
     piece: str
     density: float

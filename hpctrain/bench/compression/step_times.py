@@ -30,7 +30,9 @@ VALID_FRACTION = 0.02
 
 @dataclass(frozen=True)
 class MethodRow:
-    """Result of one method on one link: step times, processor time, bytes and loss."""
+    """Result of one method on one link: step times, processor time, bytes and loss. `step_time_low_s` and
+    `step_time_high_s` are quartiles. `own_core_s` estimates a step on nodes that share no processor. `choice` and
+    `planned_step_s` are the planner's, for the method auto only."""
 
     method: str
     link: str

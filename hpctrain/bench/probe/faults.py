@@ -37,7 +37,8 @@ What = Literal["none", "rate", "direction", "interface", "hostname", "hang", "ki
 
 @dataclass(frozen=True)
 class FaultCase:
-    """A fault that the bench gives to one lab node, and the code that the probe should report."""
+    """A fault (`what`) that the bench gives to one lab node, and the code that the probe should report. `also` are
+    further codes that it may report. `device` are the devices to measure, none for links only."""
 
     name: str
     what: What

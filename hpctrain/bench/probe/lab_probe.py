@@ -43,7 +43,8 @@ CONNECT_S = 10.0
 
 @dataclass(frozen=True)
 class ModifiedNode:
-    """What the bench does differently on one node of a probe; None leaves a part unchanged."""
+    """What the bench does differently on one node of a probe: another address, other text in /etc/hosts, a cgroup, or a
+    function that stops its process. None leaves a part unchanged."""
 
     node: str
     addr: str | None = None
@@ -114,7 +115,8 @@ def _wait(folder: Path, processes: dict[str, Process]) -> None:
 
 @dataclass(frozen=True)
 class TimeRow:
-    """Duration of one whole probe, and how much it measured and reported."""
+    """Duration of one whole probe in seconds, the number of pairs of nodes, how many of them were measured in both
+    directions (`complete`), and the fault codes."""
 
     case: str
     seconds: float
@@ -185,7 +187,8 @@ class RateSettings:
 
 @dataclass(frozen=True)
 class RateRow:
-    """Bandwidths of the probe and of iperf3 on links of one rate, as medians over the repeats."""
+    """Bandwidths of the probe (`ours`) and of iperf3 on links of one rate, as medians over the repeats; the probe's
+    error and both spreads are in percent. `cpu_contended` counts repeats that a processor limited."""
 
     case: str
     ours_bytes_per_s: float

@@ -46,7 +46,7 @@ class SaveSettings:
 
 
 def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure all ways of saving in one process and its writer; return the record of the bench.
+    """Measure all four ways of saving in one training process; return the record of the bench.
 
     Args:
         progress: called with the name of the measurement before it begins.

@@ -43,7 +43,9 @@ OLDER_ONE = 0.25
 
 @dataclass
 class KillResult:
-    """Result of the bench: how many kills had which effect on the checkpoints."""
+    """Result of the bench, over all kills: how many fell into a write (`while_writing`), after how many no checkpoint
+    loaded (`lost`) or only an older one than before (`older`), and which published checkpoints did not verify
+    (`corrupt`). `last_step` is the step of the newest checkpoint at the end."""
 
     kills: int = 0
     while_writing: int = 0
@@ -79,8 +81,8 @@ def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) ->
 
 
 def _all_lives(rank: int, world: int, folder: Path, count: int, seed: int) -> KillResult:
-    """Start and kill the ranks `count` times, and return the numbers. This process has imported everything and computed
-    nothing, so that the workers that it forks can train at once."""
+    """Start and kill the ranks `count` times, and return how many kills had which effect. This process has imported
+    everything and computed nothing, so that the workers that it forks can train at once."""
     chance, result, start = random.Random(seed), KillResult(), time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = "1"
     checkpoints, newest = folder / "checkpoints", 0

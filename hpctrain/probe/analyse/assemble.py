@@ -171,8 +171,8 @@ def _contended(sender: PairFigures, receiver: PairFigures) -> bool | None:
 def clock_offsets(nodes: Sequence[str], pairs: Iterable[PairResult]) -> dict[str, Offset]:
     """Return node -> (its clock minus the first node's clock, largest error), both in seconds.
 
-    The first node's offset is exactly 0. For a node that did not measure with the first node, the offsets along a chain
-    of measured pairs are added. A node that no such chain connects with the first node is absent.
+    The first node's offset is exactly 0. For a node that did not measure with the first node, the offsets and the
+    errors along a chain of measured pairs are added. A node that no such chain connects with the first node is absent.
     """
     between = _between(pairs)
     known: dict[str, Offset] = {nodes[0]: (0.0, 0.0)} if nodes else {}

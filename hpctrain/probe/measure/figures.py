@@ -55,7 +55,10 @@ SizeTimes = Annotated[tuple[tuple[int, float], ...], Field(max_length=MAX_SIZES)
 
 
 class PairFigures(Part):
-    """The figures that one end of a pair of nodes measured."""
+    """The figures that one end of a pair of nodes measured: latency (`latency`) from its pings, times of its size sweep
+    (`ladder`), bandwidth at which it received (`bytes_per_s`, the median over `n` slices), the share of the time in
+    which it needed a processor while sending and receiving (`sending_cpu`, `receiving_cpu`), and the peer's clock minus
+    its own (`clock_offset_s`) with the largest error."""
 
     latency: Annotated[Latency, AfterValidator(_positive)]
     """One-way latency, from the round trips that this end started."""

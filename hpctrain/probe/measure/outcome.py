@@ -29,7 +29,8 @@ Port = Annotated[int, Field(gt=0, lt=1 << 16)]
 
 
 class JoinedNode(Part):
-    """A node that joined the probe: the address of its listener, its host, and facts about its system."""
+    """A node that joined the probe: address and port of its listener, its network interface, its host name, the
+    switches that Slurm names for it, and facts about its system."""
 
     addr: Text
     """Address of the node's own listener."""
@@ -80,7 +81,8 @@ class ContentionRound:
 
 @dataclass
 class ProbeOutcome:
-    """All measurements of a probe so far, and the reasons for those that failed. The coordinator fills it."""
+    """All measurements of a probe so far, and the reasons for those that failed (`lost` nodes, `broken` links,
+    `devices_failed`, `backend_failed`). The coordinator fills it."""
 
     nodes: list[str]
     joined: dict[str, JoinedNode] = field(default_factory=dict)

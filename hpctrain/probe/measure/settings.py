@@ -23,8 +23,12 @@ judge each node."""
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """Settings of one probe, equal on every node: what is measured, how often, and the time limits. Names with `ladder`
-    belong to the size sweep, names with `bulk` to the transfer."""
+    """Settings of one probe, equal on every node: what is measured, how often, and the time limits.
+
+    Names with `ladder` belong to the size sweep, names with `bulk` to the transfer. Nodes below `slow_ratio` of their
+    peers' median get a warning, those below `exclude_ratio` are excluded. The `…_deadline_s` limit the phases of the
+    probe, `slot_deadline_s` one pair.
+    """
 
     seed: int = 0
     """Seed of the order of rounds; the same seed gives the same schedule."""

@@ -78,6 +78,7 @@ def connect(addr: str, port: int, token: str, claims: Message, timeout_s: float,
 
     Args:
         claims: what this side reports about itself.
+        timeout_s: seconds for the connection and the proofs together.
 
     Raises:
         PeerError: the peer is unreachable, refuses, is silent, or does not know the token.
