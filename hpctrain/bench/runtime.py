@@ -3,7 +3,8 @@
 one_process  a step of the worker's loop compared with a bare training loop
 dp2          two replicas compared with torch's DistributedDataParallel, with equal batches per rank
 pp2          two stages under 1F1B compared with the schedule's ideal: its action table is simulated with the
-             measured stage times of the step, and messages and the executor take no time"""
+             measured stage times of the step, while messages and torch's schedule executor take no time
+"""
 
 from __future__ import annotations
 

@@ -104,7 +104,8 @@ def train_all(
     """Train each pair of method and seed that has no row in the file `path`, write each row as soon as it is done, and
     return all rows of the file.
 
-    The reference is trained with every seed, even if it is not among `methods`.
+    The method `REFERENCE`, with which the others are compared, is trained with every seed even if it is not among
+    `methods`.
 
     Raises:
         InputError: the file has rows of other settings or another text, or there is no text on this machine.

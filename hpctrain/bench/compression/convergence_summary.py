@@ -108,15 +108,16 @@ def band(values: Sequence[float]) -> Band | None:
 
 
 def step_seconds(row: Mapping[str, Any], rate: float) -> float | None:
-    """Return the seconds of a step of a training on links of `rate` bits per second; None where the bytes are not
-    counted."""
+    """Return the seconds of a step of the training `row` on links of `rate` bits per second: its processor time plus
+    the time of the bytes that it sent. None where the bytes are not counted."""
     if "sent_bytes" not in row:
         return None
     return float(row["cpu_s"]) + 8 * float(row["sent_bytes"]) / rate
 
 
 def loss_at(row: Mapping[str, Any], steps: float) -> float | None:
-    """Return the validation loss of a training after `steps` steps, interpolated linearly; None outside the curve."""
+    """Return the validation loss of the training `row` after `steps` steps, interpolated linearly; None outside the
+    curve."""
     points = row["curve"]
     if not points or not points[0][0] <= steps <= points[-1][0] * (1 + 1e-9):
         return None
@@ -124,8 +125,8 @@ def loss_at(row: Mapping[str, Any], steps: float) -> float | None:
 
 
 def steps_to(row: Mapping[str, Any], loss: float) -> float | None:
-    """Return the number of steps after which the validation loss of a training is first at most `loss`, interpolated
-    linearly; None where it never is."""
+    """Return the number of steps after which the validation loss of the training `row` is first at most `loss`,
+    interpolated linearly; None where it never is."""
     before: tuple[float, float] | None = None
     for step, reached in row["curve"]:
         if reached <= loss:

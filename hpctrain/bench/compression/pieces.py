@@ -48,8 +48,9 @@ class PieceRow:
 def measure_pieces(
     densities: Sequence[float] = DENSITIES, numbers: int = NUMBERS, repeats: int = 5, seed: int = 1
 ) -> list[PieceRow]:
-    """Return the measurements of each part on a CPU at each density. All parts get one set of `numbers` normally
-    distributed values, whose magnitude is that of small gradients."""
+    """Return the measurements of each part of a sparse codec on a CPU at each density: top-k of torch, selections,
+    encoding and decoding. All parts get one set of `numbers` normally distributed values, whose magnitude is that of
+    small gradients."""
     torch.set_num_threads(1)
     values = torch.randn(numbers, generator=torch.Generator().manual_seed(seed)).mul_(1e-5)
     return [row for density in densities for row in _cpu_rows(density, values, repeats)]
@@ -128,8 +129,8 @@ class GpuPieceRow:
 def measure_on_gpu(
     densities: Sequence[float] = DENSITIES, numbers: int = GPU_NUMBERS, repeats: int = 5, seed: int = 1
 ) -> tuple[str, list[GpuPieceRow]]:
-    """Return the name of the current GPU, and the measurements of each part at each density on `numbers` normally
-    distributed values.
+    """Return the name of the current GPU, and the measurements of each part of a sparse codec at each density (copy,
+    top-k of torch, selections) on `numbers` normally distributed values.
 
     Raises:
         HpctrainError: the GPU has too little memory.
@@ -150,7 +151,8 @@ def measure_on_gpu(
 def measure_pieces_of(
     values: Tensor, densities: Sequence[float], repeats: int, seconds_of: Callable[[Work], float]
 ) -> list[GpuPieceRow]:
-    """Return the measurements of each part on `values` at each density.
+    """Return the measurements of each part of a sparse codec (copy, top-k of torch, selections) on `values` at each
+    density.
 
     Args:
         values: gradient [n], fp32, contiguous.

@@ -152,7 +152,7 @@ def measure(runner: Runner, search_limit_s: float, progress: Callable[[str], Non
 
 
 def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], dict[str, str]]:
-    """Search the plan of each case in a process of its own. Return (case -> figures, case -> reason): the result of
+    """Search a plan for each case in a process of its own. Return (case -> figures, case -> reason): the result of
     `figures_of` for cases that ended, and for the others the reason why they have no figures.
 
     Args:

@@ -43,7 +43,7 @@ OLDER_ONE = 0.25
 
 @dataclass
 class KillResult:
-    """Result of the bench, over all kills: how many fell into a write (`while_writing`), after how many no checkpoint
+    """Result of the bench, over all kills: how many interrupted a write (`while_writing`), after how many no checkpoint
     loaded (`lost`) or only an older one than before (`older`), and which published checkpoints did not verify
     (`corrupt`). `last_step` is the step of the newest checkpoint at the end."""
 

@@ -248,7 +248,8 @@ def overall(
     remain, when no device could be measured, or when a fault has the severity refuse.
 
     Args:
-        loopback: whether the nodes are virtual nodes; the verdict then has no option for sbatch and no variables.
+        loopback: whether the nodes are virtual nodes; the verdict then suggests neither `--exclude` for sbatch nor
+            environment variables.
     """
     exclude = [name for name in outcome.nodes if healths[name].verdict == "bad"]
     by_severity = sorted(faults, key=lambda fault: ("refuse", "exclude", "warn", "note").index(fault.severity))

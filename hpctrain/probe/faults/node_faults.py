@@ -122,7 +122,7 @@ def mtu_mismatch(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
 
 def clock_skew(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
     """Yield CLOCK_SKEW faults: a node's clock differs by more than `CLOCK_SKEW_S` from the median of all nodes. With
-    two nodes, the fault is one of the allocation."""
+    two nodes it is a fault of the allocation, because either clock may be wrong."""
     all_facts = [(node.id, node.host_facts) for node in nodes if node.host_facts]
     offsets = {name: facts.clock_offset_s for name, facts in all_facts if facts.clock_offset_s is not None}
     if len(offsets) == 2:

@@ -343,8 +343,8 @@ def contradicts(declared: SwitchTree, groups: SwitchGroups) -> bool:
     """Return whether latencies show that a node is not on its declared leaf switch: most of its measured pairs within
     that switch are far.
 
-    False when latencies have no gap between near and far. Two declared switches that look like one do not count: the
-    declaration may be finer than latencies show.
+    False when latencies have no gap between near and far. Two declared switches between which pairs are near do not
+    count: the declaration may be finer than latencies show.
     """
     if groups.near_below is None or not declared.levels:
         return False
