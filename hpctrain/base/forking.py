@@ -190,7 +190,8 @@ class ForkingRunner(SystemRunner):
             timeout_s = 0.0
 
     def withdraw(self, process: ForkedProcess) -> None:
-        """Withdraw the request to fork `process`, unless the fork server has already begun to fork it."""
+        """Withdraw the request to fork `process`, and wait for the fork server's answer; a server that does not answer
+        in REPLY_TIMEOUT_S is replaced. If the server has already begun to fork the process, the request stays."""
         process.withdraw_request()
         deadline = time.monotonic() + REPLY_TIMEOUT_S
         # A loading server answers once it has loaded; one that has begun with the request must report what it forked.

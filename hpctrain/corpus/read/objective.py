@@ -110,15 +110,15 @@ def _is_token(token: Any, vocab_size: int) -> bool:
 
 
 class Examples(NamedTuple):
-    """Model inputs and targets of n samples. The widths `inputs` and `outputs` of the arrays are those of
-    `records.model.span_corruption.Lengths`."""
+    """Model inputs and targets of n samples. `records.model.span_corruption.Lengths` defines the widths of the
+    arrays."""
 
     inputs: Tokens
-    """Input tokens, [n, inputs]."""
+    """Tokens that the model (or the encoder of an encoder-decoder) reads, [n, `Lengths.inputs`]."""
     targets: Tokens
-    """Target tokens, [n, outputs]; NO_TARGET where the loss leaves out the position."""
+    """Target tokens, [n, `Lengths.outputs`]; NO_TARGET where the loss leaves out the position."""
     decoder_tokens: Tokens | None = None
-    """Input tokens of the decoder, [n, outputs]; only for encoder-decoder models."""
+    """Tokens that the decoder of an encoder-decoder reads, [n, `Lengths.outputs`]; None for other models."""
 
 
 def examples(
