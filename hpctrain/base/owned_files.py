@@ -320,8 +320,8 @@ def owner_only() -> Iterator[None]:
 
 
 def is_trusted_group(gid: int) -> bool:
-    """Whether the members of a group may write what this user runs: the group is private, or TRUSTED_GROUPS_VARIABLE
-    names it."""
+    """Whether the members of a group may write what this user runs: this user is the only member (`is_private_group`),
+    or TRUSTED_GROUPS_VARIABLE names the group."""
     trusted = {name.strip() for name in os.environ.get(TRUSTED_GROUPS_VARIABLE, "").split(",")}
     return str(gid) in trusted or group_name(gid) in trusted or is_private_group(gid)
 

@@ -148,7 +148,7 @@ class EncodeTask:
     """Hash buckets (`passages.bucket_of`) whose passages are for validation."""
     clean: Cleaning
     tokenizer: str
-    """'bytes', or the path of the corpus's tokenizer.json."""
+    """'bytes' (one token a byte), or the path of the corpus's tokenizer.json."""
     tokenizer_sha256: str | None
     """SHA-256 of the file `tokenizer`; None for 'bytes'. Worker processes cache tokenizers by it, because the file may
     change between two calls."""
@@ -201,8 +201,8 @@ class EncodeTask:
             return train.finish() + valid.finish()
 
     def _with_ends(self) -> Iterator[tuple[Passage, bool]]:
-        """Yield (passage, whether it is for validation). Also where a document's next passage is in the other split,
-        the passage's `ends` is true, because the document ends there within its split."""
+        """Yield (passage, whether it is for validation). A passage's `ends` is also true where the document's next
+        passage is in the other split, because then the document ends there within its own split."""
         for (passage, aside), (_, next_aside) in itertools.pairwise(itertools.chain(self._passages(), [(None, None)])):
             if passage is not None and aside is not None:
                 yield passage if aside == next_aside else replace(passage, ends=True), aside

@@ -24,7 +24,7 @@ class PrepareOptions:
     """Options with which a corpus is made."""
 
     tokenizer: str = "bytes"
-    """'bytes'; 'train:N', to train one with N tokens; or the path of a tokenizer.json."""
+    """'bytes' (one token a byte); 'train:N', to train one with N tokens; or the path of a tokenizer.json."""
     valid_fraction: float = 0.01
     """Share of the text that is held out for validation."""
     limit_bytes: int | None = None

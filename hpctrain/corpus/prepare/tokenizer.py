@@ -121,7 +121,7 @@ def train_tokenizer(size: int, texts: Iterable[str]) -> FileTokenizer:
 
 
 def load_tokenizer(choice: str) -> Tokenizer:
-    """Return the tokenizer that `choice` names: 'bytes', or the path of a tokenizer.json.
+    """Return the tokenizer that `choice` names: 'bytes' (one token a byte), or the path of a tokenizer.json.
 
     Raises:
         InputError: the file does not exist, is not a tokenizer, or has no end-of-document token.
