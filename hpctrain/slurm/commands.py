@@ -1,4 +1,5 @@
-"""Runs Slurm's commands: argv lists, a clean environment, a timeout on each call, answers as records."""
+"""Runs Slurm's commands with a clean environment and a time limit for each call, and returns their answers as
+records."""
 
 from __future__ import annotations
 
@@ -23,11 +24,12 @@ from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_sacct, parse_scontr
 from hpctrain.slurm.values import SEPARATOR, node_names, read_moment
 
 TIMEOUT_S = 60.0
-"""Time limit of a call. With default settings a client gives up on an unreachable controller after 18 s; a busy
-controller may need longer."""
+"""Seconds that a call may take. With default settings a command gives up on an unreachable controller after 18 s; a
+busy controller may need longer to answer."""
 
 ACCOUNTING_TIMEOUT_S = 15.0
-"""Time limit of a call to accounting: shorter than for the controller, because accounting is only a second source."""
+"""Seconds that a call to accounting may take: fewer than for the controller, because accounting is only a second
+source."""
 
 NO_COMMANDS = "no Slurm on the path (sbatch was not found)"
 _CONFIGURE = "set SLURM_CONF to the cluster's slurm.conf, or load the site's Slurm module"
@@ -65,18 +67,20 @@ class StartEstimate:
     """The result of `sbatch --test-only` for a script."""
 
     start_s: float | None
-    """When it would start, in seconds since 1970; years from now where earlier jobs have no time limit, or a limit
-    delays it."""
+    """When the job would start, in seconds since 1970; None if sbatch does not say. It is years from now if earlier
+    jobs have no time limit, or if a limit of an account or a QOS delays the job."""
     nodes: tuple[str, ...]
+    """Names of the nodes on which the job would start."""
     problem: str | None
-    """sbatch's own message if it refuses the script; None if it accepts it."""
+    """sbatch's own message if sbatch refuses the script; None if it accepts the script."""
 
 
 def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for Slurm's clients: no defaults of a person or of an enclosing job, times in seconds.
+    """Return `environ` for Slurm's commands: without the variables with which a person or an enclosing job changes
+    these commands, and with times printed in seconds since 1970.
 
-    A person's SQUEUE_FORMAT would change the output that is parsed, an enclosing job's SLURM_CPU_BIND the job that is
-    submitted. The variables that locate the controller and authenticate to it stay.
+    A person's SQUEUE_FORMAT would change the output that is parsed, and an enclosing job's SLURM_CPU_BIND the job that
+    is submitted. The variables that locate the controller and authenticate to it stay.
     """
     variables = {
         name: value for name, value in environ.items() if name in _KEPT_VARIABLES or not name.startswith(_INHERITED)
@@ -87,8 +91,9 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
 class Slurm:
     """The Slurm that this machine is configured for, used through its commands.
 
-    Every method raises ControllerUnreachableError (a CommandError) when the controller does not answer,
-    NotConfiguredError when no cluster is configured, and CommandError with the command's own message when it refuses.
+    Unless its docstring says otherwise, a method raises ControllerUnreachableError (a CommandError) if the controller
+    does not answer, NotConfiguredError if no cluster is configured, and CommandError with Slurm's message if Slurm
+    refuses.
     """
 
     def __init__(self, runner: Runner, environ: Mapping[str, str] | None = None) -> None:
@@ -97,11 +102,13 @@ class Slurm:
         self._config: ClusterConfig | None = None
 
     def available(self) -> bool:
-        """Whether sbatch is on the path and knows a cluster; the controller is not asked."""
+        """Whether sbatch is on the path and a cluster is configured; the controller is not asked. No error is
+        raised."""
         return self.why_unavailable() is None
 
     def why_unavailable(self) -> str | None:
-        """Return why Slurm cannot be used here, and what to do; None where sbatch is there and knows a cluster."""
+        """Return why Slurm cannot be used on this machine, and what to do; None if sbatch is on the path and a cluster
+        is configured. The controller is not asked, and no error is raised."""
         try:
             # First, because a client looks for a missing file for a minute before it reports it.
             self._check_configuration()
@@ -111,8 +118,8 @@ class Slurm:
         return None if done.code == 0 else f"sbatch --version: {_words(done)}"
 
     def job(self, job_id: str) -> JobInfo | None:
-        """Return the job's current state; None when Slurm does not know the job. Slurm forgets a job MinJobAge seconds
-        after its end."""
+        """Return Slurm's description of a job; None if Slurm does not know the job. Slurm forgets a job MinJobAge
+        seconds after its end."""
         done = self._run(["scontrol", "show", "job", "-o", _checked(job_id)])
         if done.code != 0 and _UNKNOWN_JOB in done.stderr:
             return None
@@ -121,7 +128,8 @@ class Slurm:
         return next((job for job in jobs if job.job_id == job_id), jobs[0] if jobs else None)
 
     def jobs(self, ids: Sequence[str]) -> dict[str, JobInfo]:
-        """Return several jobs with one command, by id; those that Slurm does not know are left out."""
+        """Return Slurm's description of each job in `ids`, by id, with one command; jobs that Slurm does not know are
+        left out."""
         if not ids:
             return {}
         listed = ",".join(_checked(job_id) for job_id in ids)
@@ -131,9 +139,11 @@ class Slurm:
         return {job.job_id: job for job in parse_squeue(_answer(done))}
 
     def ended_jobs(self, ids: Sequence[str]) -> dict[str, JobInfo]:
-        """Return ended jobs from accounting, by id, including jobs that the controller has forgotten.
+        """Return accounting's description of those jobs in `ids` that have ended, by id; it also has jobs that the
+        controller has forgotten.
 
-        Many clusters have no accounting, or none that this machine can reach: the result is then empty.
+        Many clusters have no accounting, or none that this machine can reach. The result is then {}, and no error is
+        raised.
         """
         if not ids:
             return {}
@@ -144,10 +154,10 @@ class Slurm:
             return {}
 
     def partitions(self, nodes: Sequence[NodeInfo] | None = None) -> list[Partition]:
-        """Return the partitions that this user can see, with the resources of their nodes.
+        """Return the partitions that this user can see, with the GRES of their nodes.
 
         Args:
-            nodes: the cluster's nodes, if they are known already; default: Slurm is asked.
+            nodes: the cluster's nodes, if they are known already; None: Slurm is asked for them.
         """
         text = _answer(self._run(["scontrol", "show", "partition", "-o"]))
         return parse_partitions(text, self.nodes() if nodes is None else nodes)
@@ -157,18 +167,18 @@ class Slurm:
         return parse_nodes(_answer(self._run(["scontrol", "show", "node", "-o"])))
 
     def srun_has(self, option: str) -> bool:
-        """Whether srun knows an option; a site's plugins (pyxis) add options."""
+        """Whether srun knows an option, such as --container-image, which the plugin pyxis of a site adds."""
         return option in _answer(self._run(["srun", "--help"]))
 
     def config(self) -> ClusterConfig:
-        """Return the cluster's settings that matter for a run. Slurm is asked only the first time, because they rarely
-        change."""
+        """Return the cluster's settings that matter for a run. Slurm is asked only at the first call, because settings
+        rarely change."""
         if self._config is None:
             self._config = parse_config(_answer(self._run(["scontrol", "show", "config"])))
         return self._config
 
     def state(self) -> ClusterState:
-        """Return the cluster's settings, nodes and partitions; it takes one Slurm command for each of the three."""
+        """Return the cluster's settings, nodes and partitions."""
         nodes = self.nodes()
         return ClusterState(self.config(), nodes, self.partitions(nodes))
 
@@ -177,10 +187,10 @@ class Slurm:
         _answer(self._run(["scancel", _checked(job_id)]))
 
     def signal(self, job_id: str, name: str) -> bool:
-        """Send a signal (USR2, TERM) to all processes of the job's steps.
+        """Send the signal with this name, such as USR2 or TERM, to all processes of the job's steps.
 
         Returns:
-            False if there is no such job, or it has ended.
+            Whether the signal was sent; False if there is no such job, or the job has ended.
         """
         done = self._run(["scancel", f"--signal={name}", _checked(job_id)])
         if done.code != 0 and _UNKNOWN_JOB in done.stderr:
@@ -189,7 +199,7 @@ class Slurm:
         return True
 
     def requeue(self, job_id: str) -> None:
-        """Requeue a running or ended job; it cannot start before cred_expire (AuthInfo, 120 s by default) is over."""
+        """Requeue a running or ended job. It cannot start again for cred_expire seconds (AuthInfo; 120 by default)."""
         _answer(self._run(["scontrol", "requeue", _checked(job_id)]))
 
     def release(self, job_id: str) -> None:
@@ -197,17 +207,22 @@ class Slurm:
         _answer(self._run(["scontrol", "release", _checked(job_id)]))
 
     def update(self, job_id: str, **fields: str | int) -> None:
-        """Change fields of the job: update("7", ExcNodeList="gpu[1-2]", TimeLimit=30)."""
+        """Change fields of a job with `scontrol update`, as in update("7", ExcNodeList="gpu[1-2]", TimeLimit=30)."""
         changes = [f"{field}={value}" for field, value in fields.items()]
         _answer(self._run(["scontrol", "update", f"JobId={_checked(job_id)}", *changes]))
 
     def submit(self, script: Path, options: Sequence[str] = ()) -> str:
-        """Queue a script and return its job's id. Options override the script's own #SBATCH lines."""
+        """Submit a script with sbatch and return its job's id.
+
+        Args:
+            options: options of sbatch; they override the script's #SBATCH lines.
+        """
         done = self._run(["sbatch", "--parsable", *options, str(script)], {"SLURM_TIME_FORMAT"})
         return _checked(_answer(done).strip().partition(";")[0])
 
     def queued_behind(self, script: Path, job_id: str) -> list[str]:
-        """Return this person's queued jobs that run the same script and depend on the end of the given job."""
+        """Return the ids of this user's waiting jobs that run `script` and have a dependency on the end of the job
+        `job_id`."""
         columns = ("JobID", "Dependency", "Command")
         shape = ",".join(f"{column}:{SEPARATOR}" for column in columns)
         lines = _answer(self._run(["squeue", "-h", "--me", "-t", "PENDING", "-O", shape])).splitlines()
@@ -220,7 +235,12 @@ class Slurm:
         ]
 
     def test_only(self, script: Path, options: Sequence[str] = ()) -> StartEstimate:
-        """Return when and where sbatch expects a script to start; nothing is queued."""
+        """Return when and on which nodes sbatch expects the job of a script to start, or why sbatch refuses it; nothing
+        is queued.
+
+        Args:
+            options: options of sbatch; they override the script's #SBATCH lines.
+        """
         done = self._run(["sbatch", "--test-only", *options, str(script)])
         if done.code != 0:
             return StartEstimate(None, (), _words(done))
@@ -230,10 +250,10 @@ class Slurm:
         return StartEstimate(read_moment(estimate[1]), node_names(estimate[2]), None)
 
     def _run(self, argv: Sequence[str], without: Collection[str] = (), timeout_s: float = TIMEOUT_S) -> CommandResult:
-        """Run one of Slurm's clients.
+        """Run one of Slurm's commands and return its result, whatever its exit code.
 
         Args:
-            without: variables to leave out of its environment.
+            without: variables to leave out of the command's environment.
 
         Raises:
             ControllerUnreachableError: the controller does not answer.
@@ -256,10 +276,10 @@ class Slurm:
         return done
 
     def _check_configuration(self) -> str | None:
-        """Return SLURM_CONF, if it is set.
+        """Return the value of the variable SLURM_CONF; None if it is not set.
 
         Raises:
-            NotConfiguredError: it does not name a file.
+            NotConfiguredError: the variable names no file.
         """
         conf = self._environ.get("SLURM_CONF")
         if conf and not _is_file(Path(conf)):
@@ -275,7 +295,11 @@ def _is_file(path: Path) -> bool:
 
 
 def _checked(job_id: str) -> str:
-    """Return a job id that no command can take for an option or a list; raise InputError for any other text."""
+    """Return `job_id` if it has the form of a job id, which no command can take for an option or a list.
+
+    Raises:
+        InputError: the text has another form.
+    """
     if not _JOB_ID.fullmatch(job_id):
         raise InputError(f"job id: found '{job_id}'; allowed: a number, or number_task for one task of an array")
     return job_id
@@ -288,6 +312,6 @@ def _answer(done: CommandResult) -> str:
 
 
 def _words(done: CommandResult) -> str:
-    """Return the message of a failed command as one line, without repeated sentences."""
+    """Return the stderr of a failed command as one line, without repeated lines."""
     lines = [_PREFIX.sub("", line.strip()) for line in done.stderr.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines)) or f"exit code {done.code} and no message"

@@ -1,5 +1,5 @@
-"""Jobs as Slurm describes them: their states, and parsers of the output of scontrol, squeue (in SQUEUE_FORMAT) and
-sacct."""
+"""Jobs as Slurm describes them: the record of a job, and parsers of the output of scontrol, squeue (in SQUEUE_FORMAT)
+and sacct that return it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ JobState = Literal[
     "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "REVOKED", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT",
     "STOPPED", "UPDATE_DB", "UNKNOWN",
 ]  # fmt: skip
-"""A job's state. Slurm shows a flag in place of the base state where one is set (job_state_codes.html)."""
+"""State of a job, in Slurm's words. If a flag is set, Slurm shows the flag instead of the base state
+(job_state_codes.html). UNKNOWN stands for any other word."""
 _STATES: dict[str, JobState] = {state: state for state in get_args(JobState)}
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _ENDED = (
@@ -43,32 +44,34 @@ _ENDED = (
 
 @dataclass(frozen=True)
 class JobInfo:
-    """One job at one moment. Times are seconds since 1970-01-01 UTC; None: Slurm gives no value."""
+    """One job at one moment, as Slurm describes it. Times are seconds since 1970-01-01 UTC; None: Slurm gives no
+    value."""
 
     job_id: str
     state: JobState
     reason: str
-    """Why it waits or ended, as Slurm's code with '_' for blanks; "" for none."""
+    """Why the job waits or ended, as Slurm's code or as a sentence with '_' for blanks; "" for none."""
     nodes: tuple[str, ...]
     """Nodes that the job has now; () while it waits."""
     restarts: int
-    """How often it was requeued."""
+    """How often the job was requeued."""
     start_s: float | None
-    """When it started; for a waiting job, when Slurm expects it to start."""
+    """When the job started; for a waiting job, when Slurm expects it to start."""
     end_s: float | None
-    """When it ended, or when it will reach its limit."""
+    """When the job ended, or when it will reach its time limit."""
     time_limit_s: int | None
     """The time limit in seconds; None: unlimited."""
     begin_s: float | None
-    """Earliest start: the requested time, or the end of the pause after a requeue."""
+    """Earliest moment at which the job may start: the requested one, or the end of the pause after a requeue."""
     preempt_s: float | None
-    """When its preemption was announced; its grace time runs from then on."""
+    """When Slurm announced the job's preemption; its grace time begins then. None: it is not preempted."""
     batch_host: str | None
     """The batch node; None while the job waits."""
     exit_code: int | None
     """Exit code of the batch script; None before the end."""
     partition: str
     submit_s: float | None
+    """When the job was last put into the queue."""
 
     @property
     def is_waiting(self) -> bool:
@@ -77,7 +80,8 @@ class JobInfo:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the job has ended; a person may requeue it. A job that Slurm requeues is COMPLETING or PENDING."""
+        """Whether the job has ended, and Slurm does not requeue it: a job that is being requeued is COMPLETING or
+        PENDING."""
         return self.state in _ENDED
 
 
@@ -86,10 +90,11 @@ _COLUMNS = (
     "PreemptTime", "BatchHost", "exit_code", "Partition", "SubmitTime",
 )  # fmt: skip
 SQUEUE_FORMAT = ",".join(f"{column}:{SEPARATOR}" for column in _COLUMNS)
-"""Format for `squeue -h -O`: an empty width prints the whole field, and a suffix ends it."""
+"""Value of the option -O of squeue. Each column is printed in full, because no width is given, and ends with
+SEPARATOR."""
 
 _FROM_SCONTROL = {"JobID": "JobId", "State": "JobState", "RestartCnt": "Restarts", "exit_code": "ExitCode"}
-"""squeue's name of a field -> scontrol's, where the two differ."""
+"""squeue's name of a field -> scontrol's name, for the fields whose names differ."""
 _REQUIRED = ("JobID", "State", "Reason", "NodeList", "Partition")
 
 
@@ -117,7 +122,8 @@ def parse_squeue(text: str) -> list[JobInfo]:
 
 
 def parse_state(text: str) -> JobState:
-    """Return the state in any form that Slurm prints: 'CANCELLED by 1000' and 'COMPLETING+' too; else UNKNOWN."""
+    """Return the job state in a text that Slurm prints, such as 'CANCELLED by 1000' or 'COMPLETING+'; UNKNOWN for any
+    other text."""
     word = text.split()[0].split("+")[0] if text.split() else ""
     return _STATES.get(word, "UNKNOWN")
 
@@ -126,7 +132,8 @@ def pending_job_text(info: JobInfo, now: float | None = None) -> str:
     """Return why the job waits, in plain language.
 
     Args:
-        now: seconds since 1970, to give the time until the earliest start; None: the text gives that moment.
+        now: seconds since 1970; with it the text gives the time until the earliest start, with None the moment of the
+            earliest start.
     """
     if info.reason == "BeginTime" and info.begin_s is not None:
         again = "it was put back into the queue and pauses; " if info.restarts else ""
@@ -135,7 +142,7 @@ def pending_job_text(info: JobInfo, now: float | None = None) -> str:
 
 
 def needs_action(info: JobInfo) -> bool:
-    """Whether the job waits until a person does something: it is held, or its request can never be met."""
+    """Whether the job waits until a person acts, because it is held or its request can never be met."""
     return info.is_waiting and is_stuck(info.reason)
 
 
@@ -146,7 +153,11 @@ def _when(moment: float, now: float | None) -> str:
 
 
 def job_of_columns(columns: Mapping[str, str]) -> JobInfo:
-    """Return the job that these values of squeue's columns describe; a missing column counts as no value."""
+    """Return the job that a row of squeue describes.
+
+    Args:
+        columns: {squeue's name of a column: value}; a missing column counts as no value.
+    """
     values = defaultdict(str, columns)
     state = parse_state(values["State"])
     return JobInfo(
@@ -169,7 +180,8 @@ def job_of_columns(columns: Mapping[str, str]) -> JobInfo:
 
 
 def _exit_code(text: str) -> int | None:
-    """Return the exit code: '3:0' -> 3. squeue 22.05 prints the status of wait(2) instead: '768' -> 3."""
+    """Return the exit code in Slurm's text: '3:0' -> 3. squeue 22.05 prints the status of wait(2) instead: '768' -> 3.
+    None if the text has no number."""
     first, colon, _ = text.partition(":")
     code = parse_unsigned(first)
     return code if colon or code is None else code >> 8
@@ -179,13 +191,13 @@ _SACCT_COLUMNS = {
     "JobID": "JobID", "State": "State", "ExitCode": "exit_code", "NodeList": "NodeList", "Submit": "SubmitTime",
     "Start": "StartTime", "End": "EndTime", "Timelimit": "TimeLimit", "Partition": "Partition", "Reason": "Reason",
 }  # fmt: skip
-"""sacct's name of a field -> squeue's."""
+"""sacct's name of a field -> squeue's name of the same field."""
 
 
 def sacct_argv(ids: Sequence[str]) -> list[str]:
-    """Return the sacct command for some jobs; its answer has one line for each time that a job was in the queue.
+    """Return the argv of sacct for the jobs in `ids`; its answer has one line for each time that a job was queued.
 
-    Every option is explicit: a person's SACCT_FORMAT or the site's defaults would change the answer.
+    Every option is explicit, because a person's SACCT_FORMAT or the site's defaults would otherwise change the answer.
     """
     return [
         "sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}",
@@ -194,10 +206,10 @@ def sacct_argv(ids: Sequence[str]) -> list[str]:
 
 
 def parse_sacct(text: str) -> dict[str, JobInfo]:
-    """Return the ended jobs in sacct's answer, by id; for a requeued job, the entry of its last time in the queue.
+    """Return the ended jobs in sacct's answer, by id; for a requeued job, the line of its last time in the queue.
 
-    Jobs that accounting shows as running or waiting are left out: the controller does not know them, so their end was
-    never recorded.
+    Jobs that accounting shows as running or waiting are left out. Only jobs that the controller does not know are
+    looked up in accounting, so for such a job merely the end was never recorded.
 
     Raises:
         CommandError: a line does not have the requested fields.

@@ -1,4 +1,5 @@
-"""Checks a job's request against the limits of the partitions, and ranks those that fit a job that names none. Pure."""
+"""Checks a job's request against the limits of partitions, and ranks the partitions for a job that names none. All
+functions are pure."""
 
 from __future__ import annotations
 
@@ -21,22 +22,29 @@ class JobRequest:
     nodes_min: int
     nodes_max: int
     time_s: int | None
+    """Time limit in seconds."""
     gpus_per_node: int | None
     account: str | None
     qos: str | None
     gpu_type: str | None = None
     reservation: str | None = None
     kinds: tuple[tuple[str | None, int], ...] = ()
-    """Constraint and number of nodes of each kind; (): any `nodes_min` nodes."""
+    """(constraint or None, number of nodes) for each group of nodes; (): `nodes_min` nodes without a constraint."""
 
     @property
     def parts(self) -> tuple[tuple[str | None, int], ...]:
-        """Constraint and number of nodes of each kind; one entry without a constraint where `kinds` is empty."""
+        """`kinds`; if it is empty, one group of `nodes_min` nodes without a constraint."""
         return self.kinds or ((None, self.nodes_min),)
 
 
 def check_request(request: JobRequest, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[str]:
-    """Return why the job can never start, a line each with field, value and what is allowed; [] if it can start."""
+    """Return why the job can never start in any requested partition, a line for each reason with field, value and what
+    is allowed; [] if it can start.
+
+    Args:
+        partitions: all partitions of the cluster.
+        nodes: all nodes of the cluster.
+    """
     wanted, unknown = _wanted(request, partitions)
     if unknown:
         return unknown
@@ -47,12 +55,12 @@ def check_request(request: JobRequest, partitions: Sequence[Partition], nodes: S
 
 
 def default_partition(partitions: Sequence[Partition]) -> Partition | None:
-    """Return the partition of jobs that name none; None where the site has no default."""
+    """Return the partition of jobs that name none; None if the cluster has no default partition."""
     return next((partition for partition in partitions if partition.default), None)
 
 
 def _wanted(request: JobRequest, partitions: Sequence[Partition]) -> tuple[list[Partition], list[str]]:
-    """Return the requested partitions, and a line for each unknown name."""
+    """Return the requested partitions, the default one if none is named, and an error line for each unknown name."""
     by_name = {partition.name: partition for partition in partitions}
     if request.partition is None:
         default = default_partition(partitions)
@@ -71,7 +79,11 @@ def _unknown_partition(name: str, known: list[str]) -> str:
 
 
 def check_partition(request: JobRequest, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
-    """Return the reasons why the job can never start in this partition, a line each."""
+    """Return the reasons why the job can never start in this partition, a line each; [] if it can.
+
+    Args:
+        nodes: all nodes of the cluster.
+    """
     return [
         *_check_state(request, partition),
         *_check_nodes(request, partition),
@@ -84,8 +96,8 @@ def check_partition(request: JobRequest, partition: Partition, nodes: Sequence[N
 
 
 def members(partition: Partition, nodes: Sequence[NodeInfo], constraint: str | None = None) -> list[NodeInfo]:
-    """Return the partition's nodes that satisfy the constraint; a constraint that only Slurm can evaluate excludes no
-    node."""
+    """Return those of `nodes` that are in the partition and satisfy the constraint. A constraint that only Slurm can
+    evaluate excludes no node."""
     names = set(partition.nodes)
     partition_nodes = [node for node in nodes if node.name in names]
     if constraint is None:
@@ -188,14 +200,15 @@ class PartitionFit:
     has_gpus: bool
     """Whether enough of the partition's nodes have GPUs."""
     starts_now: bool
-    """Whether enough suitable nodes are free."""
+    """Whether enough suitable nodes are free, so that the job can start at once."""
     free: int
     """Suitable nodes that are free, no more than the job can use."""
     preemptible: bool
+    """Whether jobs of the partition may be preempted."""
 
     @property
     def words(self) -> str:
-        """Return the properties of the fit as text, for a person."""
+        """The partition's GPUs, free nodes, preemption and time limit, as text for a person."""
         limit = format_time_limit(self.partition.time_limit_s)
         free = "enough nodes are free now" if self.starts_now else f"{self.free} suitable nodes are free now"
         gpus = "with GPUs" if self.has_gpus else "without GPUs"
@@ -210,11 +223,11 @@ def choose_partition(
     preemptible: Sequence[str],
     with_gpus: bool,
 ) -> tuple[list[PartitionFit], list[str]]:
-    """Return the partitions that accept a job, the best first, and why the others do not, a line for each reason.
+    """Return the partitions that accept a job, the best first, and the reasons why the others do not, a line each.
 
-    The criteria, in this order: GPUs if the run computes on them (and none otherwise: other jobs wait for those nodes);
-    a start at once; no preemption; more free nodes, up to what the job can use; the site's default; the tightest time
-    limit that still fits, as short queues move faster, or the longest for a job without a time.
+    The criteria, in this order: GPUs if the run computes on them, and else no GPUs, because other jobs wait for them; a
+    start at once; no preemption; more free nodes, up to what the job can use; the default partition; the shortest time
+    limit that still fits, because queues of short jobs move faster, or the longest for a job without a time limit.
 
     Args:
         request: a request without a partition.

@@ -1,4 +1,4 @@
-"""Parses sbatch's options, as written in `cluster.sbatch` with one option in each item, into name and value."""
+"""Parses the options of sbatch in `cluster.sbatch`, whose items are one option each, into name and value."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ NAMES = (
 
 
 def parse_sbatch_option(item: str) -> tuple[str, str]:
-    """Return name and value ('' for none) of an option written as `--name`, `--name=value` or `--name value`.
+    """Return the name without dashes and the value ('' for none) of an option written as `--name`, `--name=value` or
+    `--name value`.
 
     Raises:
-        ValueError: sbatch would read it differently, or the name is abbreviated; the message says what to do.
+        ValueError: sbatch would read the item differently, or the name is abbreviated; the message says what to do.
     """
     if not item.startswith("--"):
         raise ValueError("write it as a long option, --name=value")
@@ -53,7 +54,8 @@ def parse_sbatch_option(item: str) -> tuple[str, str]:
 
 
 def parse_sbatch_options(items: Iterable[str]) -> dict[str, str]:
-    """Return option name -> value; items that sbatch would read differently are left out."""
+    """Return {option name without dashes: value}; items for which `parse_sbatch_option` raises an error are left
+    out."""
     options = {}
     for item in items:
         with contextlib.suppress(ValueError):

@@ -1,5 +1,5 @@
-"""Translates Slurm's reason for a waiting job into plain words. The reasons are those of `squeue` (%r), listed in its
-man page."""
+"""Translates the reason for which Slurm lets a job wait into plain words. The reasons are listed in the man page of
+squeue (%r)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def pending_reason_text(reason: str, job: str) -> str:
 
 
 def is_stuck(reason: str) -> bool:
-    """Whether the job waits until a person acts; an unknown reason is taken to pass by itself."""
+    """Whether a job that waits for this reason waits until a person acts; an unknown reason is taken to pass by
+    itself."""
     if _plain(reason) in _STUCK or _NOT_KNOWN.match(_plain(reason)):
         return True
     limit = _LIMIT.fullmatch(reason)
@@ -90,7 +91,8 @@ def _plain(reason: str) -> str:
 
 
 def _by_shape(reason: str) -> str | None:
-    """Return the text for reasons that come in families or contain names; None for any other."""
+    """Return the plain words for a reason that contains node names or belongs to a family, such as limits; None for any
+    other reason."""
     unavailable = _UNAVAILABLE.search(reason)
     if unavailable:
         return f"nodes it needs are down, drained or reserved: {unavailable['nodes']} ({reason.split(',')[0]})"
@@ -114,5 +116,5 @@ def _limit_words(limit: re.Match[str]) -> str:
 
 
 def _is_about_one_job(limit: re.Match[str]) -> bool:
-    """Whether a limit is for a single job, and so never passes; other limits pass as other jobs end."""
+    """Whether a limit is for a single job, so that waiting does not help; other limits pass when other jobs end."""
     return limit["scope"] == "Min" or "PerJob" in limit["what"] or "PerNode" in limit["what"]

@@ -16,19 +16,21 @@ _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9/:_]*)=")
 _JOB_NAME = re.compile(r"\sJobName=.*?\s(?=UserId=\S*\(\S*\)\s)")
 _WHOLE = re.compile(r"\d{1,18}", re.ASCII)
 SEPARATOR = "\x1f"
-"""The separator of columns: no node list, reason or partition name holds a unit separator."""
+"""Separator of columns: ASCII's unit separator, which no node list, reason or partition name contains."""
 _EMPTY = ("", "(null)", "None assigned", "None", "N/A", "n/a", "NONE")
 
 
 def records(text: str, key: str) -> Iterator[dict[str, str]]:
-    """Yield the fields of each line that starts with `key=`; other lines ("No jobs in the system") hold no record."""
+    """Yield {field: value} for each line of `scontrol -o` that starts with `key=`; other lines, such as "No jobs in the
+    system", are skipped."""
     for line in text.splitlines():
         if line.startswith(f"{key}="):
             yield fields(line)
 
 
 def fields(line: str) -> dict[str, str]:
-    """Return field -> value. A field's first value counts, because free text (comments, reasons) comes last."""
+    """Return {field: value} of a line of `scontrol -o`. If a field occurs twice, its first value counts, because free
+    text (comments, reasons) comes last."""
     line = _JOB_NAME.sub(" ", line, count=1)
     values: dict[str, str] = {}
     keys = list(_KEY.finditer(line))
@@ -39,7 +41,11 @@ def fields(line: str) -> dict[str, str]:
 
 
 def split_columns(text: str, columns: Sequence[str], command: str) -> Iterator[dict[str, str]]:
-    """Yield column -> value for each line of a command's answer.
+    """Yield {column: value} for each line of an answer with columns that SEPARATOR ends.
+
+    Args:
+        columns: names of the columns, in order.
+        command: name of the command, for the error.
 
     Raises:
         CommandError: a line does not have these columns.
@@ -64,18 +70,18 @@ def required(record: dict[str, str], key: str) -> str:
 
 
 def text_or_none(value: str) -> str | None:
-    """Return the value; None for the texts that mean no value to Slurm."""
+    """Return the value; None for the texts with which Slurm says that there is no value, such as '(null)'."""
     return None if value in _EMPTY else value
 
 
 def number(value: str) -> int | None:
-    """Return the whole number in a value; for a range, its upper end: '1-4' -> 4; None for UNLIMITED, N/A and the
-    like."""
+    """Return the whole number that a value of Slurm is; for a range, its upper end: '1-4' -> 4; None for UNLIMITED, N/A
+    and any other text."""
     return parse_unsigned(value.rpartition("-")[2])
 
 
 def parse_unsigned(text: str) -> int | None:
-    """Return the number in a text of up to 18 digits (64 bits, as in Slurm); None for any other text."""
+    """Return the number of a text of 1 to 18 digits, which fits into Slurm's 64 bits; None for any other text."""
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
@@ -131,7 +137,7 @@ def format_time_limit(seconds: int | None) -> str:
 
 
 def read_duration(text: str) -> int | None:
-    """Return the seconds of a limit in Slurm's output; None for no limit and for an unknown one."""
+    """Return the seconds of a time limit in Slurm's output; None for no limit and for a text that is no time."""
     try:
         return parse_time_limit(text)
     except ValueError:

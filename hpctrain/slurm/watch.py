@@ -1,5 +1,5 @@
-"""Watches any number of jobs with one Slurm command for all; it asks less often while nothing changes, and goes on
-after failures."""
+"""Watches any number of jobs with one Slurm command for all. It asks less often while nothing changes, and keeps asking
+if the controller does not answer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 from hpctrain.slurm.job import JobInfo
 
 DELAY_MIN_S = 1.0
+"""Seconds between two calls after a change."""
 DELAY_MAX_S = 30.0
+"""Most seconds between two calls while nothing changes."""
 
 
 class JobWatcher:
-    """A watcher of jobs. The caller owns the clock: it calls `poll(now)` in its loop, ideally at `next_s`.
+    """A watcher of jobs. It has no clock: the caller calls `poll(now)` in a loop, best when `now` reaches `next_s`.
 
-    `known` holds the last description of each job. While the controller is unreachable it does not change; `away` then
-    holds the error's text, and `away_since_s` the time of the first failed call.
+    `known` is Slurm's last description of each job, by id. While the controller is unreachable, `known` stays as it is,
+    `away` is the error's text, and `away_since_s` the `now` of the first failed call; both are None otherwise.
     """
 
     def __init__(self, slurm: Slurm, job_ids: Sequence[str] = (), delay_min_s: float = DELAY_MIN_S) -> None:
@@ -37,7 +39,7 @@ class JobWatcher:
         self._asked_s: float | None = None
 
     def add(self, job_id: str) -> None:
-        """Watch one more job; the next poll is due at once."""
+        """Watch one more job, and make the next poll due at once."""
         if job_id not in self._job_ids:
             self._job_ids.append(job_id)
         self._forgotten.discard(job_id)
@@ -61,10 +63,10 @@ class JobWatcher:
         )
 
     def poll(self, now: float) -> bool:
-        """Ask Slurm if `next_s` is reached, and return whether anything has changed.
+        """Ask Slurm for all jobs if `now` has reached `next_s`; return whether a job is new, changed or forgotten.
 
         Args:
-            now: seconds of any clock that never goes back.
+            now: seconds of any clock that never goes back; the same clock at each call.
 
         Raises:
             CommandError: Slurm refused, or its answer cannot be parsed.
@@ -97,10 +99,11 @@ class JobWatcher:
 
 
 def next_delay(delay_s: float, changed: bool) -> float:
-    """Return the seconds to the next call: doubled up to 30 while nothing changes, 1 after a change."""
+    """Return the seconds to the next call: twice `delay_s`, at most 30; 1 after a change."""
     return DELAY_MIN_S if changed else min(2 * delay_s, DELAY_MAX_S)
 
 
 def _matters(job: JobInfo | None) -> tuple[object, ...] | None:
-    """Return the fields whose change is reported; the estimates of start and end change all the time."""
+    """Return the fields of a job whose change counts as a change of the job; None for no job. The expected times of
+    start and end are left out, because they change all the time."""
     return None if job is None else (job.state, job.reason, job.nodes, job.restarts, job.preempt_s)
