@@ -50,7 +50,8 @@ def submit_next(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
 
 
 def ensure_queued(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """Queue successors until `recovery.successors` of them wait; return the ids of those queued now.
+    """Queue successors until `recovery.successors` of them wait; return the ids of those queued now. With another value
+    of `recovery.requeue` than new_job nothing is queued.
 
     Args:
         now: seconds since 1970.

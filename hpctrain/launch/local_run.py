@@ -1,4 +1,5 @@
-"""A run as processes of this machine, one for each virtual node: started, resumed, watched until the last one ends."""
+"""Starts and resumes runs as processes of this machine, one for each virtual node, and waits until the last process has
+ended."""
 
 from __future__ import annotations
 

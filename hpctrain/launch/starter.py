@@ -72,7 +72,7 @@ def write_starter(
         progress: called with the progress of the corpus's preparation.
 
     Raises:
-        InputError: the run file exists, a value is not allowed, or this machine has no text.
+        InputError: the run file exists and `force` is False, a value is not allowed, or this machine has no text.
         StorageError: a file cannot be written.
     """
     check_starter(run_file, starter, force)

@@ -134,9 +134,12 @@ class GenerationMaker:
     def _new_plan(
         self, proposal: Proposal, nodes: list[str], pending: _PendingEvents, replaced: Plan | None = None
     ) -> Plan:
-        """Return a new plan of the planner for `nodes`. It is checked like a plan file, so that no worker refuses it.
+        """Return a new plan of the planner for `nodes`. The plan is checked like a plan file, so that no worker refuses
+        it.
 
         Args:
+            nodes: nodes of the proposed generation.
+            pending: gets the event about the plan and the public plan file.
             replaced: the plan that can no longer run because its nodes are gone; None without one.
         """
         run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)

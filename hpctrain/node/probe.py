@@ -1,5 +1,5 @@
-"""`python -m hpctrain.node probe`: the process of one node of a probe. That of the first node writes topology.json into
-the probe's folder.
+"""`python -m hpctrain.node probe`: the process of one node of a probe. The process of the first node writes
+topology.json into the probe's folder.
 
 The module also has what `hpctrain.node run` needs too: the options that name the node, and the check whether the parent
 process has ended.

@@ -164,7 +164,7 @@ class ScannedFolders:
     """Run folders, divided into trusted and untrusted ones."""
 
     trusted: list[Path]
-    """Run folders that are this user's alone."""
+    """Run folders that belong to this user, and to which nobody else can write."""
     untrusted: list[UntrustedError]
     """For each untrusted run folder the reason: it is another user's, or others can write to it."""
 

@@ -41,7 +41,7 @@ class Removal:
     kind: Literal["run", "checkpoint", "leftover"]
     path: Path
     run: Path
-    """The run folder that the item is, or lies in."""
+    """The run folder: the item itself, or the folder in which the item lies."""
     size_bytes: int
     why: str
     """Why the item can be removed, as text."""

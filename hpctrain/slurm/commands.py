@@ -183,7 +183,7 @@ class Slurm:
         return ClusterState(self.config(), nodes, self.partitions(nodes))
 
     def cancel(self, job_id: str) -> None:
-        """Cancel the job; nothing happens if it has ended or is unknown."""
+        """Cancel the job; nothing happens if the job has ended or Slurm does not know it."""
         _answer(self._run(["scancel", _checked(job_id)]))
 
     def signal(self, job_id: str, name: str) -> bool:

@@ -56,14 +56,15 @@ class JobWatcher:
 
     @property
     def all_ended(self) -> bool:
-        """Whether every job has ended or is forgotten."""
+        """Whether every watched job has ended or is no longer known to Slurm."""
         return all(
             job_id in self._forgotten or (job_id in self.known and self.known[job_id].is_ended)
             for job_id in self._job_ids
         )
 
     def poll(self, now: float) -> bool:
-        """Ask Slurm for all jobs if `now` has reached `next_s`; return whether a job is new, changed or forgotten.
+        """Ask Slurm for all jobs if `now` has reached `next_s`; return whether a job is new, changed or no
+        longer known to Slurm.
 
         Args:
             now: seconds of any clock that never goes back; the same clock at each call.
@@ -89,7 +90,7 @@ class JobWatcher:
         return [job_id for job_id in self._job_ids if job_id not in self._forgotten]
 
     def _update(self, answer: dict[str, JobInfo]) -> bool:
-        """Update `known` from Slurm's answer; return whether a job is new, changed or forgotten."""
+        """Update `known` from Slurm's answer; return whether a job is new, changed or no longer known."""
         asked = self._asked()
         present = {job_id: answer[job_id] for job_id in asked if job_id in answer}
         before, self.known = self.known, {**self.known, **present}

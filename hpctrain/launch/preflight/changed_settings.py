@@ -142,7 +142,8 @@ def _value(settings: Mapping[str, Any], key: str) -> object:
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys whose values differ between the two mappings; a key of nested mappings is 'cluster.time'.
+    """Yield the dotted keys whose values differ between the two mappings; a key of a nested mapping is written
+    'cluster.time'.
 
     Args:
         prefix: the key of both mappings themselves, with a trailing dot; '' at the top.

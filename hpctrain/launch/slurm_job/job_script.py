@@ -53,7 +53,7 @@ cluster.sbatch are not."""
 
 
 def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_hand: bool = False) -> str:
-    """Return the text of job.sh.
+    """Return the text of the run's job script, the file job.sh.
 
     Args:
         run: the run, with job ids in `cluster.after`.
