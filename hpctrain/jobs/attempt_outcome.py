@@ -24,7 +24,7 @@ KILLED_BEFORE_HANDLERS = (128 + 15, 128 + 12)
 NOT_RETRYABLE_CODES = (EXIT_USAGE, EXIT_REFUSED)
 """Exit codes of errors that the next attempt would have too: an invalid input, a plan that cannot be made."""
 WORKER_FAILURE_EVENTS = ("worker_died", "worker_hung")
-"""Events that are written when a worker failed by itself, and not when it only lost its peers."""
+"""Kinds of events that are written when a worker failed by itself, and not when it only lost its peers."""
 
 
 @dataclass(frozen=True)
@@ -275,9 +275,9 @@ def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int, nodes: 
 
 _ERROR = re.compile(r"^srun: error: (?:\w+: )?(?P<words>.+)$", re.MULTILINE)
 _ABORTED = re.compile(r"(?:aborting, .*\b|cannot communicate with )node (?P<index>\d+)", re.IGNORECASE)
-"""'Aborting, io error and missing step on node 3', on a busy machine 'Cannot communicate with node 3.  Aborting job.'
-(seen in 22.05 and 24.11): the slurmd of a lost node was restarted, and does not know the step or does not answer in
-time. srun then ends the step on all nodes."""
+"""Matches 'Aborting, io error and missing step on node 3' and 'Cannot communicate with node 3.  Aborting job.' (seen in
+22.05 and 24.11). srun prints that and ends the step on all nodes if the slurmd of a lost node was restarted, and does
+not know the step or, on a busy machine, does not answer in time."""
 _NOT_STARTED = re.compile(
     r"task launch for .* failed|application launch failed|unable to create step|task \d+ launch failed", re.IGNORECASE
 )

@@ -28,8 +28,8 @@ from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
 
 def submit_next(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
-    """Make the job that continues the run its newest job, and return the id of that job: a successor that waits
-    already, else a job that is queued now.
+    """Record the job that continues the run as the run's newest job, and return its id: a successor that waits already,
+    else a job that is queued now.
 
     Args:
         now: seconds since 1970.

@@ -32,7 +32,8 @@ SUPERVISOR_LOG = "logs/supervisor.log"
 def become(words: list[str]) -> None:
     """Replace this process, a task of submitit, by the same Python running another module.
 
-    exec resets signal handlers. That removes those of submitit, which ignores SIGTERM and lets only rank 0 requeue.
+    exec resets signal handlers. So submitit's handlers, which ignore SIGTERM and let only rank 0 requeue the job, no
+    longer act.
 
     Args:
         words: the module's name and its arguments.

@@ -365,7 +365,7 @@ def read_attempt_state(
 
 
 def read_run_state(folder: RunFolder, run: Run, job: str | None, slurm: Slurm) -> RunState:
-    """Return the state of a run for the job that begins to continue it, from the run folder and Slurm.
+    """Return the state on which `decide_before_start` decides about a job that begins, from run folder and Slurm.
 
     Args:
         job: id of the job that begins.

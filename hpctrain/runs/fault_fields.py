@@ -33,8 +33,8 @@ def faults_by_node(events: Sequence[Event]) -> dict[str, Fault]:
 
 
 def suspect_node(history: Sequence[Mapping[str, str]]) -> str | None:
-    """Return the only node on which a program fault occurred, in the newest attempt and in at least one earlier
-    attempt; None if there is no such node.
+    """Return the only node on which one program fault occurred: in the newest attempt, and in all earlier attempts with
+    the same fault, of which there has to be at least one; None if there is no such node.
 
     Args:
         history: {node: name of its fault} for each attempt since the last suspect was named; newest last.

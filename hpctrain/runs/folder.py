@@ -196,11 +196,11 @@ LOCK_FILE = "run.lock"
 def lock_run_folder(path: Path) -> FileIO:
     """Lock the run folder at `path` and return the open lock file, which holds the lock until it is closed.
 
-    Node processes inherit its descriptor and then hold the lock too: the kernel frees it when the last of these
-    processes has ended, however it ended.
+    Node processes that inherit the file's descriptor hold the lock too. The kernel frees the lock when the last of
+    these processes has ended, even if it was killed.
 
     Raises:
-        InputError: another run uses the folder, or others can write to it.
+        InputError: another process holds the lock, or others can write to the folder.
         StorageError: the lock file cannot be written.
     """
     with storage_errors(path / LOCK_FILE), OwnedFolder(path) as folder:

@@ -103,7 +103,7 @@ def superfluous_checkpoints(
     """Return the checkpoints that a run can do without, oldest first, each with the reason.
 
     The `keep` newest checkpoints that verify stay. Checkpoints that do not verify stay if they are newer than all
-    these, because a person may repair them. If no checkpoint verifies, all stay.
+    of these, because a person may repair them. If no checkpoint verifies, all stay.
 
     Args:
         checkpoints: the run's checkpoint folders, oldest first.

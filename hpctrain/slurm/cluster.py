@@ -111,8 +111,8 @@ class NodeInfo:
 
     @property
     def accepts_jobs(self) -> bool:
-        """Whether the node is neither down nor drained nor the like, so that jobs can run on it; true for a
-        powered-down node, which Slurm powers up."""
+        """Whether jobs can run on the node now or later: it is not down, drained, in maintenance or otherwise out of
+        use. True for a powered-down node, because Slurm powers it up."""
         return not self.states & _OUT
 
     @property

@@ -33,7 +33,8 @@ class JobRequest:
 
     @property
     def parts(self) -> tuple[tuple[str | None, int], ...]:
-        """`kinds`; if it is empty, one group of `nodes_min` nodes without a constraint."""
+        """(constraint or None, number of nodes) for each group of nodes: `kinds`, or if that is empty, one group of
+        `nodes_min` nodes without a constraint."""
         return self.kinds or ((None, self.nodes_min),)
 
 

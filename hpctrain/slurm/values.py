@@ -41,7 +41,7 @@ def fields(line: str) -> dict[str, str]:
 
 
 def split_columns(text: str, columns: Sequence[str], command: str) -> Iterator[dict[str, str]]:
-    """Yield {column: value} for each line of an answer with columns that SEPARATOR ends.
+    """Yield {column: value} for each line of an answer whose columns SEPARATOR separates.
 
     Args:
         columns: names of the columns, in order.

@@ -22,7 +22,7 @@ class JobWatcher:
     """
 
     def __init__(self, slurm: Slurm, job_ids: Sequence[str] = (), delay_min_s: float = DELAY_MIN_S) -> None:
-        """Watch these jobs; nothing is asked before the first `poll`.
+        """Begin to watch the jobs in `job_ids`; Slurm is not asked before the first `poll`.
 
         Args:
             delay_min_s: the shortest time between two calls, in seconds.

@@ -38,7 +38,8 @@ class SiteDefaults:
         """Return a line that names the keys that a run takes from the profile; [] if it takes none.
 
         Args:
-            overrides: settings on the command line, written key=value; like the run file's they precede the profile's.
+            overrides: settings on the command line, written key=value; a key that they or the run file set is
+                not taken from the profile.
         """
         taken = missing_keys(run_file, overrides, self.values)
         return [f"from profile '{self.profile}' of {self.path}: {', '.join(taken)}"] if taken else []
