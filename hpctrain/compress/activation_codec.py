@@ -32,7 +32,7 @@ class Bf16ActivationCodec:
 
 
 class Int8ActivationCodec:
-    """Codec of stage messages in the format `int8`: 8-bit integers with an fp32 scale for each `BLOCK` consecutive
+    """Codec of stage messages in the format `int8`: 8-bit integers with an fp32 scale for each block of 256 consecutive
     numbers. The last block is padded with zeros.
 
     In most models, a block is smaller than a token's activations, so a channel with large activations makes only its

@@ -149,7 +149,11 @@ class Pipeline:
                 self.stages[0].counters.sent_bytes += self._tied.all_reduce_gradients()
 
     def evaluate(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
-        """Run a forward pass only, with the modules in evaluation mode. Arguments and result are those of `step`."""
+        """Return this replica's share of the batch's mean loss, from a forward pass with the modules in evaluation
+        mode.
+
+        Arguments and result are those of `Pipeline.step`.
+        """
         for stage in self.stages:
             stage.submod.eval()
         try:
@@ -160,9 +164,10 @@ class Pipeline:
 
     @torch.no_grad()
     def replay_forward(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
-        """Run a forward pass only, in the current mode of the modules. Arguments and result are those of `step`.
+        """Return this replica's share of the batch's mean loss, from a forward pass in the current mode of the modules.
 
-        In training mode, dropout draws the same random numbers as `step` draws for the step number `random.step`.
+        Arguments and result are those of `Pipeline.step`. In training mode, dropout draws the same random numbers as
+        `step` draws for the step number `random.step`.
         """
         return self._run(tokens, targets, decoder_tokens, train=False)
 

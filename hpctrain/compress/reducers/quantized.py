@@ -50,7 +50,7 @@ class IntegerResiduals(Residuals):
         self._pool = BufferPool(same_size=True)
 
     def begin(self, key: Hashable, names: Sequence[object], sizes: list[int], length: int, like: Tensor) -> Tensor:
-        """Begin a sum; return an uninitialised buffer, [length], fp32.
+        """Begin a sum of gradients as integers; return an uninitialised buffer, [length], fp32.
 
         The caller writes its gradients to the buffer, in which the sum leaves the next residual.
 
@@ -70,18 +70,18 @@ class IntegerResiduals(Residuals):
         return buffer
 
     def write(self, key: Hashable, messages: Tensor, exempt: int | None = None) -> Tensor:
-        """Add the residual to the numbers in the buffer, and encode the buffer as messages, one part of it for each
-        rank.
+        """Add a sum's residual to the gradients in its buffer, and encode the buffer as messages, one part of it for
+        each rank.
 
         The buffer then holds the rounding errors.
 
         Args:
             key: key of a sum that was begun.
             messages: [ranks, bytes of a part], uint8; written to.
-            exempt: rank whose part is not encoded, and stays unrounded in the buffer.
+            exempt: rank whose part is not encoded, and stays unrounded in the buffer; None: all parts are encoded.
 
         Returns:
-            Squared norm of the numbers, before the residual was added.
+            Squared norm of the gradients, before the residual was added.
         """
         residual = self._residuals[key]
         residual.square = torch.dot(residual.next, residual.next)
@@ -92,11 +92,11 @@ class IntegerResiduals(Residuals):
         return residual.square
 
     def parts(self, key: Hashable, ranks: int) -> Tensor:
-        """Return the buffer of a sum that was begun, as [ranks, part]."""
+        """Return the buffer of a sum that was begun, as a view [ranks, part]."""
         return self._residuals[key].next.view(ranks, -1)
 
     def end(self, key: Hashable, finite: bool) -> Tensor:
-        """End a sum: if `finite`, make the buffer the residual.
+        """End a sum of gradients: if its results are `finite`, make its buffer the residual.
 
         Returns:
             The memory, [length], that is now unused; pass it to `free` after its last use.
@@ -111,8 +111,8 @@ class IntegerResiduals(Residuals):
         self._pool.give_back(memory)
 
     def stats(self) -> ResidualStats:
-        """Return the figures of the last sum of each key, together. Integers send all numbers, so the counts of numbers
-        are 0.
+        """Return the figures of the last step, over all sums. Integers send all numbers, so both counts of numbers are
+        0.
         """
         if not self._residuals:
             return ResidualStats(0, 0, 0.0, 0.0)

@@ -37,7 +37,7 @@ class BucketCodec(StepState, ABC):
 
     @abstractmethod
     def bytes_of(self, numbers: int) -> int:
-        """Return the length in bytes of the message for a part of `numbers` numbers, a multiple of 4."""
+        """Return the length in bytes of the message for a part of `numbers` numbers. The length is a multiple of 4."""
 
     @abstractmethod
     def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:

@@ -34,13 +34,13 @@ class Reducer(StepState, ABC):
         """
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
-        """Send a bucket as soon as the backward pass has finished its gradients, from the second step on.
+        """From the second step on, send each bucket as soon as the backward pass has finished its gradients.
 
-        A reducer that needs all gradients at once does nothing.
+        A reducer that needs all gradients at once does nothing. Call this method once. Call it only if nothing else is
+        sent during the backward pass, and nothing changes gradients between the backward pass and `reduce`.
 
-        Call this method once, with parameters that are plain tensors (no DTensors), in the order in which `reduce` gets
-        their gradients. Call it only if nothing else is sent during the backward pass, and nothing changes gradients
-        between the backward pass and `reduce`.
+        Args:
+            parameters: plain tensors (no DTensors), in the order in which `reduce` gets their gradients.
         """
 
     def after_step(self, step: int) -> int:
@@ -100,10 +100,13 @@ class DenseReducer(Reducer):
         """
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
-        """Send a bucket as soon as the backward pass has finished its gradients, from the second step on.
+        """From the second step on, send each bucket as soon as the backward pass has finished its gradients.
 
         The parameters' `grad` moves into memory of the reducer, which the next step overwrites. So sums need not be
         copied back.
+
+        Args:
+            parameters: plain tensors (no DTensors), in the order in which `reduce` gets their gradients.
         """
         if self._world > 1:
             self._parameters = parameters

@@ -66,8 +66,8 @@ TOLERANCE = 0.1
 CHUNK = 65536
 """Count of numbers that are processed at a time on a CPU, so that intermediate results stay in the L2 cache."""
 SAMPLE = 65536
-"""Largest count of values in a sample. At density 1 %, the count of selected numbers then has a standard deviation of 4
-%.
+"""Largest count of values in a sample. At density 1 %, the count of selected numbers then has a standard deviation of
+about 4 %.
 """
 HITS = 1000
 """Count of sample values above the threshold that is enough: the count of selected numbers then has a standard

@@ -149,13 +149,17 @@ def _saved_for_backward_bytes(forward: Callable[[], Tensor], weights: list[nn.Pa
 
 
 def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tuple[list[int], int, int]:
-    """Return the degrees at which the split block is correct, its count of split parameters, and the bytes of its split
-    activations.
+    """Return the tensor-parallel degrees at which a split block computes what the whole one does, and what is split in
+    a block.
 
     Args:
         block: the whole block.
         x: hidden state of one sequence.
         plan: name of a linear layer in the block -> how it is split: 'columns' or 'rows'.
+
+    Returns:
+        The degrees; the block's count of split parameters; the bytes of split activations that it keeps for one
+        sequence.
 
     Raises:
         InputError: no degree works.
