@@ -23,8 +23,8 @@ from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 
 
 class T5Attention(MultiHeadAttention):
-    """Attention whose scores are not divided by the root of the head width, because T5's initial weights are
-    smaller.
+    """Attention whose scores are not divided by the root of the head width: T5 divides the initial query weights by it
+    instead.
     """
 
     def __init__(self, spec: EncoderDecoderSpec) -> None:

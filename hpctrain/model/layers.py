@@ -76,7 +76,9 @@ class MultiHeadAttention(nn.Module):
         return self._split(self.wq(x)), self._split(self.wk(memory)), self._split(self.wv(memory))
 
     def merged(self, heads: Tensor) -> Tensor:
-        """Project the heads' results [batch, heads, seq, head_dim] to [batch, seq, dim]."""
+        """Return the output [batch, seq, dim] of the last projection, from the heads' results [batch, heads, seq,
+        head_dim].
+        """
         return self.wo(heads.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:

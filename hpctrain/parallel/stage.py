@@ -161,9 +161,7 @@ def stopwatch(spans: list[Span], part: str, device: torch.device, operation: str
 
 @dataclass
 class RandomStream:
-    """Seeds torch's generators before each forward, so that random numbers depend only on the position in the
-    training.
-    """
+    """Seeds torch's generators before each forward by seed, step, replica, stage and micro-batch, for dropout."""
 
     seed: int
     replica: int

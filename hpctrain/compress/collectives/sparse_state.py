@@ -141,7 +141,7 @@ class ErrorFeedback:
         return a
 
     def forget(self, key: str) -> None:
-        """Drop the residual of a tensor. Call it after all of what `add_to` returned was sent."""
+        """Drop the residual of a tensor. Call it after a step that sent all of the gradient plus residual."""
         self._residuals.pop(key, None)
 
     def end_step(self, step: int) -> None:

@@ -108,9 +108,9 @@ def bucket_indices(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]
 
 
 def group_into_buckets(tensors: list[Tensor], limit_bytes: int) -> list[list[Tensor]]:
-    """Return the tensors in groups of at most `limit_bytes`, in order; a larger tensor is a group of its own.
+    """Return the tensors in groups of consecutive tensors of one dtype, each of at most `limit_bytes`.
 
-    The tensors of a group have one dtype.
+    A larger tensor is a group of its own.
     """
     groups: list[list[Tensor]] = []
     size = 0

@@ -16,9 +16,9 @@ from hpctrain.compress.reducers.reducer import CodecReducer, DenseReducer, WarmU
 from hpctrain.records.plan.compression import PowerSgd
 
 DEPENDENT = 1e-5
-"""Share of its length below which a column counts as dependent after the projection of earlier columns.
+"""Share of a column's length below which the part that is orthogonal to all earlier columns counts as zero.
 
-What remains of such a column is mostly fp32 rounding error.
+A smaller part is mostly fp32 rounding error.
 """
 
 

@@ -166,13 +166,16 @@ class TagcReducer(CodecReducer):
         """Return figures of the last step; empty if the step was not compressed.
 
         density: share of the numbers that this rank sent. union_density: share of the numbers that any rank sent.
-        unread: share of the numbers that any rank sent which could not be decoded. residual_norm_ratio: norm of this
-        rank's residuals divided by that of its gradient.
+        unread: of the numbers that any rank sent, the share that could not be decoded. residual_norm_ratio: norm of
+        this rank's residuals divided by that of its gradient.
         """
         return self._metrics | residual_ratio_metric(self._feedback.norm(), float(self._norm)) if self._metrics else {}
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's residuals and step count, without a copy: the next step changes the tensors."""
+        """Return this rank's residuals, 'residual.INDEX' of a gradient -> tensor, and 'steps', the count of steps.
+
+        The residuals are not copied, and the next step changes them.
+        """
         return {"steps": self._warm_up.state(), **self._feedback.state()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:

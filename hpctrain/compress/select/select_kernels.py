@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 4096
-"""Numbers that one program of a kernel reads."""
+"""Count of numbers that one program of a kernel reads."""
 _OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 """Launch options of the kernels.
 
