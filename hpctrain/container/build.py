@@ -62,7 +62,8 @@ class Builder:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The image that `build` made or found."""
+    """The image that `build` made or found, its size, and the seconds that the build took (0 for an image that was
+    found)."""
 
     image: Path
     fresh: bool

@@ -45,8 +45,8 @@ REQUIRED_PACKAGES = (
 )
 SLOW_START_S = 5.0
 CUDA_OF_DRIVER = ((580, (13, 0)), (525, (12, 0)), (450, (11, 0)))
-"""(oldest NVIDIA driver, CUDA version that it supports), newest first. Within a major version of CUDA all minor
-versions are compatible (CUDA's release notes, table 2)."""
+"""(oldest major version of NVIDIA's driver, CUDA version that such a driver supports), newest first. Within a major
+version of CUDA all minor versions are compatible (CUDA's release notes, table 2)."""
 EXAMINE_TIMEOUT_S = 300.0
 READY_S = 60.0
 SIGNALS_S = 30.0

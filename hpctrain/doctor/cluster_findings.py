@@ -17,7 +17,7 @@ from hpctrain.slurm.limits import members
 from hpctrain.slurm.values import format_time_limit
 
 LONG_PAUSE_S = 60
-"""Seconds that a requeue has to wait at least so that the doctor reports the wait as a disadvantage."""
+"""If Slurm lets a requeued job wait for at least so many seconds, the doctor reports the wait as a disadvantage."""
 NOTICE_S = int(Cluster.model_fields["save_notice_s"].default)
 HEARTBEAT_S = float(Recovery.model_fields["heartbeat_timeout_s"].default)
 HELD_WORDS = (

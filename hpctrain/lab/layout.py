@@ -178,7 +178,7 @@ class LabLayout:
         return str(self.spec.address(self.index(name)))
 
     def bridge(self, name: str) -> str:
-        """Return the name of the bridge to which a node is connected: that of its switch, or the root's."""
+        """Return the name of the bridge to which a node is connected: its switch, or the root switch."""
         for index, switch in enumerate(self.spec.switches):
             if name in switch.nodes:
                 return f"hpctsw{index}"

@@ -50,7 +50,7 @@ class ProcessTable:
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything on this machine that the lab uses; tests replace it."""
+    """Everything on this machine that the lab uses; tests replace the parts."""
 
     runner: Runner
     clock: Clock

@@ -35,7 +35,7 @@ _SI = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def build_commands(layout: LabLayout) -> list[Command]:
-    """Return the commands that build the whole network, with every link up and shaped."""
+    """Return the commands that build a lab's whole network, with every link up and shaped."""
     commands: list[Command] = [
         ("ip", "netns", "add", FABRIC),
         _ip(FABRIC, "link", "set", "lo", "up"),

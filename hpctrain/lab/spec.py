@@ -167,7 +167,7 @@ class LabSpec(Document):
     nodes: list[LabNode] = Field(
         default_factory=_default_nodes, min_length=1, json_schema_extra={"type": ["array", "integer"]}
     )
-    """The nodes: a number (node0, node1, …) or a list. Default: 4 nodes."""
+    """The nodes: their number (they are then called node0, node1, …), or a list. Default: 4 nodes."""
     cpus: int = Field(default=2, ge=1, le=1024)
     """Number of CPUs of each node without its own `cpus`."""
     memory_bytes: int = Field(default=4 * 2**30, ge=2**20)

@@ -131,7 +131,7 @@ def bring_up(machine: Machine, layout: LabLayout, replace: bool = False, tell: T
         tell: called with a line at each phase.
 
     Raises:
-        InputError: a lab is up already, the folder holds something else, or the path mixes two versions of Slurm.
+        InputError: a lab is up already, the state folder holds other files, or the PATH mixes two versions of Slurm.
         RefusedError: this machine cannot hold a lab.
         CommandError: a command or a daemon failed.
     """

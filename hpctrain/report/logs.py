@@ -25,7 +25,7 @@ BLOCK_BYTES = 32 * 1024
 """Bytes that are read at once. A longer line counts as several lines, so that a file without line breaks cannot fill
 the memory."""
 LOOK_BACK_BYTES = 2**20
-"""Most bytes before a line in which its timestamp is searched for, if the line has none."""
+"""Most bytes that are searched backwards from a line without a timestamp for the timestamp of an earlier line."""
 POLL_S = 0.5
 POLL_MAX_S = 5.0
 """Longest pause in seconds between two polls; the pause doubles up to this value while nothing is written."""

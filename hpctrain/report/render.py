@@ -1,6 +1,6 @@
-"""Write report.html from a run folder: one file that needs no other file.
+"""HTML pages, each of which needs no other file: the report of a run folder, and the timeline of a step.
 
-The actions of a step are drawn as bars over time: lines of letters for the terminal, or a Gantt chart in one HTML file.
+A timeline shows the actions of a step as bars over time: a Gantt chart on a page, or lines of letters on the terminal.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ State = Literal["queued", "starting", "running", "recovering", "requeued", "done
 
 LOCK_FILE = "run.lock"
 QUIET_S = 60.0
-"""Seconds without a new line in its files for which a Slurm run without a visible lock still counts as alive, because
-the lock may not be visible from this node."""
+"""Seconds for which a Slurm run counts as alive after the newest line in its files, even if no process is seen to hold
+its lock: locks of other nodes may not be visible from this node."""
 
 _PAUSED = ("preempted", "time_limit")
 
@@ -54,7 +54,7 @@ class RunStatus:
     nodes: list[str]
     """Names of the nodes of the newest generation."""
     recoveries: int
-    """Number of faults after which training continued."""
+    """Number of recoveries after which training continued."""
     lost_steps: int
     """Number of steps that were made again after a fault."""
     loss: float | None = None
@@ -102,7 +102,7 @@ class RunStatus:
 
 
 def read_status(folder: Path, now: float) -> RunStatus:
-    """Return the status of the run in `folder`, by its files alone.
+    """Return the status of the run in `folder`, without asking Slurm.
 
     Args:
         now: wall clock, seconds since 1970.
@@ -126,7 +126,7 @@ def _free_bytes(folder: Path) -> int | None:
 
 
 def lock_held(folder: Path) -> bool:
-    """Whether a process holds the run folder's lock, as it does while it supervises the run."""
+    """Whether a process holds the run folder's lock. A process that supervises the run holds it all the time."""
     try:
         descriptor = open_owned(folder / LOCK_FILE)
     except OSError:
@@ -145,7 +145,7 @@ def decide_status(
     run: Run, events: Sequence[Event], metrics: Sequence[MetricRow], now: float, lock_held: bool,
     attempts: Sequence[Mapping[str, Any]] = (), free: int | None = None,
 ) -> RunStatus:  # fmt: skip
-    """Return the status of a run by its files alone.
+    """Return the status of a run from what its files say, without asking Slurm.
 
     Args:
         events: events of the run, the oldest first.

@@ -124,5 +124,5 @@ def block_range(layers: tuple[int, int]) -> str:
 
 
 def plural(count: int, noun: str, ending: str = "s") -> str:
-    """Return a count with its noun: '1 node', '2 nodes'."""
+    """Return a count with its noun, which gets the ending unless the count is 1: '1 node', '2 nodes'."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"

@@ -23,7 +23,7 @@ from hpctrain.launch.preflight.prepare import runs_folder
 INDENT = 11
 """Columns before a finding's text. They hold the finding's level, of which `problem` is the longest, and spaces."""
 WIDTH_MAX = 100
-"""Columns of the longest line on a terminal."""
+"""Columns of the longest line that `hpctrain doctor` prints on a terminal."""
 _STYLE = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 

@@ -140,9 +140,9 @@ def show_command(image: Path, as_json: bool) -> None:
 def check_command(image: Path, binds: tuple[str, ...], as_json: bool) -> None:
     """Start IMAGE as a run would, and say what does not fit this machine.
 
-    Checked are Python and the packages that submit and task share, torch with gloo and NCCL, driver and CUDA,
-    InfiniBand, home and temporary folders, whether signals reach a process inside, and how long the image takes to
-    start. To check each node of a job: `srun --ntasks-per-node=1 hpctrain image check IMAGE`.
+    Checked are Python and the packages that must be the same inside and outside, torch with gloo and NCCL, driver and
+    CUDA, InfiniBand, home and temporary folders, whether signals reach a process inside, and how long the image takes
+    to start. To check each node of a job: `srun --ntasks-per-node=1 hpctrain image check IMAGE`.
 
     Exit code 1 if a run would fail, 3 if there are only notes.
     """

@@ -127,10 +127,10 @@ def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, a
 def _go_on_as_own_job(folder: Path) -> NoReturn:
     """Continue the run in the batch job of this process; does not return.
 
-    A job that Slurm requeued is the run's job already. Another job becomes the run's job.
+    A job that Slurm requeued already is the run's job. Any other job becomes the run's job, if the run has ended.
 
     Raises:
-        InputError: another job, and the run has not ended.
+        InputError: the run has not ended, and its job is another one.
     """
     job = begin_own_job()
     if job_id(folder) != job:

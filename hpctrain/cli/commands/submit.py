@@ -251,7 +251,8 @@ def _not_waiting(prepared: PreparedRun, why: str, as_json: bool) -> PreparedRun:
 
 
 def _submit_as_own_job(given: RunInputs, site: str | None) -> NoReturn:
-    """Make the batch job of this process the job of a new run, or of its run if the job was requeued; does not return.
+    """Make the batch job of this process the job of a new run; if Slurm requeued the job, continue its run. Does not
+    return.
 
     Args:
         site: name of the profile in site.yaml; None: the first that matches this cluster.

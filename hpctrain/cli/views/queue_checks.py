@@ -50,7 +50,7 @@ def examine_container(container: Container, environ: Mapping[str, str]) -> list[
 
 
 def check_before_queueing(run: Run) -> list[str]:
-    """Check the image of a large job; return lines for the person who submits.
+    """Check the image of a job of at least `LARGE_NODES` nodes; return remarks about the image as lines.
 
     Raises:
         RefusedError: a run in the image would fail.
