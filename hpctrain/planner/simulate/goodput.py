@@ -19,8 +19,8 @@ from hpctrain.records.run.run import Recovery
 DEFAULT_RECOVERY_S = Recovery().heartbeat_timeout_s + 2.0
 """Seconds from a failure to the next step with recovery in place.
 
-A silent node is noticed after heartbeat_timeout_s. In a test, four local nodes went on 1.6 s after the loss of one of
-them was noticed (docs/results/runtime.md).
+A silent node is noticed after heartbeat_timeout_s; 2 s are added for the restart. In a test, four local nodes went on
+1.6 s after the loss of one of them was noticed (docs/results/runtime.md).
 """
 
 RecoveryMode = Literal["requeue", "in_place", "spares"]
