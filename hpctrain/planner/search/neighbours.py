@@ -83,8 +83,8 @@ def _other_dims(space: SearchSpace, best: Prediction, candidate_dims: Sequence[P
 
 
 def _impossible(space: SearchSpace) -> list[Rejected]:
-    """Return up to `max_impossible` rejected entries, one for each reason why degrees are impossible. An entry names
-    the first degrees with its reason, in the order of tp.
+    """Return a rejected entry for each reason why degrees are impossible, up to `max_impossible` entries. An entry
+    names the degrees with the smallest tp that have its reason.
     """
     first: dict[str, ParallelDims] = {}
     for dims in sorted(space.impossible, key=lambda dims: (dims[2], dims)):

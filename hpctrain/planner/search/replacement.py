@@ -170,7 +170,7 @@ def minimise_moves(
 
     Args:
         reused_layouts: layouts on the surviving devices of the previous plan, the one with the fewest moves first.
-        max_slowdown: share of the step's time that keeping state in place may cost; a plan within it is fast enough.
+        max_slowdown: a plan is fast enough if its step is longer than the best one by at most this share.
     """
     limit = best.total * (1 + max_slowdown)
     for layout in reused_layouts:

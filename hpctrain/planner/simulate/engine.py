@@ -63,7 +63,7 @@ class Timeline:
     spans: tuple[tuple[tuple[Action, float, float], ...], ...]
     """spans[pipeline rank]: (action, start, end) in order."""
     senders: dict[Action, Action]
-    """Action -> the action whose message it needs; actions that need none are absent."""
+    """Action -> the action that sends the message for which it waits; actions that wait for no message are absent."""
 
     @property
     def makespan(self) -> float:

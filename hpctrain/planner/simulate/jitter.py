@@ -53,7 +53,7 @@ class LinkJitter:
     def mean_s(self, sources: Sequence[DeviceId], targets: Sequence[DeviceId]) -> float:
         """Return the mean extra seconds of messages that are sent together, on the link where the mean is largest.
 
-        It is 0 within a node and for pairs that were not measured.
+        The mean is 0 within a node and for pairs that were not measured.
 
         Args:
             targets: the target of each source, in the order of `sources`.
