@@ -34,7 +34,7 @@ NO_CLEANING = Cleaning()
 
 
 INDEX_NAME = "index.json"
-"""Name of the index within a corpus folder."""
+"""Name of the file within a corpus folder that lists its token shards, its tokenizer and the counts of its input."""
 SHARD_TOKENS_MAX = 2**48
 """Most tokens of one token shard; file systems take no larger file."""
 
@@ -152,7 +152,7 @@ class RecipeSource(Part):
     path: OneOrSeveral[AnyPath] = Field(min_length=1, json_schema_extra={"type": ["array", "string"]})
     """Files and folders, relative to the recipe's folder; * ? [] match parts of names, ** matches folders."""
     format: Format = "auto"
-    """Format of the files. auto: by their names."""
+    """Format of the files. auto: by the endings of their names."""
     text_field: str = Field(default="text", min_length=1)
     """Name of the field or column that holds the text, in formats with fields or columns."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)

@@ -28,7 +28,8 @@ _TEXT_CHARS_MAX = 2**20
 
 
 def expand_node_set(text: str) -> list[str]:
-    """Return the names in a node set, sorted as ClusterShell sorts them; an empty list for an empty text.
+    """Return the names in a node set, each once and sorted as ClusterShell sorts them: by the numbers in the names. The
+    list is empty for an empty text.
 
     Raises:
         ValueError: the text is no node set, or has more than NODES_MAX names.

@@ -1,4 +1,5 @@
-"""Records of generations: a set of workers that train together until one is lost. Agents agree on each record."""
+"""Records of generations, and the fence against workers of old ones. A generation is a set of workers that train
+together until one is lost; all its agents agree on its record."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Member(Part):
 
     node: str = Field(pattern=NODE_NAME)
     incarnation: str
-    """Host, pid and start time of the agent's process."""
+    """Host, process id and start time of the agent, as one text."""
     addr: str
     """Address at which other agents reach this agent."""
     store_port: int
@@ -62,7 +63,7 @@ class Generation(Document):
     proposer: str = ""
     """Incarnation of the agent that proposed this record."""
     failures: int = 0
-    """Failures in a row before this generation, without a checkpoint in between."""
+    """Number of failures since the last new checkpoint, up to the start of this generation."""
 
 
 def record_file(generations: Path, number: int) -> Path:

@@ -106,7 +106,7 @@ class Successor(Document):
     after: str
     """Id of the job that the successor waits for."""
     exclude: list[str] = []
-    """Nodes that the successor was told to avoid when it was queued."""
+    """Nodes that the successor's job excludes, as it was queued."""
     time_s: float
     """When the successor was queued, seconds since 1970."""
 

@@ -47,8 +47,8 @@ class PastRun(Document):
 
 
 def history_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the path of history.jsonl: $XDG_STATE_HOME/hpctrain/history.jsonl, by default in $HOME/.local/state
-    instead. None if `environ` has an absolute path in neither variable."""
+    """Return the path of history.jsonl: $XDG_STATE_HOME/hpctrain/history.jsonl if `environ` has an absolute
+    XDG_STATE_HOME, else $HOME/.local/state/hpctrain/history.jsonl; None if HOME is no absolute path, either."""
     base, home = environ.get(STATE_VARIABLE, ""), environ.get("HOME", "")
     # The XDG specification requires that relative paths are ignored.
     if base.startswith("/"):

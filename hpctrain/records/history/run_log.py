@@ -1,7 +1,7 @@
 """The log of a run: events.jsonl says what happened, metrics.jsonl has the figures of each step.
 
 Lines are in the order of writing. The worker of rank 0 writes metrics.jsonl. A step that is repeated after a recovery
-has another line there.
+has another line in metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -94,13 +94,14 @@ class BytesSent(Part):
 
 
 class RankPlacement(Part):
-    """What a rank holds and runs, read from the model and schedule that its worker built."""
+    """What a rank holds and runs: its device, stages, blocks and micro-batches, read from the model and schedule that
+    its worker built."""
 
     rank: int
     device: str
     stages: list[int]
     layers: list[int]
-    """Global numbers of the blocks that the rank holds."""
+    """Numbers, within the whole model, of the blocks that the rank holds."""
     micro_batch: int
     """Sequences in each of the rank's micro-batches."""
     micro_batches: int
@@ -147,7 +148,7 @@ class MetricRow(Document):
     schema_kind: ClassVar[str] = "metric"
 
     step: int
-    """Number of the step; the first is 1."""
+    """Number of the step; the first step is 1."""
     generation: int
     time_s: float
     """Wall clock at the end of the step, seconds since 1970."""

@@ -137,10 +137,10 @@ class DecoderSpec(_EqualBlocks):
         """Return how many numbers a block keeps for each token in tensors that tensor parallelism splits, summed over
         its devices: (for the backward pass, as results of matrix products and attention).
 
-        With widths d (`dim`), kv (all key heads) and f (`hidden`), the backward pass needs queries, keys and values
-        with their rotated copies (2·(d + 2·kv)), the attention output (d), and in the SwiGLU two matrix products, the
-        activation and its product with the second one (4·f). Results are queries, keys, values, the attention output
-        and the two matrix products of the SwiGLU.
+        Widths are d (`dim`), kv (all key heads) and f (`hidden`). The backward pass needs queries, keys and values
+        before and after the rotation by position (2·(d + 2·kv)), and the attention output (d). In the SwiGLU it needs
+        two matrix products, the activation of the first one, and the activation times the second one (4·f). Results of
+        matrix products and attention are queries, keys, values, attention output and the SwiGLU's two products.
         """
         key_value = self.key_value_heads * self.head_dim
         backward = 2 * (self.dim + 2 * key_value) + self.dim + 4 * self.hidden

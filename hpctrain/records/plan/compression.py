@@ -125,10 +125,10 @@ class _Sparse(GradientCodec):
     of parameters, with '*'. Other parameters are summed exactly."""
     feedback: Feedback = "standard"
     """What happens to numbers that are not sent. standard: they are added to the next gradient. decayed: they are
-    multiplied by `beta` and added to the next gradient. paper: literally equation (5) of the paper (Sun 2026). none:
-    they are lost."""
+    multiplied by `beta` and added to the next gradient. paper: the next residual is the gradient less what was sent
+    plus `beta` times the residual, as equation (5) of the paper (Sun 2026) says literally. none: they are lost."""
     beta: float = Field(default=0.9, ge=0, le=1)
-    """With feedback decayed or paper: factor on each unsent number in each step."""
+    """With feedback decayed or paper: factor on the residual in each step."""
     residual: Literal["fp32", "bf16"] = "fp32"
     """Precision in which unsent numbers are stored: 4 or 2 bytes of memory for each parameter."""
     warmup_steps: int = Field(default=100, ge=0)

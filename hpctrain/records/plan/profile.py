@@ -35,7 +35,8 @@ class CalibrationProfile(Part):
     update: Above0 | None = None
     """Factor on the time of the gradient norm and the optimizer, which run once a step."""
     process_bytes: dict[str, Above0] = {}
-    """Device kind (cpu, cuda) -> bytes that a worker takes besides the tensors that the planner counts: the measured
-    memory of a worker before it builds the model, plus what the measured peak exceeds this and the tensors by."""
+    """Device kind (cpu, cuda) -> bytes that a worker takes besides the tensors that the planner counts: the memory that
+    was measured before the worker built the model, and the part of the measured peak that this memory and the tensors
+    do not explain."""
     remarks: dict[str, str] = {}
     """Name of a factor -> why it is unknown, or what is wrong with it."""

@@ -18,14 +18,15 @@ from hpctrain.records.model.span_corruption import FRACTION, MEAN_SPAN, Lengths,
 
 
 class NextToken(Part):
-    """Each token is predicted from the tokens before it (Radford et al. 2019)."""
+    """The objective next_token: each token is predicted from the tokens before it (Radford et al. 2019)."""
 
     mode: Literal["next_token"] = "next_token"
     """Every position has a target: the token after it."""
 
 
 class Masked(Part):
-    """Some tokens are masked and predicted from the tokens around them (Devlin et al. 2018, section 3.1)."""
+    """The objective masked: some tokens are masked, and predicted from the tokens around them (Devlin et al. 2018,
+    section 3.1)."""
 
     mode: Literal["masked"]
     """Some positions are chosen at random, and only these have a target: their original token."""
@@ -46,7 +47,8 @@ class Masked(Part):
 
 
 class SpanCorruption(Part):
-    """Each span of the input is replaced by a sentinel, and the decoder writes the spans (Raffel et al. 2020)."""
+    """The objective span_corruption: sentinels replace spans of the encoder's text, and the decoder writes the spans
+    (Raffel et al. 2020)."""
 
     mode: Literal["span_corruption"]
     """The decoder's targets are each sentinel followed by the tokens that it replaced, then the end of text."""
@@ -105,7 +107,11 @@ def lengths(objective: AnyObjective, seq_len: int) -> Lengths:
 
 
 def _span_lengths(objective: SpanCorruption, seq_len: int) -> Lengths:
-    """Return the token counts of the text whose corrupted form has exactly `seq_len` tokens."""
+    """Return the token counts of the longest text that span corruption turns into exactly `seq_len` input tokens.
+
+    Raises:
+        InputError: there is no such text.
+    """
     longest = longest_text(seq_len, objective.fraction, objective.mean_span)
     if longest.inputs != seq_len:
         raise InputError(

@@ -39,7 +39,8 @@ class Optimizer(Part):
     warmup_steps: int = Field(default=1000, ge=0, le=STEPS_MAX)
     """Steps in which the learning rate rises linearly to its peak, but at most a tenth of the run's steps."""
     decay: Literal["constant", "cosine", "linear"] = "constant"
-    """Decay of the learning rate after the warm-up, down to a tenth of the peak."""
+    """Decay of the learning rate after the warm-up. constant: none. cosine, linear: down to a tenth of the peak at the
+    end of the run."""
     steps_changed: list[StepsChange] = []
     """Written by hpctrain: the changes of the run's number of steps, in order. After a change, the learning rate decays
     from the value that it had reached, and the length of the warm-up stays."""
@@ -69,8 +70,8 @@ class Optimizer(Part):
 def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
     """Return the learning rate of the step that follows `step` completed steps, in a run of `steps` steps.
 
-    A linear warm-up is followed by the chosen decay to a tenth of the peak. If the number of steps was changed during
-    the run, the decay continues from the learning rate that was reached.
+    A linear warm-up is followed by the peak (decay constant), or by a decay to a tenth of the peak. If the number of
+    steps was changed during the run, the decay continues from the learning rate that was reached.
     """
     warmup = settings.warmup(steps)
     if step < warmup:

@@ -39,7 +39,7 @@ COMPILE_S = 1800.0
 
 
 class Container(Part):
-    """A container image in which the run's agents and workers run; the job script stays outside."""
+    """The container image in which the run's agents and workers run. The job script runs outside of it."""
 
     image: AnyPath
     """Path of a .sif file; with runtime pyxis, any image that pyxis accepts."""
@@ -119,7 +119,7 @@ class Validation(Part):
 
 
 class Recovery(Part):
-    """What happens when workers or nodes are lost."""
+    """How a run continues when workers or nodes are lost, and when it ends."""
 
     min_nodes: int = Field(default=1, ge=1, le=DEVICES_MAX)
     """Fewest nodes with which the run continues. With fewer nodes the attempt stops; on Slurm, another one is
@@ -234,7 +234,7 @@ class Run(Document):
     validation: Validation = Validation()
     """When the validation loss is measured, and on how many batches."""
     recovery: Recovery = Recovery()
-    """What happens when workers or nodes are lost."""
+    """How the run continues when workers or nodes are lost, and when it ends."""
     profile: ProfilerSettings = ProfilerSettings()
     """Which optimizer step torch's profiler records."""
 
@@ -278,7 +278,8 @@ class Run(Document):
 
     @property
     def first_weights(self) -> str:
-        """Return the source of the initial weights, in words: the seed, a folder, or the user's factory."""
+        """Return the source of the initial weights in words: 'the seed', 'the folder PATH' of a Hugging Face model, or
+        the name of the user's factory."""
         if self.model.hf is not None:
             return f"the folder {self.model.hf}"
         return self.model.import_ or "the seed"

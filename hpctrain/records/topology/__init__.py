@@ -1,2 +1,2 @@
-"""Models of topology.json and its parts, the file with the figures of all node pairs, and the time of a message that
-follows from them."""
+"""Models of topology.json and its parts, the pair matrix of a large cluster, and the time of a message between two
+nodes by these figures."""

@@ -50,7 +50,7 @@ class HostFacts(Part):
     clock_error_s: float | None = None
     """Uncertainty of `clock_offset_s`, seconds."""
     hostname_resolves_to: str | None = None
-    """Address to which the node's own name resolves."""
+    """Network address to which the node's host name resolves on the node itself."""
     interfaces: dict[str, list[str]] = {}
     """Network interface that is up -> its addresses."""
     infiniband: list[str] = []

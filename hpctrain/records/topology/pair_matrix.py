@@ -74,19 +74,19 @@ class PairMatrix:
         return np.where(fitted, alpha, self.figures["latency_p50_s"]), np.where(fitted, beta, per_byte)
 
     def only(self, nodes: Iterable[str]) -> PairMatrix:
-        """Return the pair matrix of those of its nodes that are in `nodes`, in its own order."""
+        """Return a pair matrix with only the nodes that are in `nodes`, in the order of this matrix."""
         keep = set(nodes)
         rows = [row for row, name in enumerate(self.nodes) if name in keep]
         cut = {name: array[np.ix_(rows, rows)] for name, array in self.figures.items()}
         return PairMatrix([self.nodes[row] for row in rows], cut)
 
     def snapshot(self) -> PairMatrix:
-        """Return a copy that later measurements do not change."""
+        """Return a copy of the pair matrix with its own arrays, so that later measurements do not change the copy."""
         return PairMatrix(self.nodes, {name: array.copy() for name, array in self.figures.items()})
 
     @cached_property
     def _bytes(self) -> bytes:
-        """Return the file's content: an uncompressed npz, the same bytes for the same figures."""
+        """Return the content of the pair matrix's file: an uncompressed npz, the same bytes for the same figures."""
         buffer = io.BytesIO()
         arrays: dict[str, Any] = {name: self.figures[name] for name in FIGURES}
         np.savez(buffer, nodes=np.array(self.nodes, dtype=np.str_), **arrays)
@@ -94,17 +94,18 @@ class PairMatrix:
 
     @cached_property
     def sha256(self) -> str:
-        """Return the SHA-256 of the file's content, in hexadecimal digits."""
+        """Return the SHA-256 of the content of the pair matrix's file, in hexadecimal digits."""
         return hashlib.sha256(self._bytes).hexdigest()
 
     @property
     def file_name(self) -> str:
-        """Return the name of the file, made from the hash of its content. So topology.json never refers to the pair
-        matrix of another probe, even if the writer is killed after it has written only one of the two files."""
+        """Return the name of the pair matrix's file, made from the hash of its content. So topology.json never refers
+        to the pair matrix of another probe, even if its writer is killed after it has written only one of both
+        files."""
         return f"pairs-{self.sha256[:12]}.npz"
 
     def write(self, folder: Path) -> None:
-        """Write the file into `folder`, atomically.
+        """Write the pair matrix to its file in `folder`, atomically.
 
         Raises:
             StorageError: the file cannot be written.
@@ -126,15 +127,15 @@ _HEADER_BYTES = 4096
 
 
 def _bytes_at_most(nodes: Sequence[str]) -> int:
-    """Return the largest possible size of the file for these nodes, in bytes. In the array of names, each name has the
-    length of the longest, with four bytes a character."""
+    """Return the largest possible size of a pair matrix's file for these nodes, in bytes. In the file's array of names,
+    each name takes the length of the longest, with four bytes a character."""
     longest = max(map(len, nodes), default=0)
     return len(FIGURES) * (4 * len(nodes) ** 2 + _HEADER_BYTES) + 4 * longest * len(nodes) + _HEADER_BYTES
 
 
 def _array(stored: zipfile.ZipFile, name: str, kind: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Return the array `name` of the file `stored`, after checking that its header states the type `kind` and this
-    shape. A hostile header could claim any size.
+    """Return the array `name` in a pair matrix's file, after checking that its header states the type `kind` and the
+    shape `shape`. A hostile header could claim any size.
 
     Raises:
         ValueError: the array is compressed, or of another type or shape.

@@ -133,7 +133,7 @@ def _bottom_up(leaves: dict[str, list[str]], children: dict[str, list[str]]) -> 
 
 
 def _unused_name(name: str, taken: Iterable[str]) -> str:
-    """Return `name`, or a name derived from it if it is in `taken`."""
+    """Return `name`, or if it is in `taken`, `name` with the first number from 1 that makes it unused."""
     used, number = set(taken), 0
     while (candidate := name if number == 0 else f"{name}{number}") in used:
         number += 1
