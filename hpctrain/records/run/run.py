@@ -189,7 +189,7 @@ class Run(Document):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Name of the run and of its run folder."""
     steps: int = Field(ge=1, le=STEPS_MAX)
-    """Optimizer steps of the run."""
+    """Optimizer steps."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the initial weights and of the order of samples."""
     code: OptionalPath = None
