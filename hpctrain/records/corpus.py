@@ -45,7 +45,7 @@ class TokenizerInfo(Part):
     kind: Literal["bytes", "trained", "given"]
     """bytes: a token for each byte. trained: byte-level BPE, trained on the text. given: the user's tokenizer.json."""
     end_of_text: int = Field(ge=0, le=VOCAB_MAX)
-    """Token that ends each document."""
+    """Id of the token that ends each document."""
     file: PlainName | None = None
     """Name of the tokenizer.json in the corpus folder; absent for bytes."""
     sha256: str | None = None

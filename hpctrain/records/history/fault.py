@@ -42,7 +42,7 @@ class Fault:
 
 
 EXCEPTION = "exception"
-"""Name of the row for every error that no other row matches."""
+"""Name of the fault for every error that no other row of the table of faults matches."""
 LOST_PEER = "lost_peer"
 
 FAULTS: tuple[Fault, ...] = (

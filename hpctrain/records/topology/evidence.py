@@ -13,7 +13,7 @@ GIGATRANSFERS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 
 
 class PcieLink(Part):
-    """The PCI Express link of a device."""
+    """The PCI Express link of a device: its generation and lanes in use, and the highest that are possible."""
 
     generation: int
     """PCIe generation in use."""

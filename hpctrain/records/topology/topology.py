@@ -69,7 +69,8 @@ class CodecSeconds(Part):
     """Codec topk: selecting 7 % of the numbers, encoding, decoding and applying a message of them, and storing the
     residual."""
     power_sgd: float = Field(gt=0)
-    """Codec power_sgd at rank 4: both products and orthonormal columns, applying them, and storing the residual."""
+    """Codec power_sgd at rank 4: computing both thin matrices with orthonormal columns, decoding their product, and
+    storing the residual."""
 
 
 class Device(Part):
