@@ -59,7 +59,8 @@ class ConvergenceSettings:
     spec: DecoderSpec = SMALL_SPEC
 
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate of a step; the first step is 0."""
+        """Return the learning rate of a step (the first is 0): it rises linearly to `lr`, then falls to a tenth along a
+        cosine."""
         rise = max(1, round(self.warmup_share * self.steps))
         if step < rise:
             return self.lr * (step + 1) / rise
@@ -67,7 +68,8 @@ class ConvergenceSettings:
         return self.lr * (0.55 + 0.45 * math.cos(math.pi * done))
 
     def validated_after(self, step: int) -> bool:
-        """Return whether to validate after `step` steps."""
+        """Return whether to validate after `step` steps: after the last one, and about `validations` times in equal
+        distances of at least ten steps."""
         return step == self.steps or step % max(10, self.steps // self.validations) == 0
 
     def as_json(self) -> dict[str, Any]:

@@ -37,7 +37,8 @@ LARGE = DecoderSpec(layers=4, dim=384, heads=6, vocab=small_run.BYTES_VOCABULARY
 
 @dataclass(frozen=True)
 class OwnRunSettings:
-    """Settings of `hpctrain bench plan --own`: number of steps, batch and models of the runs."""
+    """Settings of `hpctrain bench plan --own`: steps of each run, sequences in a step (`rows`), and models. The profile
+    is fitted to runs of the first model."""
 
     steps: int = 40
     rows: int = 8

@@ -29,13 +29,14 @@ PLACED = tuple(case for case in CASES if case.gpus == 32)
 kinds."""
 
 ORDERS = 20
-"""Number of random orders of the nodes; every run of the bench draws the same orders."""
+"""Number of random orders of the nodes in each case; every run of the bench draws the same orders."""
 
 
 @dataclass(frozen=True)
 class PlacementRow:
     """Predicted seconds of a step in one case: with the planner's plan, with ranks in the listed order of the nodes,
-    and with ranks in random orders."""
+    and with ranks in random orders (median, smallest and largest). `fitting` counts the random orders that fit into
+    memory."""
 
     case: str
     plan: str

@@ -186,7 +186,8 @@ class StateHashes:
         self._trainer = trainer
 
     def before_each_save(self) -> None:
-        """Make the trainer call `compare` before each save from now on."""
+        """Make the trainer call `compare` before each save from now on, so that the hash of every saved state is
+        recorded."""
         save = self._trainer.saver.save
 
         def noted(tensors: dict[str, Any], manifest: Manifest) -> None:

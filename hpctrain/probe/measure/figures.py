@@ -145,7 +145,7 @@ def clock_offset(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
 @dataclass(frozen=True)
 class AlphaBetaLine:
     """The time of a message of n bytes on a link: alpha + beta·n. With a break, small and large messages follow
-    different lines."""
+    different lines; alpha is then that of small messages, beta that of large ones."""
 
     alpha_s: float
     """Start-up time; with a break, that of the line of small messages."""

@@ -87,17 +87,14 @@ def distances_of(matrix: PairMatrix) -> Floats:
 
 
 def infer_tree(sided: Floats) -> SwitchTree:
-    """Return the switches, inferred from the latencies of (nearly) all pairs.
+    """Return the switches, inferred from the latencies of (nearly) all pairs. The tree has no levels when all latencies
+    are alike, or when fewer than `MIN_NODES_FOR_TREE` nodes measured. Nodes without any latency get the cluster -1.
 
     The latency that a node adds to all its pairs is subtracted first, because a slow processor does not change a node's
     switch.
 
     Args:
         sided: latency [a, b] in seconds, NaN where not measured.
-
-    Returns:
-        The tree. It has no levels when all latencies are alike, or when fewer than `MIN_NODES_FOR_TREE` nodes measured.
-            Nodes without any latency get the cluster -1.
     """
     known = np.flatnonzero(np.isfinite(sided).sum(axis=1) > 0)
     if len(known) < MIN_NODES_FOR_TREE:

@@ -205,13 +205,14 @@ class PairAnswer(FailableAnswer):
 
 
 class Ready(Part):
-    """Answer to the order devices: the node's measuring process is loaded and waits for the order go."""
+    """Answer to the order `devices` (`PlainOrder`): the node's measuring process is loaded and waits for the order
+    `go`."""
 
     kind: Literal["ready"] = "ready"
 
 
 class DevicesAnswer(FailableAnswer):
-    """Answer to the orders devices and go: the report of the node's devices, or the error."""
+    """Answer to the orders `devices` and `go` (`PlainOrder`): the report of the node's devices, or the error."""
 
     kind: Literal["devices"] = "devices"
     report: DeviceReport | None = None
