@@ -45,8 +45,9 @@ class JoinedNode(Part):
 
 @dataclass(frozen=True)
 class PairResult:
-    """The result of one measurement of the pair of nodes `a` and `b`. `at_a` and `at_b` are the figures that each of
-    the two measured."""
+    """The result of one measurement of the pair of nodes `a` and `b`, in a round in which `concurrency` pairs measured.
+    `at_a` and `at_b` are the figures that each of the two measured. `alone` says whether the pair had the network to
+    itself."""
 
     a: str
     b: str

@@ -104,7 +104,8 @@ def _first_step(outcome: ProbeOutcome, settings: ProbeSettings) -> ProbeSettings
 
 
 def _sample(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Round]]:
-    """Yield lists of rounds until it is known which nodes share a switch.
+    """Yield lists of rounds until it is known which nodes share a switch, or until there are too many
+    (`ROUNDS_SHARE_MAX`).
 
     If switches are declared, the first list has rounds within each leaf switch, which test the declaration. Further
     lists follow only if their latencies contradict it.

@@ -52,7 +52,7 @@ class ProbeListener:
 
     def admit(self, wanted: Callable[[Message], bool], deadline: float) -> tuple[LineChannel, Message] | None:
         """Return the next authenticated connection, and its claims: what the peer reports about itself. None when there
-        is none before `deadline`, a time of the listener's clock.
+        is none before `deadline`, in seconds of the listener's clock.
 
         Args:
             wanted: returns whether to admit a peer with these claims; other peers are refused.
@@ -125,7 +125,7 @@ class Transport(Protocol):
 
     def admit(self, expected: set[str], deadline: float) -> Join | None:
         """Return the join message of the next node whose name is in `expected`; None when none joined before
-        `deadline`, a time of the clock."""
+        `deadline`, in seconds of the probe's clock."""
 
     def send(self, node: str, message: Message) -> None:
         """Send one message to a node. A lost connection raises no error here; `receive` reports it."""
@@ -149,7 +149,7 @@ class StarTransport:
 
     def admit(self, expected: set[str], deadline: float) -> Join | None:
         """Return the join message of the next node whose name is in `expected`; None when none joined before
-        `deadline`, a time of the clock."""
+        `deadline`, in seconds of the probe's clock."""
 
         def is_missing(claims: Message) -> bool:
             try:
