@@ -132,8 +132,8 @@ def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSett
 
 
 def _errors(rows: Sequence[dict[str, Any]], measured: str, before: str, after: str) -> dict[str, Any]:
-    """Return {before, after}: the errors of predictions without the profile and with it, over the rows that the profile
-    was not fitted to.
+    """Return the errors of predictions over the rows that the profile was not fitted to: 'before' without the profile,
+    'after' with it.
 
     Args:
         measured: key of the measured figure in a row.

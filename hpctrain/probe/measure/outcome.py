@@ -19,8 +19,8 @@ ALL_LINKS_MAX_NODES = 64
 """Most nodes with which all figures of all pairs are stored. With more nodes, only the main figures are stored, as
 arrays (`PairMatrix`)."""
 WHOLE_PAIRS_PER_NODE = 8
-"""With more than `ALL_LINKS_MAX_NODES` nodes, all figures are stored of this many pairs times the number of nodes.
-These are the pairs of the first 16 rounds, which connect all nodes directly or over other nodes."""
+"""With more than `ALL_LINKS_MAX_NODES` nodes, all figures are stored only for the first n × this many pairs of n nodes.
+These come from the first 16 rounds, which connect all nodes directly or over other nodes."""
 
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
