@@ -128,8 +128,8 @@ class ForkedProcess:
 class ForkingRunner(SystemRunner):
     """A Runner that forks commands which begin with the argv `program`, and starts all others as a SystemRunner does.
 
-    A fork server that is killed or hangs is replaced, up to MAX_SERVER_EXITS times. While there is no fork server,
-    every command starts as a SystemRunner starts it. Only one thread may use a ForkingRunner.
+    A fork server that is killed or hangs is replaced, until MAX_SERVER_EXITS servers are lost. While there is no fork
+    server, every command starts as a SystemRunner starts it. Only one thread may use a ForkingRunner.
     """
 
     def __init__(

@@ -193,7 +193,7 @@ def _mistral(keys: _Keys) -> FamilySpec:
 
 def _rope_base(keys: _Keys) -> float:
     """Return the base of the rotary position angles: from `rope_theta` in `rope_parameters` (transformers 5) or
-    `rope_scaling`, else from the key `rope_theta` itself."""
+    `rope_scaling`, else from the key `rope_theta` itself, else 10,000."""
     for key in ("rope_parameters", "rope_scaling"):
         parameters = keys.get(key)
         if isinstance(parameters, dict):
