@@ -140,9 +140,9 @@ def classify(state: AttemptState) -> AttemptEnd:
     """Return exit class, reason and cause of an attempt's end, from its outcome, Slurm's description of the job and the
     attempts before.
 
-    An attempt without a new checkpoint gets the class no_progress if another attempt would probably do the same: a
-    resumable one that was not preempted at once, because the time is too short for one checkpoint; one with an
-    infrastructure failure after MAX_ATTEMPTS_WITHOUT_CHECKPOINT attempts without a checkpoint.
+    An attempt without a new checkpoint gets the class no_progress if another attempt would probably have none either. A
+    resumable attempt that was not preempted gets it at the first time, because its time limit is too short for one
+    checkpoint. An attempt with an infrastructure failure gets it after MAX_ATTEMPTS_WITHOUT_CHECKPOINT such attempts.
     """
     outcome = with_slurm_state(state.outcome, state.job)
     cause = stop_cause(outcome, state.job, state.now, state.notice_s)

@@ -113,7 +113,7 @@ def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
 
     Args:
         step: step of the checkpoint; None: the newest checkpoint that verifies and is of the run's model.
-        model_sha256: hash of the run's model.
+        model_sha256: hash of the run's model; a checkpoint of a given step is not compared with it.
 
     Raises:
         InputError: the run has no such checkpoint.

@@ -97,7 +97,8 @@ def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
     """Start a local run of `count` virtual nodes in the background; return the process id of its supervisor, which
     serves as the run's job id.
 
-    The supervisor is a process `hpctrain train --resume` in a session of its own, so that it survives this terminal.
+    The supervisor is a process `hpctrain train --resume` in a session of its own, so that it survives the end of the
+    terminal.
     Its output goes to a file: if it held this process's stdout open, a reader such as `$(hpctrain submit …)` would wait
     for the end of the run.
 

@@ -63,7 +63,7 @@ class JobWatcher:
         )
 
     def poll(self, now: float) -> bool:
-        """Ask Slurm for all jobs if `now` has reached `next_s`; return whether a job is new, changed or no
+        """Ask Slurm for the watched jobs if `now` has reached `next_s`; return whether a job is new, changed or no
         longer known to Slurm.
 
         Args:

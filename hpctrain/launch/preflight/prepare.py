@@ -104,7 +104,7 @@ class RunInputs:
 
 
 def prepare(given: RunInputs, runner: Runner, count: int | None = None, queued: bool = False) -> PreparedRun:
-    """Read and check all inputs of a run; nothing is written.
+    """Return the run with all its inputs, after reading and checking them; nothing is written.
 
     Args:
         count: number of virtual nodes; None: cluster.nodes of the run file.

@@ -19,8 +19,8 @@ from hpctrain.records.run.run import Run, missing_keys
 from hpctrain.slurm.commands import Slurm
 
 VARIABLES = {"partition": "SBATCH_PARTITION", "account": "SBATCH_ACCOUNT", "qos": "SBATCH_QOS"}
-"""The variable that sbatch would read for each key of `cluster`. hpctrain runs Slurm's commands without these
-variables, so it takes their values into the run file."""
+"""The variable that sbatch would read for each key of `cluster`. hpctrain runs sbatch without these
+variables, so it takes their values itself, for keys that the run file leaves out."""
 
 
 @dataclass(frozen=True)
