@@ -17,7 +17,7 @@ from hpctrain.runs.locate import find_run, is_trusted_run, job_id, open_jobs
 from hpctrain.slurm.commands import Slurm
 
 DEPENDENT_RUNS_FILE = "followers"
-"""File in a run folder that lists the folders of the runs that wait for it, one a line."""
+"""File in the folder of a run that lists the folders of the runs that wait for that run, one a line."""
 
 
 def dependency_option(jobs: Sequence[str], end: Literal["ok", "any"]) -> str | None:

@@ -203,8 +203,8 @@ def _failed(state: AttemptState, end: AttemptEnd, reason: str) -> JobVerdict:
 def _in_allocation(outcome: AttemptOutcome) -> JobVerdict:
     """Return the verdict on an attempt that ended in a person's allocation.
 
-    If the run could go on, the verdict is cancelled: hpctrain does not queue the run again, so a person has to continue
-    it.
+    If the run could go on, the field `cancelled` of the verdict is set: hpctrain does not queue the run again, so a
+    person has to continue it.
     """
     reason = stop_reason_text(outcome, None)
     if outcome.exit_class not in ("resumable", "infrastructure"):

@@ -2,7 +2,7 @@
 the run without its bad nodes.
 
 A successor starts when the job before has ended in any way, even if no process of hpctrain was left to queue a job.
-That job queues the successor, so the successor is recorded before it can start.
+The job before also queues the successor, so the successor is recorded before it can start.
 
 Before a running job is cancelled, its agents get time to save a checkpoint.
 """

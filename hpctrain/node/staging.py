@@ -23,7 +23,7 @@ STAGING_RATE_MIN_BYTES_PER_S = 50e6
 
 
 def staging_limit_s(data: Data) -> float:
-    """Return the seconds that copying may take. The other nodes wait for so long until a node that copies joins."""
+    """Return the seconds that copying may take. The other nodes wait as long for a node that copies to join."""
     if data.stage == "none":
         return 0.0
     return (

@@ -32,8 +32,8 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
     """Return the folder of a run.
 
     Args:
-        name: path of a run folder, the name of such a folder, the run's name (then its newest folder), or the id of one
-            of its jobs, earlier ones included.
+        name: path or name of a run folder, a run's name (of several folders the newest is returned), or the id of one
+            of the run's jobs, earlier ones included.
         environ: HPCTRAIN_RUNS names a second place to search; the history of started runs names further folders.
         cwd: folder that relative paths and `runs` start from.
 
