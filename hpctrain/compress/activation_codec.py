@@ -79,7 +79,7 @@ def build_activation_codec(messages: Messages) -> ActivationCodec | None:
 
 
 def _padded_numel(tensor: Tensor) -> int:
-    """Return the number of the tensor's elements, rounded up to a multiple of `BLOCK`."""
+    """Return the number of the tensor's elements, rounded up to a multiple of `BLOCK` (256)."""
     return -(-tensor.numel() // BLOCK) * BLOCK
 
 

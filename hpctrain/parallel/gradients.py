@@ -48,8 +48,8 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def _sum_parts(parameters: list[nn.Parameter]) -> None:
-    """Sum gradients that are partial sums of parameters that are not split, with one collective over tp for all of
-    them.
+    """Sum over tp the gradients that are partial sums although their parameters are not split; one collective for all
+    of them.
     """
     parts: dict[tuple[DeviceMesh, tuple[Placement, ...]], list[nn.Parameter]] = {}
     for parameter in parameters:

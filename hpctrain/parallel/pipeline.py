@@ -342,7 +342,8 @@ def _actions_by_group_rank(
 ) -> dict[int, list[_Action | None]]:
     """Return rank in the pipeline's process group -> the rank's actions, in order.
 
-    torch orders the members of a process group by global rank, so these ranks may differ from pipeline ranks.
+    torch orders the members of a process group by global rank, so a rank in the group may differ from the pipeline
+    rank.
     """
     column = [pp_row[coordinate.dp] for pp_row in inputs.plan.mesh()]
     actions: dict[int, list[_Action | None]] = {}

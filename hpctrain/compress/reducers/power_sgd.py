@@ -230,8 +230,9 @@ class MatrixBatch:
     """Residuals: [matrices, rows, columns]."""
 
     def project(self, gradients: list[Tensor]) -> None:
-        """Compute P = (residual + gradient)·Q. The residual stays unchanged, because the step does not count if a sum
-        is not finite.
+        """Compute P = (residual + gradient)·Q of each matrix. Columns of Q that are zero are drawn again before.
+
+        The residual stays unchanged, because the step does not count if the sum of P is not finite.
         """
         # A direction that the last sum did not have is zero. It would stay zero if it were not drawn again.
         torch.where(self.q.square().sum(dim=1, keepdim=True) > 0, self.q, self.fresh, out=self.q)
@@ -240,13 +241,13 @@ class MatrixBatch:
             p.addmm_(_matrix(gradient), q)
 
     def project_back(self, gradients: list[Tensor]) -> None:
-        """Compute Q = (residual + gradient)ᵀ·P. The residual becomes residual + gradient − P·Qᵀ."""
+        """Compute Q = (residual + gradient)ᵀ·P of each matrix; its residual becomes residual + gradient − P·Qᵀ."""
         torch._foreach_add_(list(self.residual), [_matrix(gradient) for gradient in gradients])
         torch.bmm(self.residual.transpose(1, 2), self.p, out=self.q)
         self.residual.baddbmm_(self.p, self.q.transpose(1, 2), alpha=-1)
 
     def apply(self, gradients: list[Tensor]) -> None:
-        """Overwrite the gradients with P·Qᵀ."""
+        """Overwrite the gradient of each matrix with P·Qᵀ."""
         for p, q, gradient in zip(self.p, self.q, gradients, strict=True):
             if gradient.ndim == 2 and gradient.dtype == p.dtype:
                 torch.mm(p, q.T, out=gradient)

@@ -23,8 +23,8 @@ _STDLIB = f"{sysconfig.get_paths()['stdlib']}/"
 
 
 def describe_user_error(error: BaseException) -> str:
-    """Return one line: an error's class and text, and the innermost line of the user's code (else of a package) on its
-    way.
+    """Return one line with an error's class, its text, and the line of the user's code (or else of a package) that
+    raised it or led to it.
     """
     frame = innermost_frame(error, "user") or innermost_frame(error, "package")
     place = f" (line {frame.lineno} of {frame.filename}: {frame.line})" if frame else ""
