@@ -67,7 +67,7 @@ class PipelineInputs:
     autocast: torch.dtype | None = None
     """Dtype of matrix products: bfloat16 or float16; None: fp32 throughout."""
     scaler: LossScaler | None = None
-    """The loss scale; only with float16."""
+    """The loss scale; None unless matrix products are in float16."""
     compile: bool = False
     """Whether blocks are compiled; compilation happens at their first call."""
     timeout: timedelta | None = None

@@ -1,5 +1,6 @@
-"""All-gather and all-to-all of messages of unequal size: ranks send sizes first, then bytes. Cuts tensors into equal
-loads.
+"""All-gather and all-to-all of messages of unequal size: ranks send sizes first, then bytes.
+
+Also cuts tensors into parts of equal load, one per rank.
 """
 
 from __future__ import annotations

@@ -46,7 +46,9 @@ class ErrorFeedback:
         """Create error feedback without residuals.
 
         Args:
-            mode: how the residual follows from the gradient; see the table in the docstring of this module.
+            mode: the corrected gradient a and the next residual e', from gradient g, residual e and the sent numbers
+                C(a). standard: a = g + e, e' = a − C(a). decayed: a = g + β·e, e' = a − C(a). paper: a = g + e, e' = g
+                − C(a) + β·e. none: a = g, no residual.
             beta: β of the modes decayed and paper.
             reset: what happens to the residuals every `reset_every` steps. none: nothing. zero: they are dropped (as in
                 the paper). flush: the caller sends everything in that step; see `is_flush_step`.
@@ -104,8 +106,10 @@ class ErrorFeedback:
         return gradient.add_(self._residual(key, gradient), alpha=self._beta if self._mode == "decayed" else 1.0)
 
     def store_residual(self, key: str, a: Tensor, positions: Tensor, sent: Tensor) -> None:
-        """Set the residual to the corrected gradient a minus the numbers that were sent (for mode paper, see the
-        docstring of this module).
+        """Set the residual to the corrected gradient a minus the numbers that were sent.
+
+        In mode paper, the residual e becomes a minus the sent numbers minus (1−β)·e, which is equation (5) of the
+        paper.
 
         Args:
             key: as given to `add` or `add_to`.
@@ -135,7 +139,7 @@ class ErrorFeedback:
             self._residuals[key][start : start + values.numel()] += values
 
     def take_all(self, key: str, gradient: Tensor) -> Tensor:
-        """Return the gradient plus the residual, and drop the residual; for a step that sends all of the sum."""
+        """Return the gradient plus the residual, and drop the residual. Call it in a step that sends both in full."""
         a = self.add(key, gradient)
         self._residuals.pop(key, None)
         return a
