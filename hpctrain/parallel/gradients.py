@@ -183,11 +183,11 @@ class TiedWeights:
                 other.grad = None
 
     def all_reduce_gradients(self) -> int:
-        """Sum the gradients over the ranks with a copy, after the reduction over replicas. Collective over these ranks.
+        """Sum the gradient of each shared weight over the ranks with a copy of the weight. Collective over these ranks.
 
-        The order of the two sums matters: the rounding of a reduction depends on a value's position in a message, which
-        differs between stages. The messages of this sum have equal layouts on all ranks, so its results are equal bit
-        by bit.
+        Call it after the reduction over replicas. The rounding of that reduction depends on a value's position in a
+        message, which differs between stages. The messages over the copies have equal layouts on all ranks, so their
+        sums, computed last, are equal bit by bit.
 
         Returns:
             Bytes that this rank sent.

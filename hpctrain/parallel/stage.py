@@ -323,8 +323,9 @@ class InstrumentedStage(PipelineStage):
             self._sends.pop(0).wait()
 
     def _send(self, what: str, operations: list[dist.P2POp], to: BoundaryCodec | None, part: str) -> list[dist.P2POp]:
-        """Start sends here, where their content and receiver are known; return an empty list, so that the schedule
-        sends nothing.
+        """Start sends, and return an empty list, so that torch's schedule sends nothing.
+
+        The stage starts the sends itself, because it knows their content and receiver and can record them.
 
         Args:
             what: what is sent, for the recorded text, as 'output of stage 0 mb 1'.

@@ -31,7 +31,7 @@ class IndexForm(IntEnum):
 
 
 def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
-    """Encode positions in the form that takes the fewest bytes.
+    """Encode the positions of selected numbers in the form that takes the fewest bytes.
 
     Args:
         positions: [k], int64, ascending, distinct, in [0, numel).
