@@ -1,12 +1,13 @@
 """Lower bound that counts whole blocks, whole micro-batches and memory, with the same cut for all replicas.
 
-A column is the tensor-parallel groups of one pipeline rank over all replicas; all of them hold the same blocks. A
-column with b blocks can do a step's micro-batches only if its groups together can: the sum over groups of floor(time /
-time of a micro-batch), limited by memory. For each rank and each mixture of classes of groups, the bound computes the
-largest such b. A knapsack over ranks then gives the most blocks that all columns hold together, with no more groups of
-a class than there are. If these are fewer blocks than the model has, no layout finishes in the time.
+The bound asks whether any layout finishes within a time limit. A column is the tensor-parallel groups of one pipeline
+rank over all replicas; all of them hold the same blocks. A column with b blocks can do a step's micro-batches only if
+its groups together can: the sum over groups of floor(limit / time of a micro-batch), limited by memory. For each rank
+and each mixture of classes of groups, the bound computes the largest such b. A knapsack over ranks then gives the most
+blocks that all columns hold together, with no more groups of a class than there are. If these are fewer blocks than the
+model has, no layout finishes within the limit.
 
-The bound relaxes two things. Each column may distribute its micro-batches over replicas as suits it best; only the
+The bound relaxes two conditions. Each column may distribute its micro-batches over replicas as suits it best; only the
 largest number of any replica is common to all columns. A pass through the pipeline counts as if all its groups were the
 fastest. If there are few cuts of the blocks, `hpctrain.planner.bounds.cuts` enumerates them and relaxes neither.
 """
