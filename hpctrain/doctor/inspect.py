@@ -248,7 +248,7 @@ def _tried(trial: Callable[[Path], str], folder: Path) -> str:
 
 
 def _rename(folder: Path) -> str:
-    """Replace a file by another one; return what went wrong, or '' if nothing did."""
+    """Replace a file in `folder` by another one; return what went wrong, or '' if nothing did."""
     path = folder / "file"
     for text in ("first", "second"):
         write_text(path, text)
@@ -266,7 +266,7 @@ def _lock(folder: Path) -> str:
 
 
 def _link(folder: Path) -> str:
-    """Check that a second hard link to one name is refused; return what went wrong, or ''."""
+    """Check that a hard link in `folder` cannot be made under a name that exists; return what went wrong, or ''."""
     (folder / "proposal").write_text("")
     os.link(folder / "proposal", folder / "decided")
     try:

@@ -92,7 +92,8 @@ def node_states(machine: Machine, layout: LabLayout) -> dict[str, NodeState]:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """The present state of one node of the lab, in Slurm and in the kernel."""
+    """The present state of one node of the lab, in Slurm and in the kernel; `cut_from` are the nodes that cannot reach
+    it."""
 
     name: str
     address: str

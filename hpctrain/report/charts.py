@@ -168,7 +168,12 @@ def by_generation(rows: Sequence[MetricRow], y: Value, hover: str, x: Value = la
 
 
 def _step_chart(view: RunView, id_: str, title: str, note: str, series: Series) -> Chart | None:
-    """Return a chart over the steps, of repeated steps the last; None if no step has a value other than 0."""
+    """Return a chart of `series` over the steps; a repeated step appears once, as it was made last. None if no step has
+    a value other than 0.
+
+    Args:
+        id_: name of the chart in the page.
+    """
     rows = thinned(view.history)
     steps = [row.step for row in rows]
     traces = [

@@ -58,7 +58,7 @@ class LogFile:
     timestamp of the line before."""
 
     def holds(self, time_s: float) -> bool:
-        """Whether the log's selection (`spans`) includes a line of this time."""
+        """Whether the log's selection (`spans`) includes a line of this time, in seconds since 1970."""
         return self.spans is None or any(start <= time_s < end for start, end in self.spans)
 
 

@@ -82,8 +82,8 @@ class RunView:
 
     @property
     def start_s(self) -> float | None:
-        """Time of the first line in the run's files, in seconds since 1970, from which the report counts; None without
-        lines."""
+        """Time of the first line in the run's files, in seconds since 1970; None without lines. The report shows times
+        as seconds since then."""
         times = [event.time_s for event in self.events[:1]] + [row.time_s - row.step_time_s for row in self.rows[:1]]
         return min(times, default=None)
 

@@ -15,7 +15,7 @@ ABSENT = "–"
 
 
 def headline(view: RunView) -> list[tuple[str, str, str]]:
-    """Return the figures at the top of the page, each as (label, value, note)."""
+    """Return the figures at the top of the report, each as (label, value, note)."""
     status, steady = view.status, "median, without first steps"
     tokens_per_s = steady_tokens_per_s(view.rows)
     figures = [

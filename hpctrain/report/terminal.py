@@ -196,7 +196,7 @@ def render_watch_view(status: RunStatus, events: Sequence[Event], job: str | Non
 
 
 class PlainView:
-    """The view of `hpctrain watch` where no terminal is: plain lines about what is new."""
+    """The view of `hpctrain watch` if stdout is no terminal: plain lines about what is new."""
 
     def __init__(self) -> None:
         self._first = True

@@ -207,8 +207,8 @@ def _export(layout: LabLayout) -> None:
 
 
 def _table(lab: LabStatus) -> Table:
-    """Return the table of `lab status` with a row for each node; optional columns in which all rows are equal are left
-    out."""
+    """Return the table of `lab status` with a row for each node. The columns switch, cut from and cpu share are left
+    out if all rows are equal in them."""
     columns = ("node", "address", "switch", "state", "processes", "out", "in", "cut from", "cpu share")
     rows = [_row(node) for node in lab.nodes]
     always = {"node", "address", "state", "processes", "out", "in"}

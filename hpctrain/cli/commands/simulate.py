@@ -58,11 +58,11 @@ class _PlanOrVerb(click.Group):
 
 @click.group(cls=_PlanOrVerb, subcommand_metavar="PLAN.JSON | failures [OPTIONS]", options_metavar="")
 def simulate_command() -> None:
-    """A plan's step, and what slower nodes or links, lost nodes, jitter or failures would do.
+    """A plan's step, and what slower nodes or links, lost nodes, jitter or failures would do to it.
 
     \b
     hpctrain simulate PLAN.JSON --slow n3=0.5     the step before and after
-    hpctrain simulate PLAN.JSON --help            all what-ifs
+    hpctrain simulate PLAN.JSON --help            all options
     hpctrain simulate failures --help             a month of failures on thousands of GPUs
 
     All figures are predictions by the planner's cost model; no training runs.
