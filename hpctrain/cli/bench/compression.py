@@ -37,25 +37,25 @@ steps on this machine."""
 @click.command("compression")
 @click.option(
     "--lab", type=click.Path(path_type=Path),
-    help="Spec of a lab to bring up for it, and to take down. Default: processes of this machine, on its loopback.",
+    help="Spec of a lab that is brought up for the bench. Default: processes of this machine, on its loopback.",
 )  # fmt: skip
 @click.option(
     "--nodes", type=click.IntRange(2), multiple=True,
-    help="Nodes in a row; may be given again.  [default: 4, and 8 in a lab that has them]",
+    help="Number of nodes; may be given again.  [default: 4, and 8 in a lab that has them]",
 )  # fmt: skip
 @click.option(
     "--rate", "rates", multiple=True, default=("100mbit", "1gbit"),
     help="Rate of the lab's links, or of the network that --convergence simulates; may be given again.",
 )  # fmt: skip
-@click.option("--convergence", is_flag=True, help="Rather train with each method, and hold the losses side by side.")
+@click.option("--convergence", is_flag=True, help="Instead: train with each method, and compare the losses.")
 @click.option(
     "--activations", is_flag=True,
-    help="Rather a pipeline over the nodes, its messages in fp32, bf16 and int8.  [--nodes: 2 and 4 in a lab]",
+    help="Instead: a pipeline over the nodes, with messages in fp32, bf16 and int8.  [--nodes: 2 and 4 in a lab]",
 )  # fmt: skip
-@click.option("--pieces", is_flag=True, help="Rather what choosing and writing numbers costs, beside torch's top-k.")
+@click.option("--pieces", is_flag=True, help="Instead: time to choose and encode numbers, beside torch's top-k.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
-    help="Of --pieces; auto: a GPU where torch finds one.",
+    help="With --pieces: device to measure. auto: a GPU if torch finds one.",
 )  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1), default=1, help="Seeds of each method.")
 @click.option("--method", "methods", multiple=True, help="Only this method; may be given again.")

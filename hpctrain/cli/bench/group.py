@@ -28,8 +28,8 @@ from hpctrain.cli.views.console import Console
     show_default=True,
     help="Seconds after which a case of the searches is given up.",
 )
-@click.option("--own", is_flag=True, help="Rather train small plans of two workers here, and fit a profile to some.")
-@click.option("--placement", is_flag=True, help="Rather predict plans beside the same ones placed without knowledge.")
+@click.option("--own", is_flag=True, help="Instead: train small plans of two workers here, and fit a profile to some.")
+@click.option("--placement", is_flag=True, help="Instead: predict plans, and the same placed without knowledge.")
 @click.option("--steps", type=click.IntRange(15), default=40, help="With --own: steps that each plan trains.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def plan(search_limit_s: float, own: bool, placement: bool, steps: int, as_json: bool) -> None:
@@ -145,9 +145,9 @@ def show_own_runs(record: dict[str, Any], console: Console) -> None:
     help="Rate of the lab's links; may be given again.",
 )  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=3, help="Measurements of each rate.")
-@click.option("--faults", is_flag=True, help="Rather inject faults into the lab and see what the probe says.")
+@click.option("--faults", is_flag=True, help="Instead: inject faults into the lab and see what the probe says.")
 @click.option("--clean", type=click.IntRange(0), default=20, help="With --faults: probes without a fault.")
-@click.option("--times", is_flag=True, help="Rather time a probe of four nodes as a job, and of every pair of the lab.")
+@click.option("--times", is_flag=True, help="Instead: time a probe of four nodes in a job, and of every pair.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def probe(rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times: bool, as_json: bool) -> None:
     """Measure the probe itself: its bandwidth beside iperf3's. With --faults: the faults that it reports. With --times:
@@ -276,9 +276,11 @@ def runtime(pairs: int, cases: tuple[str, ...], as_json: bool) -> None:
 
 
 @bench_command.command("checkpoint")
-@click.option("--rounds", type=click.IntRange(min=2), default=10, help="Rounds of saves in each way.")
+@click.option("--rounds", type=click.IntRange(min=2), default=10, help="Rounds; each saves in every way once.")
 @click.option(
-    "--kills", type=click.IntRange(min=1), help="Instead: kill a training that always saves so many times, and look."
+    "--kills",
+    type=click.IntRange(min=1),
+    help="Instead: kill a saving training so many times, and check what it saved.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:

@@ -109,7 +109,7 @@ def status(as_json: bool) -> None:
 
 @lab_command.command()
 @click.argument("node", nargs=-1, required=True)
-@click.option("--silent", is_flag=True, help="Take the link down first: nobody hears of it.")
+@click.option("--silent", is_flag=True, help="Take the link down first, so that no other node sees closed connections.")
 @click.option("--hang", is_flag=True, help="Stop the processes (SIGSTOP) instead of ending them.")
 def kill(node: tuple[str, ...], silent: bool, hang: bool) -> None:
     """Fail NODE: send SIGKILL to all its processes, including slurmd and job steps. With --hang, send SIGSTOP

@@ -80,7 +80,7 @@ def recover_option(purpose: str = "") -> Callable[..., Any]:
     "paper: the paper's equations (1) and (7).",
 )
 @click.option("--previous", type=PATH, help="Plan that this one replaces: state stays in place as far as possible.")
-@click.option("--profile", "profiled", metavar="RUN", help="Run of 50 steps or more, which correct the constants.")
+@click.option("--profile", "profiled", metavar="RUN", help="Run whose steps, 50 or more, correct the cost model.")
 @click.option(
     "--objective",
     "goal",

@@ -44,7 +44,7 @@ from hpctrain.runs.secrets import check_secrets
 from hpctrain.slurm.commands import Slurm
 
 own_job_option = click.option(
-    "--own-job", is_flag=True, help="In a batch script: this job is the run's own, and goes back to the queue with it."
+    "--own-job", is_flag=True, help="In a batch script: its job becomes the run's job, and Slurm may requeue it."
 )
 
 

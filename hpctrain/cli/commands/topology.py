@@ -294,7 +294,7 @@ def export(file: Path, form: str, output: Path | None, nodes: str | None) -> Non
 @click.option(
     "--from", "form", type=click.Choice(["nccl", "slurm"]), help="What FILE is. Default: nccl for .xml, else slurm."
 )
-@click.option("--nodes", metavar="NODES", help="nccl: nodes that are as the dump says. Default: FILE's name.")
+@click.option("--nodes", metavar="NODES", help="nccl: nodes that the dump describes. Default: FILE's name.")
 @click.option("-o", "--output", type=PATH, default=Path("prior.json"), help="File to write.")
 def import_(file: Path, form: str | None, nodes: str | None, output: Path) -> None:
     """Make a topology file without measurements from another tool's FILE, for use as a probe's prior.
