@@ -1,7 +1,7 @@
 """`hpctrain bench compression --convergence`: how each method of gradient synchronisation affects the loss.
 
-The workers are real processes of this machine that talk over loopback, with hpctrain's own reducers. Only the time of
-a step on a slower network is simulated, from the counted bytes and processor seconds.
+The workers are real processes of this machine. They talk over loopback and sum gradients with the code of hpctrain or
+torch. Only the time of a step on a slower network is computed, from the counted bytes and processor seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ VALIDATION_ROWS = 256
 @dataclass(frozen=True)
 class ConvergenceSettings:
     """Settings of the trainings that `--convergence` compares, equal for every method and seed: steps, batch,
-    optimizer, text and model."""
+    optimizer, text and model. `rows` are the sequences of a worker in a step, `dense_steps` the exact steps at the
+    beginning, and `warmup_share` is the warm-up of the learning rate."""
 
     workers: int = 4
     steps: int = 2000

@@ -1,4 +1,4 @@
-"""Summary of trainings with several seeds: for each method the gap of its loss to that of exact sums with its
+"""Summary of trainings with several seeds: the gap of each method's loss to that of training with exact sums, with its
 confidence interval, at equal steps and at equal time.
 
 The curves of the trainings become one HTML page that needs no network.
