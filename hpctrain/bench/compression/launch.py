@@ -63,7 +63,8 @@ def as_json(settings: LaunchSettings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What one launch measures: the methods, which take turns, and the number of nodes. Each node has one process."""
+    """What one launch measures: the methods, which take turns, the number of nodes, and the network interface that
+    carries the messages. Each node has one process."""
 
     nodes: int
     interface: str
