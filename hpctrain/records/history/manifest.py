@@ -12,7 +12,7 @@ from hpctrain.records.format.file_name import CheckpointName
 
 
 class FileEntry(Part):
-    """One file of a checkpoint."""
+    """One file of a checkpoint, with its name, size and hash."""
 
     name: CheckpointName
     size_bytes: int = Field(ge=0)

@@ -90,7 +90,8 @@ class EncoderDecoderSpec(TransformerSpec):
 
     @property
     def can_split_backward(self) -> bool:
-        """Return False: a stage uses its table of positions, and perhaps its embedding, more than once."""
+        """Return False: several blocks of a stage use the same table of relative positions, and torch cannot compute
+        the backward for weights (W) alone if a stage uses a weight more than once."""
         return False
 
     def block_parameters(self, tp: int = 1) -> int:

@@ -68,7 +68,7 @@ class AutoParallel(Part):
 
 
 class FixedParallel(Part):
-    """You give the degrees of parallelism; the planner chooses the rest."""
+    """The run file states the degrees of parallelism; the planner chooses the rest of the plan."""
 
     mode: Literal["fixed"]
     """The keys pp, dp and tp are used as given."""
