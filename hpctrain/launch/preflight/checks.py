@@ -172,8 +172,8 @@ def staleness(
 ) -> list[str]:
     """Return reasons why a plan made from this topology may be wrong now, as lines for a person; [] if none is known.
 
-    The reasons are other nodes, other drivers, age, and another version of hpctrain. For a topology of data-sheet
-    figures, which do not age, only the nodes are compared.
+    The reasons are other nodes, other drivers, age, another version of hpctrain, and a topology in which nothing was
+    measured. For a topology of data-sheet figures, which do not age, only the nodes are compared.
 
     Args:
         nodes: names of the nodes that the run gets; None if they are not known yet.
