@@ -222,7 +222,7 @@ class TransformerPart(nn.Module):
         """Whether this stage has the head, and the head uses the embedding's matrix."""
 
     def tie(self) -> None:
-        """Make a tied head use the embedding's parameter itself.
+        """Make a tied head use the embedding's parameter itself, in a stage with a tied head.
 
         Call it again after anything that replaces parameters, such as moving them off the meta device or splitting them
         over devices.

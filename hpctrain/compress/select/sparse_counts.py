@@ -52,7 +52,7 @@ def counts(sparsity: Sequence[float], sizes: Sequence[int]) -> list[int]:
     """Return the count k of numbers to send of each layer, by equation (4) of the paper.
 
     Args:
-        sparsity: s of each layer.
+        sparsity: for each layer, the share of its numbers that is not sent.
         sizes: count of numbers of each layer.
     """
     # In floating point 1 − 0.95 is slightly above 0.05; that must not round up to one more number.
