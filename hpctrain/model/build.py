@@ -38,9 +38,9 @@ def initialise(module: nn.Module, spec: FamilySpec, seed: int) -> None:
 def standard_deviation(spec: FamilySpec, name: str) -> float:
     """Return the standard deviation of a matrix's initial weights, by the matrix's name.
 
-    It is `init_std` of the spec. In models with pre-norm, the two projections that write to the residual stream have
-    init_std / √(2·layers) (Radford et al. 2019). T5 has 1 for the embedding and 1/√(input width) for other matrices;
-    query weights are also divided by the root of the head width, because T5's scores are not.
+    Most matrices have `init_std` of the spec. In models with pre-norm, the two projections of a block that write to the
+    residual stream have init_std / √(2·layers) (Radford et al. 2019). T5 has 1 for the embedding and 1/√(input width)
+    for other matrices; query weights are also divided by the root of the head width, because T5's scores are not.
     """
     if isinstance(spec, EncoderDecoderSpec):
         return _of_t5(spec, name)

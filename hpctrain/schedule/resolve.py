@@ -201,7 +201,7 @@ _SYNCHRONISES = {
 
 def collectives(row: Sequence[Action], zero: int) -> list[str]:
     """Return the collectives that a pipeline rank runs with other replicas, in order: as 'stage 2' at level 1, as the
-    action '2B' above.
+    action '2B' at levels 2 and 3.
 
     At level 1 there is a collective after each stage's last backward, at level 2 after each backward that yields
     gradients of weights, at level 3 for each action. B and W count as different collectives: B goes through a stage
