@@ -123,8 +123,9 @@ def exec_command(ctx: click.Context, folder: Path, node: str | None, dry_run: bo
 
     RUN is a run folder, a run's name or a job's id. NODE is one of the job's nodes; the default is the first node of
     the attempt that still takes part. The command shares the node with the training, gets a terminal if you have one,
-    and its exit code is returned. Before it, the shell commands of cluster.setup run; the run's copy of your code is on
-    PYTHONPATH, and HPCTRAIN_RUN_FOLDER and HPCTRAIN_ATTEMPT are set. For a local run the command runs on this machine.
+    and its exit code is returned. The shell commands of cluster.setup run before the command; the run's copy of your
+    code is on PYTHONPATH, and HPCTRAIN_RUN_FOLDER and HPCTRAIN_ATTEMPT are set. For a local run the command runs on
+    this machine.
     """
     words = ctx.meta[COMMAND]
     if not words:

@@ -19,7 +19,7 @@ from hpctrain.bench.compression.pieces import (
     measure_on_gpu,
     measure_pieces_of,
 )
-from hpctrain.cli.bench.group import command
+from hpctrain.cli.bench.group import bench_command
 
 
 def test_bytes_are_those_of_the_gradient_and_shares_are_of_the_copy() -> None:
@@ -58,13 +58,13 @@ def test_pieces_take_turns() -> None:
 def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     asked = ["compression", "--pieces", "--device", "cuda"]
-    done = CliRunner().invoke(command, asked, standalone_mode=False)
+    done = CliRunner().invoke(bench_command, asked, standalone_mode=False)
     assert isinstance(done.exception, InputError)
     assert str(done.exception) == "--device cuda: torch finds no CUDA device here; allowed here: cpu, auto"
 
 
 def test_the_device_is_one_of_the_pieces() -> None:
-    done = CliRunner().invoke(command, ["compression", "--device", "cuda"], standalone_mode=False)
+    done = CliRunner().invoke(bench_command, ["compression", "--device", "cuda"], standalone_mode=False)
     assert "--device: not without --lab, --convergence or --pieces" in str(done.exception)
 
 
@@ -80,7 +80,7 @@ def test_the_table_and_the_record_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     row = GpuPieceRow("copy", 0.01, 1.0, 2e-3, 1e-3, 3e-3, 5e11, 1.0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("hpctrain.bench.compression.pieces.measure_on_gpu", lambda: ("A card", [row]))
-    done = CliRunner().invoke(command, ["compression", "--pieces", "--json"], standalone_mode=False)
+    done = CliRunner().invoke(bench_command, ["compression", "--pieces", "--json"], standalone_mode=False)
     assert "on A card" in done.stderr
     assert "500 GB/s" in done.stderr
     record = json.loads(done.stdout)
