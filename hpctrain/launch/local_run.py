@@ -16,7 +16,7 @@ from hpctrain.base.errors import EXIT_RESUMABLE, InputError, RefusedError
 from hpctrain.base.process import Process, Runner
 from hpctrain.jobs.attempt_outcome import read_outcome
 from hpctrain.launch.container_command import check_container
-from hpctrain.launch.local import LocalNodes, local_nodes
+from hpctrain.launch.local import LocalNodes, check_gpus, local_nodes
 from hpctrain.launch.preflight.changed_settings import run_with_changes, write_changed_settings
 from hpctrain.launch.preflight.checks import check_plan, drop_stale_topology
 from hpctrain.launch.preflight.prepare import PreparedRun, fewest_nodes, make_folder, resolve_run
@@ -119,7 +119,9 @@ def check_resumed(
     if spec.sha256() != changed.spec().sha256():
         raise InputError(f"{path}: a run keeps its model (and its tokenizer); start a new run to train another one")
     attempts = RunFolder(path).attempts()
-    return ResumedRun(path, changed, spec, count or (len(attempts[-1]["nodes"]) if attempts else fewest_nodes(changed)))
+    count = count or (len(attempts[-1]["nodes"]) if attempts else fewest_nodes(changed))
+    check_gpus(count, changed.cluster.device, os.environ)
+    return ResumedRun(path, changed, spec, count)
 
 
 def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:

@@ -37,6 +37,24 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, device_t *device) {
   return NOT_FOUND;
 }
 
+int nvmlDeviceGetCount_v2(unsigned *v) { *v = 2; return OK; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, device_t *device) {
+  if (i > 1) return NOT_FOUND;
+  *device = (device_t)&cards[i];
+  return OK;
+}
+static struct { int index; } mig = {2};
+/* The second card is in MIG mode. */
+int nvmlDeviceGetMigDeviceHandleByIndex(device_t d, unsigned i, device_t *device) {
+  if (d->index != 1 || i != 0) return NOT_SUPPORTED;
+  *device = (device_t)&mig;
+  return OK;
+}
+int nvmlDeviceGetUUID(device_t d, char *text, unsigned length) {
+  snprintf(text, length, d->index == 2 ? "MIG-part0" : "GPU-card%d", d->index);
+  return OK;
+}
+
 int nvmlDeviceGetPciInfo_v3(device_t d, pci_t *p) {
   memset(p, 0, sizeof *p);
   p->bus = buses[d->index];

@@ -27,6 +27,7 @@ from hpctrain.jobs.bad_nodes import record_excluded_nodes
 from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency, with_dependencies
 from hpctrain.jobs.partition_checks import nodes_of_allocation
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
+from hpctrain.launch.local import check_gpus
 from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.launch.preflight.site import check_not_queued_here, site_defaults, with_sbatch_variables
 from hpctrain.launch.slurm_job.job_script import check_is_slurm, run_in_allocation
@@ -284,6 +285,7 @@ def _submit_here(prepared: PreparedRun, asked: SubmitOptions) -> None:
     if asked.wait:
         raise InputError("--wait: to watch a local run to its end, start it with `hpctrain train` instead")
     count = fewest_nodes(prepared.run)
+    say(check_gpus(count, prepared.run.cluster.device, os.environ), asked.as_json)
     if asked.dry_run:
         text = f"would start {count} virtual nodes of this machine in the background"
         _would(prepared, asked.as_json, text, nodes=count)

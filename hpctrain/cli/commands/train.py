@@ -33,7 +33,7 @@ from hpctrain.cli.run_history import add_to_history
 from hpctrain.cli.views.console import Console, phases
 from hpctrain.corpus.prepare.options import Progress
 from hpctrain.hf.folder import dropout_warning
-from hpctrain.launch.local import local_nodes
+from hpctrain.launch.local import check_gpus, local_nodes
 from hpctrain.launch.local_run import LocalJob, LocalJobResult, ResumedRun, check_resumed, resume, start
 from hpctrain.launch.preflight.changed_settings import changes_text
 from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, prepare, resolve_run, runs_folder
@@ -44,7 +44,7 @@ from hpctrain.launch.stop_signals import stop_signals
 from hpctrain.planner import make_plan
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_metrics
-from hpctrain.records.run.run import read_run, run_of
+from hpctrain.records.run.run import Run, read_run, run_of
 from hpctrain.records.topology.topology import Topology
 from hpctrain.report.live_run import follow
 from hpctrain.report.render import write_report
@@ -70,7 +70,8 @@ def train_command(
     run_file: Path | None, count: int | None, topology: Path | None, plan: Path | None, run: Path | None,
     from_seed: bool, overrides: tuple[str, ...], profile: int | None, as_json: bool, dry_run: bool
 ) -> None:  # fmt: skip
-    """Train as local processes: N virtual nodes, each with one CPU device, one agent and one worker.
+    """Train as local processes: N virtual nodes, each with an agent and its share of the machine: of its GPUs, with
+    a worker for each, or, if there are fewer GPUs than nodes, of its cores, with one worker.
 
     Ctrl-C saves a checkpoint and stops; a second Ctrl-C ends everything at once.
     """
@@ -85,16 +86,16 @@ def train_command(
             raise InputError("--resume takes its topology and plan from the run folder; leave out -t and -p")
         if dry_run:
             going = check_resumed(run, count, overrides, SystemRunner(), from_seed)
-            warn(login_node_words(going.count, Slurm(SystemRunner()), os.environ))
+            warn(_machine_warnings(going.run, going.count))
             click.echo(_would_resume(going), err=as_json)
             return
         job = resume(run, count, overrides, SystemRunner(), SystemClock(), from_seed)
-        warn(login_node_words(len(job.processes), Slurm(SystemRunner()), os.environ))
+        warn(_machine_warnings(run_of(job.folder.path), len(job.processes)))
     else:
         assert run_file is not None, "checked above"
         prepared = prepare(RunInputs(run_file, overrides, topology, plan), SystemRunner(), count)
         warn_if_stale(prepared.topology, prepared.nodes)
-        warn(login_node_words(len(prepared.nodes), Slurm(SystemRunner()), os.environ))
+        warn(_machine_warnings(prepared.run, len(prepared.nodes)))
         if dry_run:
             click.echo(_would_do(prepared), err=as_json)
             return
@@ -102,6 +103,12 @@ def train_command(
         space = checkpoint_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
         warn([*space, *dropout_warning(prepared.run), *omitted_secrets_text(job.folder.path)])
     _watch(job, as_json)
+
+
+def _machine_warnings(run: Run, count: int) -> list[str]:
+    """Return what somebody should know of a run of `count` virtual nodes on this machine, as lines."""
+    few_gpus = check_gpus(count, run.cluster.device, os.environ)
+    return [*few_gpus, *login_node_words(count, Slurm(SystemRunner()), os.environ)]
 
 
 def _watch(job: LocalJob, as_json: bool) -> None:
@@ -274,6 +281,8 @@ def _quietly(progress: Progress) -> Progress:
 
 def _probe(folder: Path) -> Topology:
     _say(2, f"Probe {NODES} virtual nodes", "Each pair measures its link, each device its speed, as on a cluster.")
+    for line in check_gpus(NODES, "auto", os.environ):
+        click.echo(f"    {line}")
     with tempfile.TemporaryDirectory(prefix="hpctrain-probe-") as scratch:
         topology = probe_local(NODES, Path(scratch), SystemRunner(), SystemClock())
     topology.write(folder / "topology.json")

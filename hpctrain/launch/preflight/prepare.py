@@ -18,7 +18,7 @@ from hpctrain.corpus.read.objective import SpecialTokens, special_tokens
 from hpctrain.corpus.read.tokens import check_tokenizer, open_named, open_validation
 from hpctrain.hf.folder import with_hf_folder
 from hpctrain.launch.container_command import check_container
-from hpctrain.launch.local import local_nodes
+from hpctrain.launch.local import check_gpus, local_nodes
 from hpctrain.launch.preflight.checks import check_devices, check_plan, check_topology
 from hpctrain.launch.worker_request import worker_reply
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
@@ -119,6 +119,8 @@ def prepare(given: RunInputs, runner: Runner, count: int | None = None, queued: 
     topology = Topology.read(given.topology_file) if given.topology_file else None
     plan = Plan.read(given.plan_file) if given.plan_file else None
     nodes = [] if queued else local_nodes(count or fewest_nodes(run))
+    if not queued:
+        check_gpus(len(nodes), run.cluster.device, os.environ)
     if topology is not None and not queued:
         check_topology(topology, nodes, str(given.topology_file))
     if plan is not None:

@@ -32,6 +32,8 @@ THROTTLE_REASONS = {
 }
 """Bit of NVML -> name of the reason for lowered clocks. The reason idle is left out, because it is no throttling."""
 SYSFS = Path("/sys")
+KFD_NODES = SYSFS / "class/kfd/kfd/topology/nodes"
+"""Where AMD's kernel driver lists CPUs and GPUs."""
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _GENERATIONS = {rate: generation for generation, rate in GIGATRANSFERS.items()}
 
@@ -59,6 +61,36 @@ def find_gpu(uuid: str) -> Gpu | None:
     """Return the GPU with that UUID ('GPU-…'); None when NVML does not know it."""
     handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
     return None if handle is None else Gpu(handle)
+
+
+def gpu_uuids() -> list[str]:
+    """Return a name for CUDA_VISIBLE_DEVICES of each GPU of this machine, in NVML's order; empty without NVML.
+
+    It is the GPU's UUID ('GPU-…'). For a GPU in MIG mode it is the UUID of its first MIG device ('MIG-…'): NCCL refuses
+    two ranks on one GPU, even on two of its MIG devices.
+    """
+    handles = [_ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(_ask(pynvml.nvmlDeviceGetCount) or 0)]
+    parts = [(handle, _ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, 0)) for handle in handles]
+    uuids = [_ask(pynvml.nvmlDeviceGetUUID, part or handle) for handle, part in parts]
+    return [uuid for uuid in uuids if uuid]
+
+
+def machine_gpus(kfd_nodes: Path = KFD_NODES) -> list[str]:
+    """Return a name of each GPU: UUIDs of NVIDIA's from NVML, otherwise numbers 0, 1, … of AMD's; empty without any.
+
+    Args:
+        kfd_nodes: the folder of AMD's kernel driver. A GPU is a node there that has SIMD units and may be read.
+    """
+    with open_nvml():
+        uuids = gpu_uuids()
+    if uuids:
+        return uuids
+    count = 0
+    for properties in kfd_nodes.glob("*/properties"):
+        with contextlib.suppress(OSError):
+            values = dict(line.split(" ", 1) for line in properties.read_text().splitlines() if " " in line)
+            count += values.get("simd_count", "0") != "0"
+    return [str(index) for index in range(count)]
 
 
 class Gpu:

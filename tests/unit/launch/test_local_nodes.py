@@ -7,9 +7,11 @@ import platform
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError, RefusedError
-from hpctrain.launch.local import local_environment, local_nodes
+from hpctrain.launch.local import LocalNodes, check_gpus, local_environment, local_gpus, local_nodes, share_gpus
 from hpctrain.launch.preflight.checks import check_devices, check_plan, check_topology, is_usable
 from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.plan.plan import Plan, Replica, Stage
@@ -144,3 +146,73 @@ def test_attempts_are_one_line_each(tmp_path: Path) -> None:
     folder.end_attempt(1, 5.0, "ended without a word", None, "infrastructure")
     assert "code" not in folder.attempts()[1]
     assert folder.open_attempts() == []
+
+
+class Recording:
+    """A runner that records the environments of what it is asked to start."""
+
+    def __init__(self) -> None:
+        self.environments: list[dict[str, str]] = []
+
+    def start(self, argv: list[str], *, env: dict[str, str], **_: object) -> None:
+        self.environments.append(env)
+
+
+def visible(tmp_path: Path, count: int) -> list[str | None]:
+    runner = Recording()
+    nodes = LocalNodes(tmp_path, local_nodes(count), runner)  # type: ignore[arg-type]
+    for node in nodes.nodes:
+        nodes.start("run", node, tmp_path / "log")
+    return [env.get("CUDA_VISIBLE_DEVICES") for env in runner.environments]
+
+
+@given(st.lists(st.uuids().map(str), unique=True, max_size=17), st.integers(1, 20))
+def test_gpus_are_shared_out_once_and_evenly_or_not_at_all(gpus: list[str], count: int) -> None:
+    shares = share_gpus(gpus, count)
+    assert len(shares) == count
+    assert [gpu for share in shares for gpu in share] == (gpus if len(gpus) >= count else [])
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("listed", "gpus"),
+    [
+        ("0,1", ["0", "1"]),
+        (" GPU-a , MIG-b ", ["GPU-a", "MIG-b"]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("3,-1,2", ["3"]),
+        ("2,,1", ["2"]),
+    ],
+)
+def test_the_environment_says_which_gpus_may_be_used(listed: str, gpus: list[str]) -> None:
+    assert local_gpus({"CUDA_VISIBLE_DEVICES": listed}) == gpus
+    assert local_gpus({"HIP_VISIBLE_DEVICES": listed}) == gpus
+    assert local_gpus({"CUDA_VISIBLE_DEVICES": "7", "HIP_VISIBLE_DEVICES": listed}) == ["7"]
+
+
+def test_a_virtual_node_sees_its_own_gpus_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert visible(tmp_path, 2) == ["4,5", "6,7"]
+    assert visible(tmp_path, 3) == ["4", "5", "6,7"]
+    assert visible(tmp_path, 5) == ["-1"] * 5
+
+
+def test_nothing_is_hidden_on_a_machine_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("hpctrain.launch.local.machine_gpus", list)
+    assert visible(tmp_path, 2) == [None, None]
+
+
+def test_too_few_gpus_are_said_or_refused() -> None:
+    two = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert check_gpus(2, "auto", two) == check_gpus(2, "cuda", two) == check_gpus(4, "cpu", two) == []
+    assert check_gpus(4, "auto", {"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert check_gpus(4, "auto", two) == [
+        "2 GPUs for 4 virtual nodes: all nodes run on the CPU, with gloo; at most 2 virtual nodes can have a GPU each"
+    ]
+    with pytest.raises(InputError, match="found 2 GPUs for 4 virtual nodes; allowed here: at most 2 virtual nodes"):
+        check_gpus(4, "cuda", two)
+    with pytest.raises(InputError, match="found 0 GPUs for 1 virtual nodes; allowed here: device auto, or device cpu"):
+        check_gpus(1, "cuda", {"CUDA_VISIBLE_DEVICES": "-1"})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from hpctrain.probe.system.gpu import Gpu, driver_version, find_gpu, open_nvml
+from hpctrain.probe.system.gpu import Gpu, driver_version, find_gpu, machine_gpus, open_nvml
 from hpctrain.records.topology.evidence import PcieLink
 
 SOURCE = Path(__file__).parents[2] / "fakes" / "nvml.c"
@@ -118,3 +118,19 @@ def test_critical_errors_meanwhile_are_collected(library: str) -> None:
 
     assert seen == [31, 79]
     assert ctypes.CDLL(library).events_now() == 0
+
+
+def test_each_gpu_has_a_name_and_one_in_mig_mode_that_of_its_first_part(
+    library: str, load: Callable[[str], None], tmp_path: Path
+) -> None:
+    load(library)
+    assert machine_gpus(tmp_path) == ["GPU-card0", "MIG-part0"]
+
+
+def test_amds_gpus_are_numbered_without_its_cpus(load: Callable[[str], None], tmp_path: Path) -> None:
+    load("/absent/libnvidia-ml.so.1")
+    for number, text in enumerate(["simd_count 0\n", "cpu_cores_count 0\nsimd_count 304\n", "simd_count 304\n", "x\n"]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "properties").write_text(text)
+    assert machine_gpus(tmp_path) == ["0", "1"]
+    assert machine_gpus(tmp_path / "absent") == []
