@@ -19,15 +19,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.bench import small_run
 from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
+from hpctrain.bench.ranks import leave_process_group, run_ranks, timed
 from hpctrain.bench.record import make_record
+from hpctrain.launch import small_run
 from hpctrain.model.build import build_stage
 from hpctrain.planner.simulate.engine import StageDurations, simulate
 from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.worker.build import Trainer
+from hpctrain.worker.standalone import open_loop
 
 Pairs = list[tuple[TimeSample, TimeSample]]
 SPEC = DecoderSpec(layers=6, dim=256, heads=4, vocab=small_run.BYTES_VOCABULARY)
@@ -64,7 +66,7 @@ def measure(cases: tuple[str, ...], settings: ThroughputSettings, progress: Call
             world, plan, body = CASES[case]
             made = plan(settings)
             small_run.make_run(folder / case, folder / "corpus", settings.spec, made.sequences, settings.seq_len)
-            rows.append(small_run.run_ranks(body, world, case, folder / case, made, settings))
+            rows.append(run_ranks(body, world, case, folder / case, made, settings))
     return make_record("runtime", rows, asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)})
 
 
@@ -73,17 +75,17 @@ def against_plain(
 ) -> ComparisonRow:
     """Run one process of a case: time blocks of steps of the worker's loop and blocks of steps of `PlainLoop` in turns,
     and return their comparison. Which of the two comes first alternates."""
-    trainer, loop = small_run.open_loop(rank, world, folder, plan)
+    trainer, loop = open_loop(rank, world, folder, plan)
     plain = PlainLoop(trainer, distributed=world > 1)
     sides: tuple[Callable[[], object], ...] = (loop.one_step, plain.step)
     for side in sides:
-        small_run.timed(side, settings.warm_steps)
+        timed(side, settings.warm_steps)
     pairs: Pairs = []
     for number in range(settings.pairs):
         order = (0, 1) if number % 2 == 0 else (1, 0)
-        samples = {side: small_run.timed(sides[side], settings.block_steps) for side in order}
+        samples = {side: timed(sides[side], settings.block_steps) for side in order}
         pairs.append((samples[0], samples[1]))
-    small_run.leave_process_group()
+    leave_process_group()
     return compare(case, "torch DDP" if world > 1 else "a plain torch loop", pairs)
 
 
@@ -92,7 +94,7 @@ def against_ideal(
 ) -> ComparisonRow:
     """Run one process of a case: time each step of the pipeline, and return the comparison with the schedule's ideal,
     simulated with the stage times of that same step."""
-    trainer, loop = small_run.open_loop(rank, world, folder, plan)
+    trainer, loop = open_loop(rank, world, folder, plan)
     schedule, _ = schedule_of(plan, 0)
     pairs: Pairs = []
     for number in range(settings.warm_steps + settings.pairs * settings.block_steps):
@@ -109,7 +111,7 @@ def against_ideal(
         ideal_s = simulate(schedule, durations).makespan
         if number >= settings.warm_steps:
             pairs.append((TimeSample(float(took_s), 0.0), TimeSample(ideal_s, 0.0)))
-    small_run.leave_process_group()
+    leave_process_group()
     return compare(case, "the ideal of its schedule", pairs, cpu=False)
 
 

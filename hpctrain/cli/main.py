@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("commands.train", "Everything below once, on this machine: no Slurm, no root, under 3 minutes."),
     "init": ("commands.run_file", "Write a commented run file fitted to this machine."),
     "doctor": ("commands.doctor", "Say what this machine and its cluster allow, and what would harm a run."),
+    "selfcheck": ("commands.selfcheck", "Run every path of devices and training once, and say which work."),
     "image": ("commands.image", "Build and check the images that runs happen in."),
     "data": ("commands.data", "Turn text into token shards, and check them."),
     "probe": ("commands.topology", "Measure nodes, devices and links into a topology file."),

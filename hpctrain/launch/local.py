@@ -1,4 +1,4 @@
-"""Starts the virtual nodes local0, local1, … of local runs and probes: processes that share the devices of a machine."""
+"""Starts the virtual nodes local0, local1, … of local runs and probes: processes that share this machine's devices."""
 
 from __future__ import annotations
 

@@ -156,6 +156,8 @@ class ProbeJob:
     """Node set that Slurm must allocate; None: Slurm chooses."""
     gpus_per_node: int | None = None
     """GPUs on each node; None: as many as Slurm lists on the nodes, or no GPUs if only CPUs are measured."""
+    name: str = "hpctrain-probe"
+    """Name of the job."""
 
 
 def probe_job(
@@ -173,12 +175,7 @@ def probe_job(
         HpctrainError: srun was refused or ended early, with its last line in the message; or the probe hangs.
     """
     log = folder / "srun.log"
-    inside = "SLURM_JOB_ID" in os.environ
-    env = dict(os.environ) if inside else client_environment(os.environ)
-    if job.gpus_per_node is None and request.device != "cpu":
-        job = replace(job, gpus_per_node=_gpus(job, Slurm(runner), os.environ if inside else {}))
-    argv = srun_command(job, folder.resolve(), request, inside)
-    process = runner.start(argv, env=env, log=log)
+    process = start_on_nodes(job, probe_command(folder.resolve(), request), request.device != "cpu", runner, log)
     try:
         # If a node dies after the measurement, srun waits for it forever. The result is complete without it.
         watch_probe(process, folder, clock, progress, queued=True, result=folder / "topology.json")
@@ -190,6 +187,22 @@ def probe_job(
             if process.wait(10.0) is None:
                 process.kill()
     return Topology.read(folder / "topology.json", owned=True)
+
+
+def start_on_nodes(job: ProbeJob, command: Sequence[str], with_gpus: bool, runner: Runner, log: Path) -> Process:
+    """Start srun, which runs `command` once on each node of a new job, or of the allocation that this process is in.
+
+    Args:
+        with_gpus: whether to request all GPUs of the nodes where `job` names no number.
+
+    Raises:
+        CommandError: srun is not on the path.
+    """
+    inside = "SLURM_JOB_ID" in os.environ
+    env = dict(os.environ) if inside else client_environment(os.environ)
+    if job.gpus_per_node is None and with_gpus:
+        job = replace(job, gpus_per_node=_gpus(job, Slurm(runner), os.environ if inside else {}))
+    return runner.start(srun_command(job, command, inside), env=env, log=log)
 
 
 def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None:
@@ -209,9 +222,13 @@ def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None
         return None  # srun asks the controller next, and reports the error
 
 
-def srun_command(job: ProbeJob, folder: Path, request: ProbeRequest, inside: bool = False) -> list[str]:
-    """Return the argv of an srun that starts one task of the probe on each node, with all resources of the node. A task
-    takes its node's name from Slurm's environment.
+def probe_command(folder: Path, request: ProbeRequest) -> list[str]:
+    """Return the argv of a node's part in a probe. It takes the node's name from Slurm's environment."""
+    return [*program("hpctrain.node"), "probe", "--folder", str(folder), *request.options]
+
+
+def srun_command(job: ProbeJob, command: Sequence[str], inside: bool = False) -> list[str]:
+    """Return the argv of an srun that starts `command` once on each node, with all resources of the node.
 
     Args:
         folder: the probe's folder.
@@ -231,5 +248,5 @@ def srun_command(job: ProbeJob, folder: Path, request: ProbeRequest, inside: boo
     # Set the number of tasks: otherwise that of an allocation (salloc -n 16) would also hold for its steps.
     argv = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1"]
     argv += [] if inside else ["--exclusive"]
-    argv += ["--kill-on-bad-exit=0", "--wait=0", "--job-name=hpctrain-probe", *options]
-    return [*argv, *program("hpctrain.node"), "probe", "--folder", str(folder), *request.options]
+    argv += ["--kill-on-bad-exit=0", "--wait=0", f"--job-name={job.name}", *options]
+    return [*argv, *command]

@@ -11,6 +11,7 @@ from hpctrain.base.output_streams import timestamp_output
 from hpctrain.worker import forking
 
 VERBS = {
+    "check": "hpctrain.worker.checks.check",
     "describe": "hpctrain.worker.verbs.describe",
     "eval": "hpctrain.worker.verbs.evaluate",
     "export": "hpctrain.worker.verbs.export",

@@ -10,9 +10,9 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.bench.compression.launch import LaunchSettings
 from hpctrain.bench.compression.rank import CORPUS_FOLDER
 from hpctrain.bench.compression.step_times import lab_site, local_site, measure_site
-from hpctrain.bench.small_run import make_corpus
 from hpctrain.lab.layout import load_layout
 from hpctrain.lab.machine import this_machine
+from hpctrain.launch.small_run import make_corpus
 from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.plan.compression import Quantized, make_codec
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpctrain.bench.compression.launch import LaunchSettings
-from hpctrain.bench.small_run import make_plan
+from hpctrain.launch.small_run import make_plan
 from hpctrain.parallel.gradients import clip_gradients, gradient_norm
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from hpctrain.bench.compression.bench_trainer import BenchTrainer
 from hpctrain.bench.compression.methods import METHODS, MethodContext, StepWorkload
 from hpctrain.bench.compression.step_times import make_text
+from hpctrain.bench.ranks import run_ranks
 from hpctrain.bench.record import RowStore
-from hpctrain.bench.small_run import run_ranks
 from hpctrain.corpus.input.sample_text import find_sample_text
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage

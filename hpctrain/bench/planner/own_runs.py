@@ -16,9 +16,10 @@ from typing import Any
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Runner
-from hpctrain.bench import small_run
 from hpctrain.bench.comparison import errors_of
+from hpctrain.bench.ranks import leave_process_group, run_ranks
 from hpctrain.bench.record import machine_and_versions
+from hpctrain.launch import small_run
 from hpctrain.launch.probe import ProbeRequest, probe_local
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.calibration import WARMUP_STEPS, fit_profile, merge_profiles
@@ -29,6 +30,7 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
+from hpctrain.worker.standalone import open_loop
 
 WORLD = 2
 SMALL = DecoderSpec(layers=4, dim=256, heads=4, vocab=small_run.BYTES_VOCABULARY)
@@ -103,15 +105,15 @@ def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Ca
 def _train(folder: Path, corpus: Path, case: str, spec: DecoderSpec, plan: Plan, settings: OwnRunSettings) -> Trained:
     load = os.getloadavg()[0]
     run = small_run.make_run(folder, corpus, spec, settings.rows, settings.seq_len)
-    small_run.run_ranks(_steps, WORLD, folder, plan, settings.steps)
+    run_ranks(_steps, WORLD, folder, plan, settings.steps)
     return Trained(case, spec, run, plan, read_metrics(folder / "metrics.jsonl"), round(load, 2))
 
 
 def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
-    _, loop = small_run.open_loop(rank, world, folder, plan)
+    _, loop = open_loop(rank, world, folder, plan)
     for _ in range(steps):
         loop.one_step()
-    small_run.leave_process_group()
+    leave_process_group()
 
 
 def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSettings) -> dict[str, Any]:

@@ -21,14 +21,16 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from hpctrain.bench import small_run
 from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
+from hpctrain.bench.ranks import leave_process_group, run_ranks
 from hpctrain.bench.record import make_record
 from hpctrain.checkpoint.state import collect
+from hpctrain.launch import small_run
 from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import Loop, manifest_of
+from hpctrain.worker.standalone import open_loop
 
 OURS, SYNCHRONOUS, TORCH_SAVE, TORCH_ASYNC = "ours", "ours, waited for", "torch dcp.save", "torch dcp.async_save"
 SPEC = DecoderSpec(layers=10, dim=384, heads=6, vocab=small_run.BYTES_VOCABULARY)
@@ -58,7 +60,7 @@ def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str
     plan = small_run.make_plan(1, 1, settings.spec.layers, settings.rows, 1)
     with small_run.temporary_corpus() as folder:
         small_run.make_run(folder / "run", folder / "corpus", settings.spec, settings.rows, settings.seq_len)
-        rows, facts = small_run.run_ranks(_saves, 1, folder / "run", plan, settings)
+        rows, facts = run_ranks(_saves, 1, folder / "run", plan, settings)
     described = asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)} | facts
     return make_record("checkpoint", rows, described)
 
@@ -66,7 +68,7 @@ def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str
 def _saves(
     rank: int, world: int, folder: Path, plan: Plan, settings: SaveSettings
 ) -> tuple[list[ComparisonRow], dict[str, Any]]:
-    trainer, loop = small_run.open_loop(rank, world, folder, plan)
+    trainer, loop = open_loop(rank, world, folder, plan)
     methods = SaveMethods(trainer, folder)
     loop.one_step()
     first = methods.stall(OURS)
@@ -77,7 +79,7 @@ def _saves(
         names = names[1:] + names[:1]
         stalls.append({name: methods.stall(name) for name in names})
         steps.append(_steps_beside_writer(loop, methods, first=number % 2 == 0))
-    small_run.leave_process_group()
+    leave_process_group()
     rows = [
         compare(f"stall, {other}", other, [(times[OURS], times[other]) for times in stalls])
         for other in (SYNCHRONOUS, TORCH_SAVE, TORCH_ASYNC)

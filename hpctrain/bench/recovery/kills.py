@@ -25,14 +25,16 @@ from typing import Any, NoReturn
 
 from hpctrain.agent.worker_messages import StartOrder, StoreConnection
 from hpctrain.base.errors import HpctrainError
+from hpctrain.bench.ranks import run_ranks
 from hpctrain.bench.record import make_record
-from hpctrain.bench.small_run import BYTES_VOCABULARY, loop_alone, make_plan, make_run, run_ranks, temporary_corpus
 from hpctrain.checkpoint import published
 from hpctrain.checkpoint.state import collect
+from hpctrain.launch.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.run.run import Checkpoint
 from hpctrain.worker.build import Trainer, build
+from hpctrain.worker.standalone import loop_alone
 
 WORLD = 2
 SPEC = DecoderSpec(layers=4, dim=128, heads=4, vocab=BYTES_VOCABULARY)

@@ -247,7 +247,7 @@ def _lab(spec: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _spec(preset: str) -> Any:
-    from hpctrain.bench.small_run import BYTES_VOCABULARY
+    from hpctrain.launch.small_run import BYTES_VOCABULARY
     from hpctrain.records.model.families import PRESETS, DecoderSpec
 
     decoders = {name: spec for name, spec in PRESETS.items() if isinstance(spec, DecoderSpec)}

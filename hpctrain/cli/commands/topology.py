@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,16 @@ from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, HpctrainError, InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.answers import warn
 from hpctrain.cli.options.given_topology import select_nodes
 from hpctrain.cli.options.parameters import FILE, PATH, node_names
+from hpctrain.cli.options.site_job import with_site_defaults
 from hpctrain.cli.views.console import Console
-from hpctrain.launch.preflight.site import VARIABLES, site_defaults
+from hpctrain.launch.local import check_gpus
 from hpctrain.launch.probe import ProbeJob, ProbeRequest, probe_job, probe_local
 from hpctrain.probe.measure.settings import FULL_UP_TO, MODES, PARTIAL_FILE, Mode, default_mode
 from hpctrain.records.format.input_file import read_input_text
 from hpctrain.records.topology.topology import Topology
-from hpctrain.slurm.commands import Slurm
 from hpctrain.topology.compare import differences
 from hpctrain.topology.formats.nccl import from_nccl, nccl_files
 from hpctrain.topology.formats.other_planners import metis_files, network_yml
@@ -92,11 +92,12 @@ def probe_command(
         _progress(Console(stderr=True)) as progress,
     ):
         if local is not None:
+            warn(check_gpus(local, device, os.environ))
             topology = probe_local(local, folder, runner, clock, request, progress)
         else:
             assert nodes is not None, "checked above"
             topology = probe_job(
-                _with_site(ProbeJob(nodes, **wanted), runner), folder, runner, clock, request, progress
+                with_site_defaults(ProbeJob(nodes, **wanted), runner), folder, runner, clock, request, progress
             )
     topology.write(output)
     people.print(render(topology))
@@ -104,24 +105,6 @@ def probe_command(
     if as_json:
         click.echo(json.dumps(topology.to_json(), indent=1))
     ctx.exit(EXIT_CODES[topology.verdict.status])
-
-
-def _with_site(job: ProbeJob, runner: SystemRunner) -> ProbeJob:
-    """Return the probe's job with defaults for the options that were not given.
-
-    A default is from the profile of this cluster in site.yaml, otherwise from a variable such as SBATCH_ACCOUNT. Inside
-    an allocation the job is unchanged, because no job is submitted.
-    """
-    if "SLURM_JOB_ID" in os.environ:
-        return job
-    defaults = site_defaults(None, Slurm(runner), os.environ)
-    cluster = defaults.values.get("cluster", {}) if defaults else {}
-    values = {key: cluster.get(key) or os.environ.get(name) for key, name in VARIABLES.items()}
-    taken: dict[str, Any] = {key: value for key, value in values.items() if value and getattr(job, key) is None}
-    for key, value in taken.items():
-        source = f"profile '{defaults.profile}' of {defaults.path}" if defaults and key in cluster else VARIABLES[key]
-        click.echo(f"{key}: {value}, from {source}", err=True)
-    return replace(job, **taken)
 
 
 @contextmanager

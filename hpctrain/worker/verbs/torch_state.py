@@ -15,6 +15,7 @@ def main(argv: list[str]) -> int:
     state = {
         "version": torch.__version__,
         "cuda_version": torch.version.cuda,
+        "hip_version": torch.version.hip,
         "gloo": dist.is_available() and dist.is_gloo_available(),
         "nccl_version": ".".join(str(part) for part in torch.cuda.nccl.version()) if nccl else None,
         "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],

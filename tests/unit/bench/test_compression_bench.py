@@ -13,8 +13,8 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.bench.compression.launch import LaunchResult, LaunchSettings, LaunchSpec, Samples, run_scene
 from hpctrain.bench.compression.rank import CORPUS_FOLDER
 from hpctrain.bench.compression.step_times import local_site, measure_site
-from hpctrain.bench.small_run import make_corpus
 from hpctrain.cli.bench.group import bench_command as command
+from hpctrain.launch.small_run import make_corpus
 from hpctrain.records.model.families import DecoderSpec
 from hpctrain.records.plan.compression import Quantized
 

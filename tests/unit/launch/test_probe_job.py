@@ -87,7 +87,7 @@ def test_inside_an_allocation_the_step_is_a_task_on_each_of_its_nodes(
     words = asked(ProbeJob(2), tmp_path)
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--gpus-per-node=8"} <= set(words)
     assert "--exclusive" not in words
-    assert "--exclusive" in srun_command(ProbeJob(2), tmp_path, ProbeRequest("cpu"))
+    assert "--exclusive" in srun_command(ProbeJob(2), ["x"])
 
 
 def test_qos_and_time_reach_srun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_qos_and_time_reach_srun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     output = str(tmp_path / "t.json")
     words = ["-N", "2", "--qos", "debug", "--time", "5", "--gpus-per-node", "1", "-o", output]
     CliRunner().invoke(command.probe_command, words)
-    argv = module.srun_command(seen[0], tmp_path, ProbeRequest())
+    argv = module.srun_command(seen[0], ["x"])
     assert {"--qos=debug", "--time=5", "--gpus-per-node=1"} <= set(argv)
 
 

@@ -1,0 +1,86 @@
+"""Small runs for benches and the selfcheck: a run folder with a small corpus, and plans by their degrees."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hpctrain
+from hpctrain.corpus.prepare.options import PrepareOptions
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.plan.plan import Plan, Replica, Stage, ZeroLevel
+from hpctrain.records.run.data import Data
+from hpctrain.records.run.model_choice import Model
+from hpctrain.records.run.run import Batch, Checkpoint, Run, Validation
+
+BYTES_VOCABULARY = 320
+"""Vocabulary size of the models that train on the corpus of `make_corpus`, whose tokens are bytes."""
+NEVER = 10**9
+"""A step number that no bench reaches."""
+
+
+def make_corpus(folder: Path) -> None:
+    """Write a corpus of hpctrain's own source text, which every machine has. Its tokens are bytes."""
+    prepare([Path(hpctrain.__file__).parent], folder, PrepareOptions(valid_fraction=0.1, limit_bytes=400_000))
+
+
+@contextlib.contextmanager
+def temporary_corpus() -> Iterator[Path]:
+    """Yield a temporary folder whose folder `corpus` is that of `make_corpus`. The temporary folder is removed at the
+    end."""
+    with tempfile.TemporaryDirectory(prefix="hpctrain-small-") as name:
+        make_corpus(Path(name, "corpus"))
+        yield Path(name)
+
+
+def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: Any) -> Run:
+    """Create a run folder without plans and return its run. The run makes no checkpoints and no validations, unless
+    `keys` say so.
+
+    Args:
+        rows: sequences in the global batch.
+        keys: further keys of the run file.
+    """
+    settings: dict[str, Any] = {
+        "steps": NEVER,
+        "checkpoint": Checkpoint(every=NEVER),
+        "validation": Validation(batches=0),
+    }
+    run = Run(
+        model=Model(dims=spec),
+        data=Data(train=[str(corpus)], seq_len=seq_len),
+        batch=Batch.model_validate({"global": rows}),
+        **(settings | keys),
+    )
+    folder.mkdir()
+    run.write(folder / "run.yaml")
+    return run
+
+
+def make_plan(
+    pp: int, dp: int, layers: int, micro_batch: int, micro_batches: int, *, tp: int = 1, zero: ZeroLevel = 0,
+    devices: Sequence[str] = (),
+) -> Plan:  # fmt: skip
+    """Return a plan with equal stages, one per pipeline rank, and equal replicas.
+
+    Args:
+        layers: number of blocks of the model.
+        devices: pp × dp × tp devices, 'node:device'. Default: the CPUs of as many virtual nodes.
+    """
+    devices = list(devices) or [f"local{index}:cpu0" for index in range(pp * dp * tp)]
+    cuts = [(stage * layers // pp, (stage + 1) * layers // pp) for stage in range(pp)]
+    replicas = [
+        Replica(
+            sequences=micro_batch * micro_batches,
+            micro_batch=micro_batch,
+            micro_batches=micro_batches,
+            devices=[devices[(stage * dp + replica) * tp :][:tp] for stage in range(pp)],
+        )
+        for replica in range(dp)
+    ]
+    stages = [Stage(layers=cut) for cut in cuts]
+    return Plan(pp=pp, dp=dp, tp=tp, zero=zero, stages=stages, replicas=replicas, ranks=devices)

@@ -1,0 +1,73 @@
+"""The result of `hpctrain selfcheck`: one row for each path, and the machine on which it ran."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from hpctrain.records.format.document import Document, Part
+
+PathVerdict = Literal["ok", "slow", "failed", "left out"]
+SUMMARY_CHARS = 1000
+"""Longest text of a row; an error of a process can be any length."""
+
+
+class CheckOrder(Document):
+    """What a checking process is asked to do: one of the processes of one path."""
+
+    schema_kind: ClassVar[str] = "check_order"
+
+    check: str
+    """Name of the check in `hpctrain.worker.checks`."""
+    folder: str
+    """Folder of this path alone. A check that trains finds its run.yaml and its plan there."""
+    device: Literal["cpu", "cuda"]
+    rank: int = Field(default=0, ge=0)
+    world: int = Field(default=1, ge=1)
+    reference: list[float] = []
+    """Losses of the same run on one process; empty for a check without a reference."""
+
+
+class CheckResult(Document):
+    """What a check found, as rank 0 writes it."""
+
+    schema_kind: ClassVar[str] = "check_result"
+
+    figure: str = ""
+    """What was measured, with its unit."""
+    expected: str = ""
+    verdict: PathVerdict = "ok"
+    losses: list[float] = []
+    """Losses of the steps, for a check that is the reference of others."""
+
+
+class PathResult(Part):
+    """A row of the table: what came of one path on one node."""
+
+    path: str
+    verdict: PathVerdict
+    figure: str = Field(default="", max_length=SUMMARY_CHARS)
+    """What was measured; for a failed path its error, for one that was left out the reason."""
+    expected: str = ""
+    next_step: str = ""
+    """What to do about a slow or failed path; empty for the others."""
+    seconds: float = Field(ge=0)
+    node: str = ""
+
+
+class SelfcheckReport(Document):
+    """The file of `hpctrain selfcheck -o`, which can be attached to a report of a bug. It holds neither environment
+    variables nor user names."""
+
+    schema_kind: ClassVar[str] = "selfcheck"
+
+    version: str
+    """Version of hpctrain."""
+    created: str
+    """Time of the check, ISO 8601, UTC."""
+    machines: dict[str, dict[str, Any]]
+    """For each node its software and its devices: Python, torch, CUDA or ROCm, NCCL, kernel, processor, GPUs."""
+    paths: list[PathResult]
+    topology: dict[str, Any] | None = None
+    """The topology file that the probe measured; absent if it measured none."""

@@ -1,0 +1,68 @@
+"""The selfcheck as a Slurm job: on each node a part of one probe, then the paths of that node."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.module_argv import program
+from hpctrain.base.process import Process, Runner
+from hpctrain.launch.probe import FINAL_WAIT_S, ProbeJob, ProbeRequest, probe_command, start_on_nodes
+from hpctrain.records.history.selfcheck import SelfcheckReport
+from hpctrain.records.topology.topology import Topology
+from hpctrain.selfcheck.figures import rows_of
+from hpctrain.selfcheck.report import merged
+
+POLL_S = 0.5
+
+
+def selfcheck_job(
+    job: ProbeJob, folder: Path, request: ProbeRequest, runner: Runner, clock: Clock, only: Sequence[str] = ()
+) -> SelfcheckReport:  # fmt: skip
+    """Check the nodes that Slurm allocates, or those of the allocation that this process is in.
+
+    Args:
+        folder: an empty folder on a file system that the nodes share; the caller removes it.
+        only: parts of the names of the paths to run, without a probe; empty: all, with the probe.
+
+    Raises:
+        CommandError: srun is not on the path.
+        HpctrainError: the job was refused, or ended without any result; the message has its last line.
+    """
+    folder = folder.resolve()
+    probe = shlex.join(probe_command(folder, request))
+    chosen = [word for part in only for word in ("--only", part)]
+    check = shlex.join([*program("hpctrain.selfcheck"), "--folder", str(folder), *chosen])
+    command = ["bash", "-c", f"exec {check}" if only else f"{probe}; exec {check}"]
+    log = folder / "srun.log"
+    process = start_on_nodes(job, command, request.device != "cpu", runner, log)
+    try:
+        _wait(process, folder, job.nodes, clock)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            if process.wait(10.0) is None:
+                process.kill()
+    reports = [SelfcheckReport.read(path, owned=True) for path in sorted(folder.glob("selfcheck-*.json"))]
+    if not reports:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        raise HpctrainError(
+            f"selfcheck: the job ended without a result: {lines[-1] if lines else 'it printed nothing'}"
+        )
+    measured = folder / "topology.json"
+    topology = Topology.read(measured, owned=True) if measured.exists() else None
+    return merged(reports, rows_of(topology) if topology is not None else [], topology)
+
+
+def _wait(process: Process, folder: Path, nodes: int, clock: Clock) -> None:
+    """Wait until srun has ended, or has had time to end after every node's result."""
+    complete: float | None = None
+    while process.poll() is None:
+        if complete is None and len(list(folder.glob("selfcheck-*.json"))) == nodes:
+            complete = clock.now()
+        if complete is not None and clock.now() - complete > FINAL_WAIT_S:
+            return
+        clock.sleep(POLL_S)

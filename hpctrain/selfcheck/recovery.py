@@ -1,0 +1,90 @@
+"""The selfcheck's path of recovery: a real run of two virtual nodes, of which one loses its worker."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import psutil
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.process import WORKER_NAME, SystemRunner
+from hpctrain.launch.local_run import LocalJob, start
+from hpctrain.launch.preflight.prepare import RunInputs, prepare
+from hpctrain.launch.small_run import make_corpus, make_run
+from hpctrain.records.history.run_log import last_row_of_each_step, read_events, read_metrics
+from hpctrain.records.history.selfcheck import CheckResult
+from hpctrain.records.run.run import Checkpoint
+from hpctrain.selfcheck.paths import SEQ_LEN, SEQUENCES, SPEC
+
+NODES = 2
+SAVE_EVERY, KILL_AT = 10, 20
+"""Steps between checkpoints, and the step after which a worker is killed."""
+LIMIT_S = 120.0
+"""Time limit of the run in seconds; most of it is the probe, and loading torch on both nodes."""
+
+
+def check_recovery(folder: Path) -> CheckResult:
+    """Train on two virtual nodes without end, kill a worker, and stop after the recovery; no step may be missing.
+
+    Args:
+        folder: a new folder; the caller removes it.
+
+    Raises:
+        HpctrainError: the run failed, did not recover within `LIMIT_S`, or lost a step.
+    """
+    folder.mkdir()
+    make_corpus(folder / "corpus")
+    make_run(folder / "given", folder / "corpus", SPEC, SEQUENCES, SEQ_LEN, checkpoint=Checkpoint(every=SAVE_EVERY))
+    runner, clock = SystemRunner(), SystemClock()
+    prepared = prepare(RunInputs(folder / "given" / "run.yaml"), runner, NODES)
+    job = start(prepared, folder / "runs", runner, clock)
+    fault = _Fault(job)
+    try:
+        ended = job.wait(fault.tick)
+    finally:
+        job.kill()
+    if fault.seconds is None:
+        what = "did not recover" if fault.injected else "made no steps"
+        raise HpctrainError(f"the run {what}: {ended.reason}")
+    steps = [row.step for row in last_row_of_each_step(read_metrics(job.folder.path / "metrics.jsonl"))]
+    if steps != list(range(1, len(steps) + 1)):
+        raise HpctrainError(f"steps are missing: the run reported {len(steps)}, the last is {steps[-1]}")
+    figure = f"next step {fault.seconds:.1f} s after the kill, no step missing"
+    return CheckResult(figure=figure, expected="every step, once")
+
+
+class _Fault:
+    """Kills one worker when the run has made `KILL_AT` steps, and stops the run after it has recovered."""
+
+    def __init__(self, job: LocalJob) -> None:
+        self.injected = False
+        self.seconds: float | None = None
+        """Seconds from the fault to the next step; None before that step."""
+        self._job = job
+        self._deadline = time.monotonic() + LIMIT_S
+
+    def tick(self) -> None:
+        """Look at the run's files, and do what is due."""
+        folder = self._job.folder.path
+        if self.seconds is not None:
+            return
+        if time.monotonic() > self._deadline:
+            self._job.kill()
+        elif self.injected:
+            recovered = [event for event in read_events(folder / "events.jsonl") if event.kind == "recovered"]
+            if recovered:
+                self.seconds = float(recovered[0].data["seconds"])
+                self._job.stop()
+        elif any(row.step >= KILL_AT for row in read_metrics(folder / "metrics.jsonl")):
+            self._kill_worker()
+
+    def _kill_worker(self) -> None:
+        agent = psutil.Process(list(self._job.processes.values())[-1].pid)
+        for child in agent.children():
+            with contextlib.suppress(psutil.Error):
+                if child.name().startswith(WORKER_NAME.format("")):
+                    child.kill()
+                    self.injected = True

@@ -1,0 +1,71 @@
+"""The report of a selfcheck: made of one machine, merged over the nodes of a job."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain import __version__
+from hpctrain.base.clock import SystemClock, utc_text
+from hpctrain.base.process import SystemRunner
+from hpctrain.launch.local import local_nodes
+from hpctrain.launch.probe import probe_local
+from hpctrain.records.history.selfcheck import PathResult, SelfcheckReport
+from hpctrain.records.topology.topology import Topology
+from hpctrain.selfcheck.figures import rows_of
+from hpctrain.selfcheck.node import NodeCheck, Tell
+
+
+def check_machine(name: str, tell: Tell, only: Sequence[str] = ()) -> SelfcheckReport:
+    """Run the paths of this machine, without a probe.
+
+    Args:
+        name: the node's name in the report.
+        only: parts of the names of the paths to run; empty: all.
+
+    Raises:
+        HpctrainError: torch cannot be loaded.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpctrain-selfcheck-") as folder:
+        facts, paths = NodeCheck(Path(folder), tell, only).run()
+    named = [path.model_copy(update={"node": name}) for path in paths]
+    return SelfcheckReport(
+        version=__version__, created=utc_text(SystemClock().wall()), machines={name: facts}, paths=named
+    )
+
+
+def check_here(tell: Tell, only: Sequence[str] = ()) -> SelfcheckReport:
+    """Measure the devices of this machine as a probe of one virtual node, then run its paths.
+
+    Args:
+        only: parts of the names of the paths to run, without a probe; empty: all, with the probe.
+
+    Raises:
+        HpctrainError: the probe failed, or torch cannot be loaded.
+    """
+    if only:
+        return check_machine(local_nodes(1)[0], tell, only)
+    with tempfile.TemporaryDirectory(prefix="hpctrain-probe-") as folder:
+        topology = probe_local(1, Path(folder), SystemRunner(), SystemClock())
+    rows = rows_of(topology)
+    for row in rows:
+        tell(row)
+    return merged([check_machine(topology.nodes[0].id, tell)], rows, topology)
+
+
+def merged(
+    reports: Sequence[SelfcheckReport], measured: Sequence[PathResult], topology: Topology | None
+) -> SelfcheckReport:
+    """Return one report of several nodes.
+
+    Args:
+        measured: rows of `topology`, which come first.
+    """
+    return reports[0].model_copy(
+        update={
+            "machines": {name: facts for report in reports for name, facts in report.machines.items()},
+            "paths": [*measured, *(path for report in reports for path in report.paths)],
+            "topology": None if topology is None else topology.to_json(),
+        }
+    )

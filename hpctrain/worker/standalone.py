@@ -1,0 +1,43 @@
+"""A training loop in processes that no agent started: for benches and the selfcheck."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import torch.distributed as dist
+
+from hpctrain.agent.worker_messages import Report, StartOrder, StoreConnection
+from hpctrain.records.plan.plan import Plan
+from hpctrain.worker.build import Trainer, build
+from hpctrain.worker.loop import Loop
+
+
+def open_loop(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer, Loop]:
+    """Return the trainer and the training loop of a worker process. The function makes the start order itself, because
+    no agent sends one."""
+    descriptor, meeting = None, dist.FileStore(str(folder / "meeting"), world)
+    if rank == 0:
+        plan.write(folder / "plan.json")
+        server = socket.create_server(("127.0.0.1", 0))
+        meeting.set("port", str(server.getsockname()[1]))
+        descriptor = server.detach()
+    port = int(meeting.get("port"))
+    store = StoreConnection(addr="127.0.0.1", port=port, secret="bench", fd=descriptor)
+    trainer = build(folder, StartOrder(plan="plan.json", rank=rank, generation=0, store=store))
+    return trainer, loop_alone(trainer)
+
+
+def loop_alone(trainer: Trainer) -> Loop:
+    """Return a training loop of the trainer that no agent watches."""
+    return Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
+
+
+class NoAgentChannel:
+    """Stands for the agent channel in a loop without an agent: it never requests a stop and drops all reports."""
+
+    def stop_wanted(self) -> bool:
+        return False
+
+    def send(self, report: Report) -> None:
+        pass
