@@ -77,8 +77,10 @@ def _shards(parameter: nn.Parameter) -> int:
 
 def gradient_norm(
     parameters: list[nn.Parameter], plan: Plan, tied_holders: Mapping[nn.Parameter, int] | None = None
-) -> float:
+) -> Tensor:
     """Return the norm of the whole model's gradient, after the reduction over replicas. Collective over the world.
+
+    The result is a number in double precision on the parameters' device: on a GPU nothing here waits for it.
 
     A gradient is held by all replicas and tp ranks of a stage, or split over some of them. So its squared norm is
     divided by the number of holders before the sum over all ranks. With local SGD, the result is the root mean square
@@ -89,15 +91,16 @@ def gradient_norm(
         plan: the plan, which gives the number of holders.
         tied_holders: parameter -> number of pipeline ranks that hold it, for parameters with more than one.
     """
-    total = torch.zeros((), dtype=torch.float64)
-    for parameter, grad in zip(parameters, local_gradients(parameters), strict=True):
+    gradients = local_gradients(parameters)
+    total = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
+    for parameter, grad in zip(parameters, gradients, strict=True):
         holders = plan.dp * plan.tp // _shards(parameter) * (tied_holders or {}).get(parameter, 1)
-        total += _square(grad.detach()).cpu() / holders
+        total += _square(grad.detach()) / holders
     if plan.world_size == plan.dp and plan.shards == 1 and plan.codec.sums_gradients:
         total *= plan.dp  # every rank holds the whole gradient, so no collective is needed
     else:
         dist.all_reduce(total)
-    return float(total.sqrt())
+    return total.sqrt()
 
 
 def finite_everywhere(gradients: list[Tensor]) -> bool:
@@ -118,10 +121,15 @@ def _square(grad: Tensor) -> Tensor:
     return rows.double().pow(2).sum()
 
 
-def clip_gradients(parameters: list[nn.Parameter], norm: float, largest: float) -> None:
-    """Scale all gradients so that their norm, which is `norm` now, becomes at most `largest`."""
-    if norm > largest:
-        torch._foreach_mul_(local_gradients(parameters), largest / (norm + 1e-6))
+def clip_gradients(parameters: list[nn.Parameter], norm: Tensor, largest: float) -> None:
+    """Scale all gradients so that their norm, which is `norm` now, becomes at most `largest`.
+
+    On a GPU nothing here waits for the norm. If the norm is NaN, the gradients stay as they are, so that the first wrong
+    one can be found.
+    """
+    if norm.device.type == "cuda" or norm > largest:
+        factor = (largest / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0)
+        torch._foreach_mul_(local_gradients(parameters), factor)
 
 
 class TiedWeights:

@@ -129,9 +129,9 @@ class Loop:
         dp_bytes = self._reduce(gradients)
         trainer.pipeline.all_reduce_tied_gradients()
         with ACTIVITY.doing("all-reduce of the gradient's norm", waits=True):
-            norm = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.tied_holders())
+            total = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.tied_holders())
         with ACTIVITY.doing("optimizer"):
-            lr = self._update(norm)
+            lr, norm = self._update(total)
         dp_bytes += trainer.reducer.after_step(trainer.step + 1)
         counters = trainer.pipeline.take_counters()
         trainer.step += 1
@@ -228,21 +228,32 @@ class Loop:
             scaler.unscale(gradients)
         return sent
 
-    def _update(self, norm: float) -> float:
+    def _update(self, norm: Tensor) -> tuple[float, float]:
+        """Clip the gradients and update the weights, unless the norm is not finite; return learning rate and norm.
+
+        The host reads the norm only after it has queued the update, so that a GPU need not wait for the host.
+
+        Raises:
+            HpctrainError: the norm is not finite, and not because of the loss scale; the weights are unchanged.
+        """
         trainer, settings = self.trainer, self.trainer.run.optimizer
         lr = learning_rate(settings, trainer.step, trainer.run.steps)
-        if trainer.scaler is not None and trainer.scaler.skips(norm):
-            trainer.optimizer.zero_grad(set_to_none=True)
-            return lr
-        if not math.isfinite(norm):
-            raise self._no_number(trainer.step + 1, norm)
-        if settings.clip_norm is not None:
-            clip_gradients(trainer.parameters, norm, settings.clip_norm)
         for group in trainer.optimizer.param_groups:
             group["lr"] = lr
-        trainer.optimizer.step()
+        fused = trainer.optimizer.defaults["fused"]
+        if fused:
+            # The fused kernels read this flag on the device, and do nothing if it is 1.
+            trainer.optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
+        if fused or norm.isfinite():
+            if settings.clip_norm is not None:
+                clip_gradients(trainer.parameters, norm, settings.clip_norm)
+            trainer.optimizer.step()
+        number = float(norm)
+        skipped = trainer.scaler is not None and trainer.scaler.skips(number)
+        if not skipped and not math.isfinite(number):
+            raise self._no_number(trainer.step + 1, number)
         trainer.optimizer.zero_grad(set_to_none=True)
-        return lr
+        return lr, number
 
     def _no_number(self, step: int, norm: float) -> HpctrainError:
         """Return the error for a step with a non-finite loss or gradient, the same on every rank."""

@@ -351,7 +351,7 @@ def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjec
             found["validation"].append(abs(valid - loss))
         found["loss"].append(abs(loss / expected["losses"][step] - 1))
         if step == 0:
-            norm = gradient_norm([p for _, p in named], plan, pipeline.tied_holders())
+            norm = float(gradient_norm([p for _, p in named], plan, pipeline.tied_holders()))
             found["norm"].append(abs(norm - expected["norm"]))
             found["gradient"] = [deviation(p.grad, expected["gradients"][name]) for name, p in named]
         optimizer.step()
