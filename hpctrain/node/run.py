@@ -41,6 +41,8 @@ from hpctrain.runs.secrets import secret_values
 FINISHED_FILE = "finished"
 """File in a run folder that says that the run is done. The job script checks for it, because srun may still wait for
 the task of a lost node."""
+ALLOCATOR_VARIABLES = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
+"""Variables with which you may set torch's GPU allocator yourself."""
 FLIGHT_RECORDER_EVENTS = 2000
 """Number of operations that NCCL's flight recorder remembers, at about a kilobyte each."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
@@ -263,8 +265,9 @@ def _worker_environment(place: AgentIdentity, run: Run, logs: Path) -> dict[str,
     """Return the environment variables of this node's workers: those of this process, and more.
 
     They hold the run's secrets, and put the run's copy of your code first on the module path, also for processes that
-    workers start. Unless set already, they select the network interface of this node's address for collectives, and
-    make NCCL write its last operations into the folder `logs` at a timeout.
+    workers start. Unless set already, they select the network interface of this node's address for collectives, make
+    NCCL write its last operations into the folder `logs` at a timeout, and let the segments of torch's GPU allocator
+    grow, which leaves fewer gaps between allocations.
     """
     env = dict(os.environ) | secret_values(run, os.environ)
     env |= code_on_path(place.folder, env)
@@ -275,6 +278,8 @@ def _worker_environment(place: AgentIdentity, run: Run, logs: Path) -> dict[str,
     env.setdefault("TORCH_FR_BUFFER_SIZE", str(FLIGHT_RECORDER_EVENTS))
     env.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(logs / "nccl-trace-rank-"))
     env.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    if not ALLOCATOR_VARIABLES & env.keys():
+        env["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     return env
 
 

@@ -118,7 +118,7 @@ class Pipeline:
         self._tied = tied
         self._scaler = inputs.scaler
 
-    def step(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
+    def step(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> Tensor:
         """Run forward and backward on this replica's share of a global batch.
 
         The gradients stay in the parameters. They are not reduced over replicas, and are multiplied by the loss scale
@@ -131,7 +131,8 @@ class Pipeline:
                 the current micro-batch as an argument of the name `decoder_tokens`.
 
         Returns:
-            This replica's share of the global batch's mean loss, in nats; 0 on ranks without the last stage.
+            This replica's share of the global batch's mean loss, in nats: a number on the device; 0 on ranks without the
+            last stage. Reading it waits for the GPU, and so for any rank that the GPU waits for.
         """
         start = mark(self.device)
         loss = self._run(tokens, targets, decoder_tokens, train=True)
@@ -169,7 +170,8 @@ class Pipeline:
         Arguments and result are those of `Pipeline.step`. In training mode, dropout draws the same random numbers as
         `step` draws for the step number `random.step`.
         """
-        return self._run(tokens, targets, decoder_tokens, train=False)
+        with ACTIVITY.doing("wait for the loss", waits=self.device.type == "cuda"):
+            return float(self._run(tokens, targets, decoder_tokens, train=False))
 
     @property
     def step_s(self) -> float:
@@ -202,7 +204,7 @@ class Pipeline:
         """Return stage number -> counters of the stage since the last call."""
         return {stage.stage_index: stage.take_counters() for stage in self.stages}
 
-    def _run(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None, train: bool) -> float:
+    def _run(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None, train: bool) -> Tensor:
         # gloo accepts a message shorter than the buffer without an error, so a wrong shape must be found before it is
         # sent.
         outputs = tokens if decoder_tokens is None else decoder_tokens
@@ -228,9 +230,7 @@ class Pipeline:
             )
         for stage in self.stages:
             stage.finish_sends()
-        # Reading the loss waits for the GPU, and so for any rank that the GPU waits for.
-        with ACTIVITY.doing("wait for the loss", waits=self.device.type == "cuda"):
-            total = float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else 0.0
+        total = torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=self.device)
         return total / self._scaler.state.value if self._scaler is not None else total
 
 

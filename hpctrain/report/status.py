@@ -64,6 +64,8 @@ class RunStatus:
     source_samples: dict[str, int] | None = None
     """Number of samples read so far from each training folder, by folder; None if the folders have no weights."""
     tokens_per_s: float | None = None
+    mfu: float | None = None
+    """Model FLOPs utilization of the last step, as in metrics.jsonl."""
     eta_s: float | None = None
     """Seconds to the last step at the present speed; None unless the run trains."""
     weights_sha256: str | None = None
@@ -180,6 +182,7 @@ def decide_status(
         valid_sets=_sets(validated),
         source_samples=row.source_samples if row else None,
         tokens_per_s=row.tokens_per_s if row else None,
+        mfu=row.mfu if row else None,
         eta_s=pace * (run.steps - row.step) if pace and row and state == "running" else None,
         weights_sha256=finished.data.get("weights_sha256") if finished else None,
         last_sign_s=age,

@@ -124,6 +124,11 @@ def steady_tokens_per_s(rows: Sequence[MetricRow]) -> float | None:
     return _median([row.tokens_per_s for row in _warm(rows)])
 
 
+def steady_mfu(rows: Sequence[MetricRow]) -> float | None:
+    """Return the median model FLOPs utilization, without the first step of each generation; None if it is unknown."""
+    return _median([row.mfu for row in _warm(rows) if row.mfu is not None])
+
+
 def _warm(rows: Sequence[MetricRow]) -> list[MetricRow]:
     """Return the rows without the first of each generation, or all rows if no other is left."""
     seen: set[int] = set()

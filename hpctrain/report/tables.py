@@ -9,7 +9,7 @@ from hpctrain.records.history.run_log import Event
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Device, Node
 from hpctrain.report.run_view import PlanUse, RunView
-from hpctrain.report.summaries import FAULTS, loss_words, robustness, steady_step_time, steady_tokens_per_s
+from hpctrain.report.summaries import FAULTS, loss_words, robustness, steady_mfu, steady_step_time, steady_tokens_per_s
 
 ABSENT = "–"
 
@@ -17,11 +17,12 @@ ABSENT = "–"
 def headline(view: RunView) -> list[tuple[str, str, str]]:
     """Return the figures at the top of the report, each as (label, value, note)."""
     status, steady = view.status, "median, without first steps"
-    tokens_per_s = steady_tokens_per_s(view.rows)
+    tokens_per_s, mfu = steady_tokens_per_s(view.rows), steady_mfu(view.rows)
     figures = [
         ("Steps", f"{status.step} of {status.steps}", f"{format_seconds(status.eta_s)} left" if status.eta_s else ""),
         ("Loss", or_absent(status.loss, "{:.4f}".format), ", ".join(loss_words(status.valid_losses))),
         ("Throughput", f"{format_count(tokens_per_s)} tokens/s" if tokens_per_s else ABSENT, steady),
+        *([] if mfu is None else [("MFU", f"{mfu:.1%}", "share of the GPUs' data sheets, median")]),
         ("Step time", or_absent(steady_step_time(view.rows), format_seconds), steady),
         ("Time", or_absent(view.elapsed_s, format_seconds), "from the first line written to the last"),
         ("Tokens", format_count(sum(row.tokens for row in view.history)), "in the steps that count"),

@@ -121,10 +121,11 @@ def status_lines(status: RunStatus, now: float) -> list[str]:
 
 
 def figures(status: RunStatus) -> list[str]:
-    """Return loss, validation losses and tokens per second as texts, as far as they are known."""
+    """Return loss, validation losses, tokens per second and MFU as texts, as far as they are known."""
     loss = [] if status.loss is None else [f"loss {status.loss:.4f}"]
     speed = [] if status.tokens_per_s is None else [f"{format_count(status.tokens_per_s)} tokens/s"]
-    return [*loss, *loss_words(status.valid_losses), *speed]
+    share = [] if status.mfu is None else [f"MFU {status.mfu:.1%}"]
+    return [*loss, *loss_words(status.valid_losses), *speed, *share]
 
 
 def queue_lines(status: RunStatus, now: float) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,18 +47,54 @@ class BatchLoader:
     device: torch.device
 
     def batch(self, seed: int, start: int, count: int) -> SampleBatch:
-        """Return the samples [start, start + count) of a run with that seed."""
+        """Return the samples [start, start + count) of a run with that seed, on the device."""
+        return self.to_device(self.read(seed, start, count))
+
+    def read(self, seed: int, start: int, count: int) -> SampleBatch:
+        """Return the samples [start, start + count) of a run with that seed, in memory of the host.
+
+        For a GPU the memory is page-locked, so that the copy to the GPU runs beside other work.
+        """
         samples = np.arange(start, start + count, dtype=np.int64)
         rows = self.stream.rows(seed, start, count)
         made = examples(self.objective, self.special, self.seq_len, seed, samples, rows)
-        inputs, targets = (torch.from_numpy(part).to(self.device) for part in (made.inputs, made.targets))
-        if made.decoder_tokens is None:
-            return SampleBatch(inputs, targets, None)
-        return SampleBatch(inputs, targets, torch.from_numpy(made.decoder_tokens).to(self.device))
+        parts = [made.inputs, made.targets, made.decoder_tokens]
+        tensors = [None if part is None else torch.from_numpy(part) for part in parts]
+        if self.device.type == "cuda":
+            tensors = [None if tensor is None else tensor.pin_memory() for tensor in tensors]
+        return SampleBatch(*tensors)  # type: ignore[arg-type]
+
+    def to_device(self, batch: SampleBatch) -> SampleBatch:
+        """Return a batch that `read` returned, on the device; the copy may still run."""
+        moved = (None if part is None else part.to(self.device, non_blocking=True) for part in batch)
+        return SampleBatch(*moved)  # type: ignore[arg-type]
 
     def taken(self, samples: int) -> dict[str, int] | None:
         """Count the samples of each weighted folder among the first `samples`; None if folders have no weights."""
         return self.stream.taken(samples) if isinstance(self.stream, Mixture) else None
+
+
+class BatchPrefetcher:
+    """Reads the batch of the next step in a thread, while the device works on this one."""
+
+    def __init__(self, loader: BatchLoader) -> None:
+        self._loader = loader
+        # A thread starts with GPU 0, where page-locking memory would take memory for another process.
+        ready = (lambda: torch.cuda.set_device(loader.device)) if loader.device.type == "cuda" else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch", initializer=ready)
+        self._asked: tuple[tuple[int, int, int], Future[SampleBatch]] | None = None
+
+    def batch(self, seed: int, start: int, count: int, step_samples: int) -> SampleBatch:
+        """Return the samples [start, start + count), as `BatchLoader.batch` does, and start to read those of the next
+        step.
+
+        Args:
+            step_samples: samples in the global batch: those of the next step begin so much later.
+        """
+        wanted, following = (seed, start, count), (seed, start + step_samples, count)
+        asked, self._asked = self._asked, (following, self._thread.submit(self._loader.read, *following))
+        read = asked[1].result() if asked is not None and asked[0] == wanted else self._loader.read(*wanted)
+        return self._loader.to_device(read)
 
 
 def open_batch_loaders(

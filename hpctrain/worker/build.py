@@ -54,12 +54,14 @@ def make_deterministic() -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> float:
-    """Return the peak memory of this worker in bytes: allocated on its CUDA device, or resident on a CPU.
+    """Return the peak memory of this worker in bytes: held by torch's allocator on a CUDA device, or resident on a CPU.
+
+    The allocator holds more than the tensors take, and what it holds is what no other process can use.
 
     The resident peak is VmHWM of proc(5), because the peak of getrusage(2) begins with that of the parent process.
     """
     if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
+        return float(torch.cuda.max_memory_reserved(device))
     peak = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert peak is not None, "Linux tells every process its own peak"
     return float(peak[1]) * 1024
@@ -164,6 +166,7 @@ def build(folder: Path, order: StartOrder) -> Trainer:
     plan = Plan.read(folder / order.plan, owned=True)
     if run.deterministic:
         make_deterministic()
+    torch.set_float32_matmul_precision("high" if run.tf32 else "highest")
     device = _device(plan.ranks[order.rank])
     timeout = collective_timeout(run)
     with ACTIVITY.doing("join the process group", waits=True):

@@ -30,7 +30,7 @@ from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.run.optimizer import learning_rate
 from hpctrain.worker import disk_full
 from hpctrain.worker.agent_channel import AgentChannel
-from hpctrain.worker.batch_loader import BatchLoader, SampleBatch
+from hpctrain.worker.batch_loader import BatchLoader, BatchPrefetcher, SampleBatch
 from hpctrain.worker.build import Trainer, reducer_state_tensors
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.disk_full import PendingWrites
@@ -41,6 +41,7 @@ from hpctrain.worker.step_metrics import (
     StepFigures,
     gather_step_metrics,
     metric_row,
+    peak_flops_of_plan,
     rank_placements,
 )
 
@@ -111,6 +112,8 @@ class Loop:
         self._first = True
         self._first_validation = True
         self._tp_bytes = 0
+        self._prefetcher = BatchPrefetcher(trainer.train)
+        self._peak_flops = peak_flops_of_plan(trainer) if trainer.coordinate.rank == 0 else None
 
     def next_step(self) -> StepFigures:
         """Run one step, under the profiler if it is the step that the run file names."""
@@ -137,7 +140,9 @@ class Loop:
         trainer.step += 1
         seconds = time.perf_counter() - start
         stop = self.agent_channel.stop_wanted()
-        job = gather_step_metrics(trainer, share, counters, dp_bytes, self._tp_bytes, stop)
+        with ACTIVITY.doing("wait for the loss", waits=trainer.device.type == "cuda"):
+            loss_share = float(share)
+        job = gather_step_metrics(trainer, loss_share, counters, dp_bytes, self._tp_bytes, stop)
         # In fp16 a non-finite norm may only mean that the loss scale is too large; the loss itself does not contain it.
         if not math.isfinite(job.loss):
             raise self._no_number(trainer.step, norm)
@@ -198,11 +203,12 @@ class Loop:
             tensors = collect(named, trainer.optimizer) | reducer_state_tensors(trainer.reducer, trainer.coordinate)
             trainer.saver.save(tensors, manifest_of(trainer))
 
-    def _forward_backward(self, step: int) -> tuple[float, list[Tensor]]:
+    def _forward_backward(self, step: int) -> tuple[Tensor, list[Tensor]]:
         """Return this replica's share of the loss and this rank's gradients, not yet reduced."""
         self.trainer.pipeline.random.step = step
         with ACTIVITY.doing("read the batch"):
-            batch = self._batch(self.trainer.train, step * self.trainer.plan.sequences, self.trainer.run.seed)
+            (first, count), sequences = self.trainer.rows, self.trainer.plan.sequences
+            batch = self._prefetcher.batch(self.trainer.run.seed, step * sequences + first, count, sequences)
         counter = CollectiveCounter() if self._first and self.trainer.plan.tp > 1 else None
         with counter or contextlib.nullcontext():
             share = self.trainer.pipeline.step(*batch)
@@ -323,7 +329,7 @@ class Loop:
     def _report_step(self, job: StepFigures, info: LocalStepInfo) -> None:
         trainer = self.trainer
         if trainer.coordinate.rank == 0:
-            self._metrics.write(metric_row(trainer, job, info))
+            self._metrics.write(metric_row(trainer, job, info, self._peak_flops))
         self.agent_channel.send(StepDone(step=trainer.step, loss=job.loss))
 
     def _report_saved(self, saved: SaveResult | None) -> None:

@@ -25,9 +25,12 @@ from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import StorageError
 from hpctrain.compress.reducers.reducer import REDUCER_METRICS
 from hpctrain.parallel.stage import StageCounters
+from hpctrain.probe.measure.data_sheet import peak_flops
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.run_log import BytesSent, CompressionFigures, MetricRow, RankPlacement, ValidSet
 from hpctrain.records.plan.plan import Plan
+from hpctrain.records.topology.topology import Topology
 from hpctrain.worker.batch_loader import UNNAMED_SET
 from hpctrain.worker.build import Trainer, peak_memory_bytes
 
@@ -215,8 +218,31 @@ class MetricsLog:
         return None
 
 
-def metric_row(trainer: Trainer, job: StepFigures, info: LocalStepInfo) -> MetricRow:
-    """Return the row of metrics.jsonl of the step that was just done."""
+def peak_flops_of_plan(trainer: Trainer) -> float | None:
+    """Return the FLOP/s that the plan's GPUs reach together by their data sheets, in dense 16-bit matrix products.
+
+    None in fp32, without a topology in the run folder, or if a device's data sheet is not known.
+    """
+    path = trainer.folder / "topology.json"
+    if trainer.run.precision == "fp32" or not path.exists():
+        return None
+    topology = Topology.read(path, owned=True)
+    names = {
+        DeviceId.of(node.id, device.id): topology.device_types[device.type].name
+        for node in topology.nodes
+        for device in node.devices
+    }
+    peaks = [peak_flops(names.get(device, "")) for device in trainer.plan.ranks]
+    return None if None in peaks else sum(peak for peak in peaks if peak is not None)
+
+
+def metric_row(trainer: Trainer, job: StepFigures, info: LocalStepInfo, peak: float | None) -> MetricRow:
+    """Return the row of metrics.jsonl of the step that was just done.
+
+    Args:
+        peak: FLOP/s of all devices by their data sheets; None if unknown.
+    """
+    flops = 3 * trainer.run.spec().forward_flops(trainer.plan.sequences, trainer.run.data.seq_len)
     tokens = trainer.plan.sequences * trainer.run.data.seq_len
     samples = trainer.step * trainer.plan.sequences
     return MetricRow(
@@ -234,6 +260,7 @@ def metric_row(trainer: Trainer, job: StepFigures, info: LocalStepInfo) -> Metri
         samples=samples,
         source_samples=trainer.train.taken(samples),
         tokens_per_s=tokens / info.seconds,
+        mfu=None if peak is None else flops / info.seconds / peak,
         placement=info.placement,
         **job.row,
     )

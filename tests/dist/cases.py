@@ -344,7 +344,7 @@ def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjec
         rows = [part[my_part(plan, coordinate)] for part in samples(spec, step, objective)]
         # Before any training, and after some of it.
         valid = job_loss(pipeline.evaluate(*rows), coordinate) if step in (0, STEPS - 1) else None
-        loss = job_loss(pipeline.step(*rows), coordinate)
+        loss = job_loss(float(pipeline.step(*rows)), coordinate)
         reducer.reduce(local_gradients([p for _, p in named]))
         pipeline.all_reduce_tied_gradients()
         if valid is not None:

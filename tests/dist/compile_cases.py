@@ -36,7 +36,7 @@ def compiled(folder: Path, rank: int, world: int) -> dict[str, Any]:
         coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
         inputs = PipelineInputs(plan, ONE, schedule_of(plan, 0)[0], SEQ, SEED, torch.device("cpu"), compile=True)
         pipeline = build_pipeline(inputs, mesh, coordinate)
-        loss = pipeline.step(*my_rows(plan, coordinate, batch(ONE, 0)))
+        loss = float(pipeline.step(*my_rows(plan, coordinate, batch(ONE, 0))))
         named = dict(pipeline.parameters())
         return {
             "names": sorted(named) == sorted(expected["parameters"]),

@@ -59,7 +59,7 @@ def beside_full(name: str, rank: int) -> dict[str, Any]:
             for parameter in parameters:
                 parameter.grad = None
             pipeline.take_counters()
-            losses.append(pipeline.step(*rows))
+            losses.append(float(pipeline.step(*rows)))
             sent = sum(counters.sent_bytes for counters in pipeline.take_counters().values())
             reducer.reduce(local_gradients(parameters))
             gradients.append([whole(parameter.grad).clone() for parameter in parameters])

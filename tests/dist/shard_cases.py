@@ -122,7 +122,7 @@ def half_precision(zero: int, rank: int) -> dict[str, Any]:
         pipeline, coordinate, reducer = open_plan(plan, rank, torch.bfloat16)
         sent: list[torch.dtype] = []
         pipeline.stages[0].submod.register_forward_hook(lambda _m, _i, out, sent=sent: sent.append(out.dtype))
-        loss = job_loss(pipeline.step(*my_rows(plan, coordinate, batch(SPEC, 0))), coordinate)
+        loss = job_loss(float(pipeline.step(*my_rows(plan, coordinate, batch(SPEC, 0)))), coordinate)
         parameters = [p for _, p in pipeline.parameters()]
         reducer.reduce(local_gradients(parameters))
         results.append((loss, sent, parameters, [whole(p.grad) for p in parameters]))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.parallel.gradients import gradient_norm
+from hpctrain.parallel.gradients import clip_gradients, gradient_norm
 from hpctrain.parallel.stage import RandomStream, stream_seed
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 
@@ -50,3 +53,13 @@ def test_the_norm_of_large_matrices_is_exact() -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     expected = float(sum(p.grad.double().pow(2).sum() for p in parameters).sqrt())
     assert abs(gradient_norm(parameters, plan) / expected - 1) < 1e-8
+
+
+@pytest.mark.parametrize(("norm", "factor"), [(2.0, 0.5), (0.5, 1.0), (math.nan, 1.0)])
+def test_gradients_are_scaled_to_the_largest_norm_and_left_alone_by_one_that_is_no_number(
+    norm: float, factor: float
+) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    parameter.grad = torch.ones(4)
+    clip_gradients([parameter], torch.tensor(norm, dtype=torch.float64), 1.0)
+    assert torch.allclose(parameter.grad, torch.full((4,), factor))

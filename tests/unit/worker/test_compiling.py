@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from hpctrain.records.history.generation import Fence
@@ -32,7 +33,8 @@ def test_the_first_validation_compiles(
     monkeypatch.setattr(dist, "all_reduce", lambda _: None)
     trainer: Any = SimpleNamespace(
         run=SimpleNamespace(compile=compiles, validation=SimpleNamespace(batches=0)),
-        step=0, folder=tmp_path, coordinate=SimpleNamespace(tp=0), pipeline=SimpleNamespace(take_counters=dict),
+        step=0, folder=tmp_path, coordinate=SimpleNamespace(tp=0, rank=1), pipeline=SimpleNamespace(take_counters=dict),
+        train=SimpleNamespace(device=torch.device("cpu")),
         plan=SimpleNamespace(rows=1), valid={"valid": None}, fence=Fence(tmp_path, 0),
     )  # fmt: skip
     said: list[str] = []
