@@ -39,7 +39,7 @@ def check(paths: list[CheckedPath | LeftOut], folder: Path, monkeypatch: pytest.
     """The rows of these paths alone."""
     monkeypatch.setattr(node, "paths_of", lambda gpus, compiles: paths)
     monkeypatch.setattr(node, "check_recovery", lambda path: node.CheckResult())
-    _, rows = node.NodeCheck(folder, lambda row: None, os.environ | {"OMP_NUM_THREADS": "1"}).run()
+    _, rows = node.NodeCheck(folder, lambda row: None, environ=os.environ | {"OMP_NUM_THREADS": "1"}).run()
     return {row.path: row for row in rows}
 
 
