@@ -20,6 +20,9 @@ from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
+CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+"""On a machine with GPUs, too, these runs are compared with figures of a CPU."""
+
 RUN = {
     "name": "test",
     "steps": 24,
@@ -43,13 +46,13 @@ class Site:
         """Run hpctrain to its end."""
         return subprocess.run(
             [sys.executable, "-m", "hpctrain", *arguments],
-            cwd=self.path, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=240, check=False,
+            cwd=self.path, env={**os.environ, **CPU_ONLY, **(env or {})}, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
 
     def start(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """Start hpctrain and come back at once."""
         argv = [sys.executable, "-m", "hpctrain", *arguments]
-        whole = {**os.environ, **(env or {})}
+        whole = {**os.environ, **CPU_ONLY, **(env or {})}
         return subprocess.Popen(
             argv, cwd=self.path, env=whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
