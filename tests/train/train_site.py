@@ -46,7 +46,8 @@ class Site:
         """Run hpctrain to its end."""
         return subprocess.run(
             [sys.executable, "-m", "hpctrain", *arguments],
-            cwd=self.path, env={**os.environ, **CPU_ONLY, **(env or {})}, capture_output=True, text=True, timeout=240, check=False,
+            cwd=self.path, env={**os.environ, **CPU_ONLY, **(env or {})}, capture_output=True, text=True, timeout=240,
+            check=False,
         )  # fmt: skip
 
     def start(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
