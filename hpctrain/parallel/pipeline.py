@@ -131,7 +131,7 @@ class Pipeline:
                 the current micro-batch as an argument of the name `decoder_tokens`.
 
         Returns:
-            This replica's share of the global batch's mean loss, in nats: a number on the device; 0 on ranks without the
+            This replica's share of the global batch's mean loss in nats, a number on the device; 0 on ranks without the
             last stage. Reading it waits for the GPU, and so for any rank that the GPU waits for.
         """
         start = mark(self.device)
