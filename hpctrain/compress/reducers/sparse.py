@@ -226,7 +226,7 @@ class OwnerParts:
     """The numbers that a rank selected, cut into parts by the rank that owns their sums."""
 
     def __init__(self, positions: Tensor, values: Tensor, borders: Sequence[int], first: int = 0) -> None:
-        """Cut the numbers.
+        """Cut a rank's selected numbers by the rank that owns their sums.
 
         Args:
             positions: [k], ascending.
