@@ -16,7 +16,7 @@ from hpctrain.base.module_argv import without_implied_folder
 from hpctrain.base.output_streams import escaped_output
 
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("commands.train", "Everything below once, on this machine: no Slurm, no root, under 3 minutes."),
+    "demo": ("commands.demo", "Everything below once, on this machine: no Slurm, no root, under 3 minutes."),
     "init": ("commands.run_file", "Write a commented run file fitted to this machine."),
     "doctor": ("commands.doctor", "Say what this machine and its cluster allow, and what would harm a run."),
     "selfcheck": ("commands.selfcheck", "Run every path of devices and training once, and say which work."),

@@ -21,10 +21,10 @@ from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_RESUMABLE, CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
-from hpctrain.jobs.attempt_outcome import AttemptOutcome, is_preempted, read_outcome, srun_log, with_srun_error
+from hpctrain.jobs.attempt_outcome import AttemptOutcome, srun_log
 from hpctrain.jobs.bad_nodes import record_bad_nodes
 from hpctrain.jobs.dependencies import refresh_dependent_runs
-from hpctrain.jobs.policy import AttemptState, JobVerdict, RunState, classify, decide_after_attempt, decide_before_start
+from hpctrain.jobs.policy import AttemptState, JobVerdict, classify, decide_after_attempt, decide_before_start
 from hpctrain.jobs.successors import (
     cancel_successors,
     check_own_folder,
@@ -36,23 +36,17 @@ from hpctrain.jobs.successors import (
 )
 from hpctrain.launch.preflight.checks import drop_stale_topology, local_driver_version
 from hpctrain.node.exit_markers import EXIT_MARKERS_FOLDER
+from hpctrain.node.job_state import job_info, read_attempt_state, read_run_state
 from hpctrain.node.run import FINISHED_FILE
 from hpctrain.records.history.ledger import (
-    attempts_without_checkpoint,
-    failures_since_checkpoint,
-    is_new_checkpoint,
-    job_chain,
     read_successors,
 )
 from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.run.run import NotifyState, Run, run_of
-from hpctrain.runs.fault_fields import confirmed_suspects
 from hpctrain.runs.folder import RunFolder, check_trusted
 from hpctrain.runs.locate import job_id, record_job
-from hpctrain.runs.lost_checkpoints import lost_checkpoints_text
 from hpctrain.runs.notify import send_notification
 from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
-from hpctrain.slurm.job import JobInfo
 
 CONTROLLER_WAIT_S = 60.0
 """Seconds for which an unreachable controller is asked again; the save notice comes early enough for that."""
@@ -337,64 +331,3 @@ def _parse(verb: str, argv: list[str]) -> argparse.Namespace:
     text = "how the run goes on after the job; left out in an allocation that a person has"
     parser.add_argument("--again", choices=["new_job", "same_job"], help=text)
     return parser.parse_args(argv)
-
-
-def read_attempt_state(
-    folder: RunFolder, run: Run, attempt: int, code: int | None, events: Sequence[Event]
-) -> AttemptState:
-    """Return the state of an ended attempt as far as the run folder shows it; fields that need Slurm have defaults.
-
-    Args:
-        code: exit code of srun; None for an attempt whose script was killed.
-        events: events of the attempt.
-    """
-    *before, line = folder.attempts()[: attempt + 1]
-    outcome = read_outcome(code, events, (folder.path / FINISHED_FILE).exists())
-    progressed = is_new_checkpoint(line.get("checkpoint_before"), folder.newest_checkpoint())
-    chain = job_chain(line.get("job_id"), read_successors(folder.path))
-    counted = [] if progressed else [earlier for earlier in before if earlier.get("job_id") in chain]
-    return AttemptState(
-        run=folder.path.name,
-        outcome=with_srun_error(outcome, folder.path, attempt, line["nodes"]),
-        retries=run.recovery.retries,
-        notice_s=run.cluster.save_notice_s,
-        progressed=progressed,
-        failures=failures_since_checkpoint(counted, confirmed_suspects(events, before)),
-        attempts_without_checkpoint=attempts_without_checkpoint(counted),
-    )
-
-
-def read_run_state(folder: RunFolder, run: Run, job: str | None, slurm: Slurm) -> RunState:
-    """Return the state on which `decide_before_start` decides about a job that begins, from run folder and Slurm.
-
-    Args:
-        job: id of the job that begins.
-    """
-    attempts, successors, newest = folder.attempts(), read_successors(folder.path), job_id(folder.path)
-    is_successor = job in {item.job_id for item in successors} and job != newest
-    previous = job_info(newest, slurm) if is_successor else None
-    by_hand = previous is not None and previous.state == "CANCELLED" and not is_preempted(previous)
-    chain = job_chain(job, successors)
-    return RunState(
-        run=folder.path.name,
-        retries=run.recovery.retries,
-        finished=(folder.path / FINISHED_FILE).exists() or (bool(attempts) and attempts[-1].get("class") == "done"),
-        cancelled=is_cancelled(folder.path),
-        cancelled_job=newest if by_hand else None,
-        failures=failures_since_checkpoint([line for line in attempts if line.get("job_id") in chain]),
-        last_reason=attempts[-1].get("reason", "") if attempts else "",
-        lost_checkpoints=lost_checkpoints_text(folder.path),
-    )
-
-
-def job_info(job: str | None, slurm: Slurm) -> JobInfo | None:
-    """Return what Slurm, or else its accounting, knows of an earlier job of the run; None if neither knows the job.
-
-    For the job of this process it returns None too, because Slurm knows no end of it yet.
-    """
-    if job is None or job == os.environ.get("SLURM_JOB_ID"):
-        return None
-    try:
-        return slurm.job(job) or slurm.ended_jobs([job]).get(job)
-    except CommandError:
-        return None

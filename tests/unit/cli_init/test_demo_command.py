@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from run_folders import submitted_run
 
-from hpctrain.cli.commands.train import NODE_DIES_AT, STARTERS, WORKER_DIES_AT
+from hpctrain.cli.commands.demo import NODE_DIES_AT, STARTERS, WORKER_DIES_AT
 from hpctrain.launch.starter import render
 from hpctrain.records.format.yaml_file import parse_yaml
 from hpctrain.records.history.run_log import BytesSent, MetricRow
@@ -52,8 +52,8 @@ def test_a_demo_without_the_charts_ends_well(
         return run_folder
 
     for name in ("_text", "_probe", "_plan"):
-        monkeypatch.setattr(f"hpctrain.cli.commands.train.{name}", lambda *_: None)
-    monkeypatch.setattr("hpctrain.cli.commands.train._train", trained)
+        monkeypatch.setattr(f"hpctrain.cli.commands.demo.{name}", lambda *_: None)
+    monkeypatch.setattr("hpctrain.cli.commands.demo._train", trained)
     if not with_charts:
         monkeypatch.setitem(sys.modules, "plotly", None)
     done = call("demo", "-o", "demo")
