@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # The content of the two files decides whether the environment is up to date, so a fresh checkout's times do not matter.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
-INSTALL_LAB := from hpctrain.lab.installation import SlurmInstallation; from hpctrain.lab.machine import this_machine; \
+INSTALL_LAB := from hpctrain.lab.layout import SlurmInstallation; from hpctrain.lab.machine import this_machine; \
 	from hpctrain.lab.requirements import install; install(this_machine(), SlurmInstallation(None))
 
 help: ## list the recipes

@@ -289,7 +289,8 @@ def _with_memory(profile: CalibrationProfile, scene: CostedLayout, rows: Sequenc
 
 
 def _predicted(scene: CostedLayout) -> list[float]:
-    """Return [stage] -> predicted seconds of its forward and backward passes in a step, for the slowest replica."""
+    """Return [stage] -> predicted seconds of its forward and backward passes in a step, each stage in its slowest
+    replica."""
     layout = scene.layout
     split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
 

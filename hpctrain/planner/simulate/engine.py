@@ -107,7 +107,7 @@ def simulate(schedule: Schedule, durations: StageDurations) -> Timeline:
     Sends overlap the sender's computation unless `durations.blocking` is set.
 
     Raises:
-        ValueError: the table cannot be executed (see `hpctrain.schedule.check_schedule`).
+        ValueError: the table cannot be executed (see `hpctrain.schedule.resolve.check_schedule`).
     """
     program = compile_schedule(schedule)
     spans: list[list[tuple[Action, float, float]]] = [[] for _ in schedule.ranks]

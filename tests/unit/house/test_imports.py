@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+from conftest import REPOSITORY
 
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys
@@ -61,3 +64,21 @@ def test_help_loads_no_verb_and_no_heavy_library():
     assert loaded & {"torch", "pydantic", "numpy", "scipy", "rich", "jinja2", "plotly", "yaml"} == set()
     ours = {name for name in loaded if name.startswith("hpctrain.") and not name.startswith("hpctrain.base")}
     assert ours == {"hpctrain.cli", "hpctrain.cli.main"}
+
+
+NAMED = re.compile(r"(?:from|-m) (hpctrain(?:\.[a-z_]+)+)(?: import ([A-Za-z_]+))?")
+"""A module, and a name in it, as scripts and recipes write them."""
+
+
+def test_modules_named_in_scripts_exist() -> None:
+    folders = (REPOSITORY / "tools", REPOSITORY / "slurm", REPOSITORY / "containers")
+    scripts = [path for folder in folders for path in folder.iterdir() if path.is_file() and path.suffix != ".py"]
+    named = {
+        (path.name, *words)
+        for path in [REPOSITORY / "Makefile", REPOSITORY / ".ci" / "run", *scripts]
+        for words in NAMED.findall(path.read_text())
+    }
+    assert {path for path, _, _ in named} >= {"Makefile"}
+    for path, module, name in named:
+        loaded = importlib.import_module(module)
+        assert not name or hasattr(loaded, name), f"{path}: {module} has no {name}"
