@@ -72,7 +72,7 @@ def write_starter(
         progress: called with the progress of the corpus's preparation.
 
     Raises:
-        InputError: the run file exists and `force` is False, a value is not allowed, or there is no text on this machine
+        InputError: the run file exists and `force` is False, a value is not allowed, or this machine has no text
             (manual pages, licences, documents of packages) to make a corpus of.
         StorageError: a file cannot be written.
     """

@@ -140,7 +140,7 @@ def require_family(schema: dict[str, Any]) -> None:
 
 
 class TransformerSpec(BlockStack):
-    """Base class of the dimensions of the Transformers that hpctrain builds. Each family adds dimensions of its own, and
+    """Base class of the dimensions of the Transformers that hpctrain builds. Each family adds its own dimensions, and
     the functions that count its parameters and FLOPs."""
 
     dim: int = Field(ge=2, le=WIDTH_MAX)
