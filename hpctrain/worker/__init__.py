@@ -1,1 +1,2 @@
-"""Processes that use torch: training, the probe's device measurements, and other verbs on models."""
+"""The processes that use torch: workers that train, the probe's measurements of devices and messages, the checks of
+the selfcheck, and commands that evaluate, export or describe a model."""

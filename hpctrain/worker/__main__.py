@@ -1,4 +1,4 @@
-"""`python -m hpctrain.worker VERB`: the processes that hold tensors."""
+"""`python -m hpctrain.worker VERB`: starts a process that uses torch. The table `VERBS` has the module of each verb."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ VERBS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run a verb and return its exit code. An `HpctrainError` is printed as one line on stderr."""
+    """Run the verb `argv[0]` with the other arguments and return its exit code. An `HpctrainError` is printed as one
+    line on stderr."""
     if argv and argv[0] == "fork":
         return forking.main(argv[1:], _run)
     if not argv or argv[0] not in VERBS:

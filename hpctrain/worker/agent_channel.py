@@ -1,6 +1,6 @@
-"""The worker's end of the agent channel: a thread receives the agent's orders, and reports are sent as things happen.
+"""The worker's end of the agent channel: a thread receives the agent's stop order, and the worker sends its reports.
 
-When the agent is gone, the worker exits at once, because nothing may train outside a generation.
+A worker exits at once when its agent is gone, because nobody else could end the worker together with its generation.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from hpctrain.base.errors import EXIT_FAILED, EXIT_RESUMABLE, HpctrainError
 from hpctrain.base.net.wire import LineChannel, MalformedMessage
 
 START_TIMEOUT_S = 120.0
+"""Seconds that a worker waits for the start order."""
 POLL_S = 1.0
 
 
 class AgentChannel:
-    """The orders received from the agent, and the reports sent to it."""
+    """A worker's connection to its agent: it receives the agent's orders and sends the worker's reports."""
 
     def __init__(self, channel: LineChannel) -> None:
         self._channel = channel
@@ -32,7 +33,7 @@ class AgentChannel:
         """Wait for the start order and return it.
 
         Raises:
-            HpctrainError: the agent is gone or sent no such order within `START_TIMEOUT_S`.
+            HpctrainError: the agent is gone, sent another message, or sent nothing within `START_TIMEOUT_S`.
         """
         message = self._channel.wait_message(START_TIMEOUT_S)
         try:
@@ -44,11 +45,11 @@ class AgentChannel:
         return order
 
     def listen(self) -> None:
-        """Start the thread that receives stop orders."""
+        """Start the thread that receives stop orders. The thread ends the process when the agent is gone."""
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
 
     def stop_wanted(self) -> bool:
-        """Whether the agent ordered the worker to save and exit."""
+        """Return whether the agent has ordered the worker to save a checkpoint and exit."""
         return self._stop.is_set()
 
     def send(self, report: Report) -> None:

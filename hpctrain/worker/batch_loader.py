@@ -19,26 +19,28 @@ from hpctrain.records.run.objective import AnyObjective, lengths
 from hpctrain.records.run.run import Run
 
 UNNAMED_SET = ""
-"""Key of the validation set that has no name."""
+"""Key of the validation set to which the run file gives no name."""
 
 
 class SampleBatch(NamedTuple):
-    """Samples in the form that the pipeline takes; the first dimension of each tensor is sequences."""
+    """Samples in the form that the pipeline takes."""
 
     inputs: Tensor
+    """Token ids, of shape [sequences, positions]."""
     targets: Tensor
-    """Target of each position; -100 where there is none."""
+    """Id of the token to predict at each position, of shape [sequences, outputs]; -100 where none is predicted."""
     decoder_tokens: Tensor | None
-    """Input of the decoder, for encoder-decoder models; else None."""
+    """Token ids that the decoder of an encoder-decoder model reads, of shape [sequences, outputs]; None for other
+    models."""
 
 
 SequenceStream = Corpus | Mixture
-"""An endless, shuffled stream of windows."""
+"""A source of token windows, in an order that a seed shuffles, without an end: one corpus, or a mixture of several."""
 
 
 @dataclass(frozen=True)
 class BatchLoader:
-    """Reads batches from a stream, applies the objective and copies the result to the device."""
+    """Reads windows from a stream, applies the objective and copies the resulting batch to the device."""
 
     stream: SequenceStream
     objective: AnyObjective
@@ -47,11 +49,11 @@ class BatchLoader:
     device: torch.device
 
     def batch(self, seed: int, start: int, count: int) -> SampleBatch:
-        """Return the samples [start, start + count) of a run with that seed, on the device."""
+        """Return the samples [start, start + count) in the order that the seed gives, on the device."""
         return self.to_device(self.read(seed, start, count))
 
     def read(self, seed: int, start: int, count: int) -> SampleBatch:
-        """Return the samples [start, start + count) of a run with that seed, in memory of the host.
+        """Return the samples [start, start + count) in the order that the seed gives, in memory of the host.
 
         For a GPU the memory is page-locked, so that the copy to the GPU runs beside other work.
         """
@@ -65,17 +67,18 @@ class BatchLoader:
         return SampleBatch(*tensors)  # type: ignore[arg-type]
 
     def to_device(self, batch: SampleBatch) -> SampleBatch:
-        """Return a batch that `read` returned, on the device; the copy may still run."""
+        """Return a copy on the device of a batch from `BatchLoader.read`. On a GPU the copying may still run."""
         moved = (None if part is None else part.to(self.device, non_blocking=True) for part in batch)
         return SampleBatch(*moved)  # type: ignore[arg-type]
 
     def taken(self, samples: int) -> dict[str, int] | None:
-        """Count the samples of each weighted folder among the first `samples`; None if folders have no weights."""
+        """Return corpus folder -> number of its samples among the first `samples` of the run; None if the folders
+        have no weights."""
         return self.stream.taken(samples) if isinstance(self.stream, Mixture) else None
 
 
 class BatchPrefetcher:
-    """Reads the batch of the next step in a thread, while the device works on this one."""
+    """Reads the batch of the next step in a thread, while the device works on the current step."""
 
     def __init__(self, loader: BatchLoader) -> None:
         self._loader = loader
@@ -85,11 +88,12 @@ class BatchPrefetcher:
         self._asked: tuple[tuple[int, int, int], Future[SampleBatch]] | None = None
 
     def batch(self, seed: int, start: int, count: int, step_samples: int) -> SampleBatch:
-        """Return the samples [start, start + count), as `BatchLoader.batch` does, and start to read those of the next
-        step.
+        """Return the samples [start, start + count) as `BatchLoader.batch` does, and start to read the samples of the
+        next step.
 
         Args:
-            step_samples: samples in the global batch: those of the next step begin so much later.
+            step_samples: samples in the global batch. The next step's samples are those that begin `step_samples`
+                later.
         """
         wanted, following = (seed, start, count), (seed, start + step_samples, count)
         asked, self._asked = self._asked, (following, self._thread.submit(self._loader.read, *following))
@@ -104,9 +108,12 @@ def open_batch_loaders(
 
     Corpora with a copy in the node cache are read from that copy.
 
+    Args:
+        environ: environment variables, which name the folder of the node cache.
+
     Returns:
-        The loader of the training data, and the loaders of the validation sets by name. The key of a set without a name
-        is `UNNAMED_SET`.
+        (loader of the training data, loaders of the validation sets by name). The key of a set without a name is
+        `UNNAMED_SET`.
 
     Raises:
         InputError, FileError: data is missing, damaged or was made with another tokenizer.

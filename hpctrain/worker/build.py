@@ -1,6 +1,6 @@
-"""Builds the objects of a rank from a plan: process group, mesh, pipeline, reducer, optimizer, data, checkpoints.
+"""Builds the objects of one rank from a plan: process group, mesh, pipeline, reducer, optimizer, data, checkpoints.
 
-A reducer's state is in checkpoints too: each rank's tensors, named by its mesh coordinate.
+A checkpoint holds the reducers' state too: the tensors of each rank, named by the rank's mesh coordinate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from hpctrain.worker.batch_loader import BatchLoader, open_batch_loaders
 from hpctrain.worker.store import open_store
 
 CUBLAS_WORKSPACE = ":4096:8"
-"""The faster of the two settings with which cuBLAS is deterministic."""
+"""Value of CUBLAS_WORKSPACE_CONFIG: the faster of the two settings with which cuBLAS is deterministic."""
 
 
 def make_deterministic() -> None:
@@ -54,11 +54,11 @@ def make_deterministic() -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> float:
-    """Return the peak memory of this worker in bytes: held by torch's allocator on a CUDA device, or resident on a CPU.
+    """Return the peak memory of this worker in bytes: on a CUDA device what torch's allocator held, on a CPU the
+    resident memory.
 
-    The allocator holds more than the tensors take, and what it holds is what no other process can use.
-
-    The resident peak is VmHWM of proc(5), because the peak of getrusage(2) begins with that of the parent process.
+    The allocator holds more than the tensors take, and no other process can use what it holds. The resident peak is
+    VmHWM in /proc/self/status, because the peak of getrusage(2) begins with that of the parent process.
     """
     if device.type == "cuda":
         return float(torch.cuda.max_memory_reserved(device))
@@ -68,7 +68,11 @@ def peak_memory_bytes(device: torch.device) -> float:
 
 
 def reducer_state_tensors(reducer: Reducer, place: Coordinate) -> dict[str, Tensor]:
-    """Return the reducer's state under its names in a checkpoint. The tensors share the reducer's memory."""
+    """Return name in a checkpoint -> tensor of the reducer's state. The tensors share the reducer's memory.
+
+    Args:
+        place: this rank's mesh coordinate, which the names begin with.
+    """
     return {_prefix(place) + key: tensor for key, tensor in reducer.state().items()}
 
 
@@ -77,8 +81,14 @@ def restore_reducer_state(
 ) -> str | None:
     """Load the state that this rank's reducer had when the checkpoint was written. Collective over all ranks.
 
-    A residual belongs to a rank's batches and its part of the model. It can be restored only if ranks, their parts and
-    the codec are those of the checkpoint; the devices may differ.
+    A residual belongs to a rank's batches and its part of the model. It can be restored only if the ranks, their parts
+    of the model and the codec are those of the checkpoint; the devices may differ.
+
+    Args:
+        place: this rank's mesh coordinate.
+        manifest: the checkpoint's manifest.
+        path: folder of the checkpoint.
+        group: the ranks that load together.
 
     Returns:
         Why the state in the checkpoint was not loaded; None if it was loaded or there is none.
@@ -102,6 +112,7 @@ def _prefix(place: Coordinate) -> str:
 
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precision of a run -> dtype for torch's autocast; None: no autocast."""
 STORE_TIMEOUT_S = 60
 WRITER_TIMEOUT_S = 1800
 """Seconds that the writer threads of checkpoints wait for each other.
@@ -111,23 +122,25 @@ The limit is long, because training goes on while a checkpoint is written, and t
 
 
 def collective_timeout(run: Run) -> timedelta:
-    """Return how long a rank waits for the others in one collective.
+    """Return how long a rank waits for the other ranks in one collective.
 
-    The time-out is a last resort: the agents, which see all ranks, end a hung generation earlier and know which rank is
-    to blame.
+    The time-out is a last resort: the agents, which see all ranks, end a hung generation earlier and know which rank
+    is to blame.
     """
     return timedelta(seconds=2 * run.step_timeout_s)
 
 
 @dataclass
 class Trainer:
-    """The objects and the position in the run that the training loop needs."""
+    """All that the training loop of one rank works with: run, plan, part of the model, optimizer, data, and the
+    steps done."""
 
     run: Run
     plan: Plan
     coordinate: Coordinate
     generation: int
     folder: Path
+    """The run folder."""
     device: torch.device
     mesh: DeviceMesh
     pipeline: Pipeline
@@ -146,22 +159,26 @@ class Trainer:
     scaler: LossScaler | None = None
     """The loss scale; only with precision fp16."""
     past_scale: LossScale | None = None
-    """Loss scale of the checkpoint, if it was written in fp16. The optimizer does not count the steps that it
-    skipped.
-    """
+    """Loss scale in the checkpoint that this worker restored, if the checkpoint was written in fp16; else None. It
+    counts the steps that were skipped, which the optimizer does not count."""
     """The optimizer over the replicas' weights; only with local SGD."""
     residuals_dropped: str | None = None
     """Why the residuals in the checkpoint were not restored; None if they were, or if there are none."""
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Return the index of this replica's first sequence in a global batch, and the number of its sequences."""
+        """Return (index of this replica's first sequence in a global batch, number of its sequences)."""
         start = sum(replica.sequences for replica in self.plan.replicas[: self.coordinate.dp])
         return start, self.pipeline.sequences
 
 
 def build(folder: Path, order: StartOrder) -> Trainer:
-    """Join the generation's process group and build this rank's part of the plan. Collective over all ranks."""
+    """Join the generation's process group and return the trainer with this rank's part of the plan. Collective over all
+    ranks.
+
+    Args:
+        folder: the run folder.
+    """
     run = run_of(folder)
     plan = Plan.read(folder / order.plan, owned=True)
     if run.deterministic:
@@ -231,7 +248,8 @@ def _device(device_id: DeviceId) -> torch.device:
 
 
 def _join(order: StartOrder, plan: Plan, device: torch.device, timeout: timedelta) -> None:
-    """Join the process group over the store, which rank 0 serves on the socket inherited from its agent."""
+    """Join the generation's process group. The ranks find each other by a store, which rank 0 serves on the socket
+    inherited from its agent."""
     store = open_store(order.store, plan.world_size, timedelta(seconds=STORE_TIMEOUT_S))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
@@ -242,16 +260,15 @@ def _join(order: StartOrder, plan: Plan, device: torch.device, timeout: timedelt
 
 
 def _first_weights(order: StartOrder, run: Run) -> Fill | None:
-    """Return the function that initialises the weights from a Hugging Face folder; None for random weights or a
-    checkpoint.
-    """
+    """Return the function that fills the new model's weights from a Hugging Face folder; None if the run begins with
+    random weights or goes on from a checkpoint."""
     if run.model.hf is None or run.model.hf_model is None or order.restore is not None:
         return None
     return HfWeights(run.model.hf_model, Path(run.model.hf)).fill
 
 
 def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimizer:
-    """Return AdamW with weight decay on matrices only."""
+    """Return AdamW over this rank's parameters, with weight decay on matrices only."""
     settings = run.optimizer
     parameters = [parameter for _, parameter in pipeline.parameters()]
     groups = [

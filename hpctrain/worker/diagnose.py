@@ -1,9 +1,9 @@
-"""Finds where a loss or a gradient first became NaN or infinite; it runs only after that has happened.
+"""Finds the tensor in which a loss or a gradient first became NaN or infinite, after a step or a validation has failed.
 
-The forward pass of the failed micro-batches runs again with hooks on every module: in training mode with the same
-random numbers after a training step, in evaluation mode after a validation. The report names the first non-finite
-activation in the order of the model, over all ranks; if there is none, the first non-finite gradient of the backward
-pass.
+The forward pass of the failed batch runs again with hooks on every module: in training mode with the same random
+numbers after a training step, in evaluation mode after a validation. The report names the first non-finite
+activation in the order of the model, over all ranks. If all activations are finite, the report names the first
+non-finite gradient of the backward pass.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from hpctrain.worker.build import Trainer
 
 @dataclass(frozen=True)
 class NonFinite:
-    """A tensor of `values` numbers, of which `bad` are not finite: NaN or infinite."""
+    """An activation or a gradient in which `bad` of the `values` numbers are NaN or infinite."""
 
     order: tuple[int, int, int]
-    """Position in the model: (stage, module in the order of execution, 0 for its input or 1 for its output)."""
+    """Position in the model, by which tensors are sorted. For an activation: (stage, number of the module in the
+    order of execution, 0 for the module's input or 1 for its output). For a gradient: (stage, number of the
+    parameter in the stage, 0)."""
     rank: int
     module: str
     """Name of the module in the whole model."""
@@ -40,19 +42,21 @@ class NonFinite:
     bad: int
     values: int
     bad_weights: int
-    """Number of non-finite values in the module's own parameters."""
+    """Number of non-finite values in the module's own parameters; for a gradient, in its parameter alone."""
     weights: int
+    """Number of all values in the parameters that `bad_weights` counts."""
     largest_weight: float
-    """The largest absolute value of the finite weights."""
+    """The largest absolute value among the finite ones of the same parameters."""
 
 
 def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, training: bool) -> str:
-    """Return a line that says which value is not finite, where it began and what may help. Collective over all ranks.
+    """Return a line that says which value is not finite, in which tensor it began and what may help. Collective over
+    all ranks.
 
     Args:
         step: number of the step that failed, counted from 1.
-        batch: this replica's part of the step's batch.
-        norm: norm of the gradient, the same on every rank.
+        batch: this replica's part of the batch that failed.
+        norm: norm of the gradient, the same on every rank; after a validation its loss, which is not finite.
         training: True after a training step, False after a validation.
     """
     with ACTIVITY.doing("diagnosis of a value that is no number", waits=True):
@@ -69,9 +73,11 @@ def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, tr
 def diagnosis_line(
     step: int, loss: float, norm: float, tensor: NonFinite | None, places: Sequence[str], run: Run
 ) -> str:
-    """Return the line that the user reads.
+    """Return one line for the user: step, rank, device, the first non-finite tensor and what may help.
 
     Args:
+        loss: the loss of the batch.
+        norm: norm of the gradient, which the line names if the loss is finite.
         tensor: the first non-finite tensor; None if the second forward pass shows none.
         places: the device of each rank.
     """
@@ -106,7 +112,8 @@ def _advice(run: Run, weights_are_lost: bool) -> str:
 
 
 def _forward(trainer: Trainer, batch: SampleBatch, training: bool) -> tuple[float, NonFinite | None]:
-    """Return this replica's share of the loss, and the first non-finite activation on this rank."""
+    """Run the forward pass again. Return (this replica's share of the batch's mean loss, the first non-finite
+    activation on this rank); the activation is None if all are finite."""
     findings: list[NonFinite] = []
     pipeline = trainer.pipeline
     with _watched(trainer, findings), torch.compiler.set_stance("force_eager"):
@@ -147,7 +154,8 @@ def _watched(trainer: Trainer, findings: list[NonFinite]) -> Iterator[None]:
 
 
 def _gradient(trainer: Trainer) -> NonFinite | None:
-    """Return this rank's non-finite gradient nearest to the loss: the backward pass reached it first."""
+    """Return this rank's non-finite gradient that is nearest to the loss, because the backward pass reached it
+    first; None if all gradients are finite."""
     nearest = None
     for stage in trainer.pipeline.stages:
         for place, (name, parameter) in enumerate(stage.submod.named_parameters()):
@@ -160,7 +168,8 @@ def _gradient(trainer: Trainer) -> NonFinite | None:
 
 
 def _weights(parameters: Iterable[nn.Parameter]) -> tuple[int, int, float]:
-    """Return the number of non-finite weights, the number of all weights, and the largest finite absolute value."""
+    """Return (number of non-finite values, number of all values, largest finite absolute value) of the parameters;
+    of a DTensor, this rank's part counts."""
     tensors = [local_part(parameter.detach()) for parameter in parameters]
     largest = max(
         (float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) for tensor in tensors if tensor.numel()), default=0.0
@@ -169,10 +178,11 @@ def _weights(parameters: Iterable[nn.Parameter]) -> tuple[int, int, float]:
 
 
 def _not_finite(tensors: Sequence[object], masks: bool = False) -> tuple[int, int]:
-    """Return the number of non-finite values and of all values; of a DTensor, only those of this rank's part.
+    """Return (number of non-finite values, number of all values) of the floating-point tensors in `tensors`, whose
+    other items are skipped. Of a DTensor, only this rank's part counts.
 
     Args:
-        masks: whether -inf is allowed: modules without weights may pass on masks and masked scores.
+        masks: whether -inf counts as finite: modules without weights may pass on attention masks and masked scores.
     """
     bad = values = 0
     for item in tensors:

@@ -1,6 +1,7 @@
-"""Retries the last writes of a run on a full disk: no later checkpoint would replace the last one, so the run waits.
+"""Repeats the last writes of a run while the disk is full. A run goes on after any other checkpoint that cannot be
+written, but no later checkpoint would replace the last one.
 
-Collective over all ranks: every rank goes through the same rounds, and the first clock to reach the limit ends them.
+All ranks try together, and all give up when the time limit is over on one of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hpctrain.records.history.fault import fault_of
 from hpctrain.worker.agent_channel import AgentChannel
 
 RETRY_S = 2.0
-"""Seconds between two tries. The worker reports each one, so that the agent does not see a hang."""
+"""Seconds between two tries. The worker reports each try, so that the agent does not take the wait for a hang."""
 
 
 def is_disk_full(error: str | None) -> bool:
@@ -29,19 +30,23 @@ def is_disk_full(error: str | None) -> bool:
 
 @dataclass(frozen=True)
 class PendingWrites:
-    """The writes that failed, and how to try them again."""
+    """The last writes of a run, of which some failed, as functions that try them again."""
 
     step: int
+    """Number of the run's last step."""
     save: Callable[[], str | None]
-    """Saves again and returns the error, the same on every rank. Collective."""
+    """Saves the checkpoint again and returns the error, the same on every rank; None if the checkpoint is on disk.
+    Collective over all ranks."""
     flush: Callable[[], str | None]
-    """Writes the waiting rows of metrics.jsonl on the rank that has them and returns the error."""
+    """On rank 0, writes the rows of metrics.jsonl that are not on disk yet, and returns the error; None if all rows
+    are on disk."""
 
 
 def retry_until_written(
     writes: PendingWrites, error: str | None, limit_s: float, agent_channel: AgentChannel
 ) -> str | None:
-    """Try again until everything is written, the time is over or the agent orders a stop.
+    """Repeat the writes that a full disk prevented, until all are on disk, `limit_s` is over or the agent orders a
+    stop. An error other than a full disk is not retried. Collective over all ranks.
 
     Args:
         error: why the last checkpoint is not on disk; None if it is.

@@ -1,7 +1,9 @@
-"""`python -m hpctrain.worker fork`: loads torch and the training code, then forks a worker for each order.
+"""`python -m hpctrain.worker fork`: the fork server, which loads torch and the training code once, then forks a worker
+for each order.
 
-The other end is `hpctrain.base.forking`. Each worker is forked twice, so that the process that ordered it adopts it as
-its child. No code here may start a thread or use a GPU: neither survives a fork.
+`hpctrain.base.forking` sends the orders over a socket. The server forks twice for each worker and the process in
+between exits, so the process that sent the order becomes the worker's parent. No code in this module may start a
+thread or use a GPU: neither survives a fork.
 """
 
 from __future__ import annotations
@@ -26,16 +28,19 @@ from hpctrain.base.system.kernel import die_with_parent
 
 LOADED = ("hpctrain.worker.train", "hpctrain.worker.measure.measure")
 HIGH_FD = 500
-"""Lowest number of a file descriptor that is put aside until the low numbers are free."""
+"""Lowest number of the descriptors to which inherited files are moved, until the low numbers that an order wants are
+free."""
 
 Verb = Callable[[list[str]], int]
+"""A function that runs a command of `hpctrain.worker`: its arguments -> its exit code."""
 
 
 def main(argv: list[str], run: Verb) -> int:
-    """Load the code, then fork for each order until the other end closes the socket.
+    """Load torch and the training code, then fork for each order until the other end closes the socket. Return 0 in the
+    fork server, and in a forked worker the exit code of `run`.
 
     Args:
-        run: runs the order's arguments in a fork and returns the exit code.
+        run: runs the order's arguments in a forked worker and returns the exit code.
     """
     parser = argparse.ArgumentParser(prog="hpctrain.worker fork")
     parser.add_argument("--folder", help="of the run; here so that the command line tells it")
@@ -62,9 +67,8 @@ def main(argv: list[str], run: Verb) -> int:
 
 
 def _fork_orders(channel: socket.socket) -> dict[str, Any] | None:
-    """Fork for each order. Return the order in the forked process; return None in this process when the other end has
-    closed.
-    """
+    """Fork a worker for each order that arrives on the socket. Return the order in the forked worker; return None in
+    the fork server when the other end has closed the socket."""
     while True:
         try:
             message, fds, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MAX_FDS)
@@ -94,7 +98,8 @@ def _load() -> None:
 
 
 def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> int | None:
-    """Fork a worker. Return its process id; return None in the worker itself."""
+    """Fork a worker. In the fork server, return the worker's process id, or 0 if the worker ended before it told its
+    id; in the worker, return None."""
     ours, theirs = os.pipe()
     between = os.fork()
     if between:
@@ -121,7 +126,11 @@ def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> 
 
 
 def _settle(order: dict[str, Any], fds: Sequence[int]) -> None:
-    """Move the descriptors to the numbers in the order, and set the order's environment."""
+    """Move the received descriptors to the numbers that the order states, and set the order's environment variables.
+
+    Args:
+        fds: the worker's log, then the descriptors that the worker inherits.
+    """
     log, *inherited = [_moved(fd) for fd in fds]
     for number in (1, 2):
         os.dup2(log, number)

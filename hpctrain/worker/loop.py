@@ -1,8 +1,8 @@
 """The training loop of a worker.
 
-torch's profiler can run around one step. Each rank writes a trace with the operations of the step as named spans. A
-span has the name of the operation in the activity record: 'forward stage 1 mb 3', 'recv output of stage 0 mb 3 from
-rank 0', 'reduce dp', 'optimizer', 'checkpoint copy'.
+If the run file sets `profile.step`, torch's profiler runs around that step. Each rank writes a trace with the
+operations of the step as named spans. A span has the name of the operation in the activity record: 'forward stage 1
+mb 3' (micro-batch 3), 'recv output of stage 0 mb 3 from rank 0', 'reduce dp', 'optimizer', 'checkpoint copy'.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ from hpctrain.worker.step_metrics import (
 
 
 def trace_path(folder: Path, step: int, rank: int) -> Path:
-    """Return the path of a step's trace within a run folder."""
+    """Return the path within a run folder of the profiler's trace of one step on one rank."""
     return folder / "profile" / f"step-{step}.rank-{rank}.json.gz"
 
 
 @contextlib.contextmanager
 def profiled(path: Path) -> Iterator[None]:
-    """Profile the block and write a Chrome trace. If it cannot be written, the reason is logged and the run goes on."""
+    """Profile the code of the `with` block and write a Chrome trace to `path`. If the trace cannot be written, the
+    reason is logged and the run goes on."""
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
     with profile(activities=kinds) as profiler:
         ACTIVITY.annotate = record_function
@@ -101,7 +102,7 @@ def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
 
 
 class Loop:
-    """State of the training loop between steps."""
+    """The training loop of one rank, with its state between steps."""
 
     def __init__(self, trainer: Trainer, agent_channel: AgentChannel) -> None:
         self.trainer = trainer
@@ -116,7 +117,12 @@ class Loop:
         self._peak_flops = peak_flops_of_plan(trainer) if trainer.coordinate.rank == 0 else None
 
     def next_step(self) -> StepFigures:
-        """Run one step, under the profiler if it is the step that the run file names."""
+        """Run one step, under torch's profiler if it is the run file's `profile.step`. Return the step's figures over
+        all ranks.
+
+        Raises:
+            HpctrainError: the loss, the gradient or a validation's loss is not finite.
+        """
         trainer, step = self.trainer, self.trainer.step + 1
         ACTIVITY.begin_step(step)
         if step != trainer.run.profile.step:
@@ -125,7 +131,12 @@ class Loop:
             return self.one_step()
 
     def one_step(self) -> StepFigures:
-        """Run one optimizer step: batch, pipeline, reduction, norm, update, metrics, checkpoint, validation, report."""
+        """Run one optimizer step: batch, pipeline, reduction, norm, update, metrics, checkpoint, validation, report.
+        Return the step's figures over all ranks.
+
+        Raises:
+            HpctrainError: the loss, the gradient or a validation's loss is not finite.
+        """
         trainer, start = self.trainer, time.perf_counter()
         share, gradients = self._forward_backward(trainer.step)
         scale = trainer.scaler.state.value if trainer.scaler is not None else None
@@ -155,9 +166,8 @@ class Loop:
         return job
 
     def save(self) -> None:
-        """Start writing a checkpoint of this step, unless one was started already. Wait for the previous checkpoint
-        first.
-        """
+        """Start writing a checkpoint of the current step, unless that was already started. The call first waits
+        until the previous checkpoint is written."""
         trainer = self.trainer
         if self.saved_step == trainer.step:
             return
@@ -172,6 +182,11 @@ class Loop:
 
         Args:
             wait_for_room: whether to try again on a full disk, for `checkpoint.wait_for_room_s` of the run file.
+
+        Raises:
+            HpctrainError: the last checkpoint could not be written.
+            StorageError: rows of metrics.jsonl could not be written.
+            Superseded: the worker's generation is over.
         """
         with ACTIVITY.doing("wait for the writer of the last checkpoint"):
             self._report_saved(self.trainer.saver.finished(wait=True))
@@ -186,9 +201,8 @@ class Loop:
             raise HpctrainError(f"the last checkpoint could not be written: {self._save_error}")
 
     def _save_again(self) -> str | None:
-        """Save this step once more and return the error. Only a success is reported to the agent: the failure already
-        was.
-        """
+        """Write the current step's checkpoint once more. Return the error; None if the checkpoint is on disk. Only a
+        success is reported to the agent, because the failure was already reported."""
         self._start_saving()
         saved = self.trainer.saver.finished(wait=True)
         assert saved is not None, "it was just started"
@@ -204,7 +218,12 @@ class Loop:
             trainer.saver.save(tensors, manifest_of(trainer))
 
     def _forward_backward(self, step: int) -> tuple[Tensor, list[Tensor]]:
-        """Return this replica's share of the loss and this rank's gradients, not yet reduced."""
+        """Run forward and backward. Return (this replica's share of the batch's mean loss, this rank's gradients before
+        their reduction over replicas).
+
+        Args:
+            step: number of steps done before.
+        """
         self.trainer.pipeline.random.step = step
         with ACTIVITY.doing("read the batch"):
             (first, count), sequences = self.trainer.rows, self.trainer.plan.sequences
@@ -218,7 +237,8 @@ class Loop:
         return share, gradients
 
     def _reduce(self, gradients: list[Tensor]) -> int:
-        """Sum the gradients over the replicas, divide out the loss scale, and return the bytes that this rank sent."""
+        """Sum the gradients over the replicas in place, divide out the loss scale, and return the bytes that this
+        rank sent."""
         trainer = self.trainer
         scaler, keeps = trainer.scaler, trainer.plan.codec.has_state
         if scaler is not None and keeps:
@@ -235,7 +255,7 @@ class Loop:
         return sent
 
     def _update(self, norm: Tensor) -> tuple[float, float]:
-        """Clip the gradients and update the weights, unless the norm is not finite; return learning rate and norm.
+        """Clip the gradients and update the weights, unless the norm is not finite. Return (learning rate, norm).
 
         The host reads the norm only after it has queued the update, so that a GPU need not wait for the host.
 
@@ -262,7 +282,8 @@ class Loop:
         return lr, number
 
     def _no_number(self, step: int, norm: float) -> HpctrainError:
-        """Return the error for a step with a non-finite loss or gradient, the same on every rank."""
+        """Return the error for a training step whose loss or gradient is not finite, with the diagnosis, the same on
+        every rank. Collective over all ranks."""
         trainer = self.trainer
         # The worker exits soon, and a good checkpoint must not be lost.
         self._report_saved(trainer.saver.finished(wait=True))
@@ -287,7 +308,7 @@ class Loop:
             self._report_step(job, info)
 
     def _validate(self) -> dict[str, float]:
-        """Return the mean loss of each validation set, always over the same samples. Collective over all ranks.
+        """Return validation set -> mean loss, always over the same samples. Collective over all ranks.
 
         Raises:
             HpctrainError: a loss is not finite.
@@ -314,12 +335,13 @@ class Loop:
         return dict(zip(trainer.valid, means.tolist(), strict=True))
 
     def _report_compiling(self) -> None:
-        """Ask the agent to allow more time until the next step is reported, if blocks are compiled."""
+        """If the run compiles blocks, report it, so that the agent allows more time until the next step is reported."""
         if self.trainer.run.compile:
             self.agent_channel.send(Compiling())
 
     def _batch(self, loader: BatchLoader, start: int, seed: int) -> SampleBatch:
-        """Return this replica's sequences of the global batch that starts at sample `start`."""
+        """Return this replica's sequences of the global batch that starts at sample `start`, in the order that the
+        seed gives."""
         first, count = self.trainer.rows
         return loader.batch(seed, start + first, count)
 
@@ -342,7 +364,7 @@ class Loop:
 
 
 def manifest_of(trainer: Trainer) -> Manifest:
-    """Return the manifest of a checkpoint of the trainer's state, without its files."""
+    """Return the manifest of a checkpoint of the trainer's state, with an empty list of files."""
     run = trainer.run
     return Manifest(
         step=trainer.step,

@@ -1,4 +1,4 @@
-"""A training loop in processes that no agent started: for benches and the selfcheck."""
+"""The training loop in processes that no agent started: for benches and the selfcheck."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from hpctrain.worker.loop import Loop
 
 
 def open_loop(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer, Loop]:
-    """Return the trainer and the training loop of a worker process. The function makes the start order itself, because
-    no agent sends one."""
+    """Return the trainer and the training loop of one rank of `plan`. No agent is needed: the function makes the start
+    order itself. All ranks run on one machine. Collective over all ranks.
+
+    Args:
+        world: number of ranks.
+        folder: a folder with the run's run.yaml, in which the ranks also find each other.
+    """
     descriptor, meeting = None, dist.FileStore(str(folder / "meeting"), world)
     if rank == 0:
         plan.write(folder / "plan.json")
@@ -29,12 +34,13 @@ def open_loop(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer,
 
 
 def loop_alone(trainer: Trainer) -> Loop:
-    """Return a training loop of the trainer that no agent watches."""
+    """Return a training loop of the trainer that has no agent: nobody can stop it, and its reports are dropped."""
     return Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
 
 
 class NoAgentChannel:
-    """Stands for the agent channel in a loop without an agent: it never requests a stop and drops all reports."""
+    """Replaces the agent channel in a training loop without an agent: it never requests a stop and drops all
+    reports."""
 
     def stop_wanted(self) -> bool:
         return False

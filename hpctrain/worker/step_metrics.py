@@ -1,4 +1,4 @@
-"""Gathers the figures of all ranks into one line of metrics.jsonl.
+"""Gathers each step's figures of all ranks, and writes them as one line of metrics.jsonl.
 
 The bytes that tensor parallelism sends are counted at torch's functional collectives.
 """
@@ -36,10 +36,9 @@ from hpctrain.worker.build import Trainer, peak_memory_bytes
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Adds up, while active, the bytes that this rank sends in functional collectives.
-
-    These are the collectives of the program and those that DTensor issues within an operation. Stage messages and the
-    reduction over replicas are not counted, because they call torch.distributed directly.
+    """Adds up, while active, the bytes that this rank sends in torch's functional collectives: those that the program
+    calls, and those that DTensor calls within an operation. Stage messages and the reduction over replicas are not
+    counted, because they call torch.distributed directly.
 
     Each collective counts as in its ring algorithm, which sends the least; the backend, with its headers, may send
     more. Shapes do not change from step to step, so the training loop counts one step only: counting slows every
@@ -61,7 +60,8 @@ class CollectiveCounter(TorchDispatchMode):
 
 
 def _sent(func: Any, args: tuple[Any, ...]) -> int:
-    """Return the bytes that one rank sends in the ring algorithm of the collective."""
+    """Return the bytes that one rank sends in the ring algorithm of a functional collective; 0 for an operation that
+    sends nothing."""
     name = func._schema.name.rpartition("::")[2].removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
     share = _SHARES.get(name)
     if share is None:
@@ -74,6 +74,7 @@ def _sent(func: Any, args: tuple[Any, ...]) -> int:
 
 
 _NAMESPACES = ("_c10d_functional", "_dtensor")
+"""Namespaces of torch's operators in which the functional collectives are."""
 
 _SHARES: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda world: 2 * (world - 1) / world,
@@ -83,16 +84,17 @@ _SHARES: dict[str, Callable[[int], float]] = {
     "shard_dim_alltoall": lambda world: (world - 1) / world,
     "broadcast": lambda world: (world - 1) / world,
 }
-"""Collective -> bytes that a rank of `world` ranks sends, as a share of its input; for a broadcast the mean over
-ranks.
-"""
+"""Collective -> function from the number of ranks to the bytes that one rank sends, as a share of the collective's
+input; for a broadcast the mean over ranks."""
 
 
 class StepFigures(NamedTuple):
     """Figures of a step over all ranks, the same on each rank."""
 
     loss: float
+    """Mean loss of the global batch."""
     stop: bool
+    """Whether the agent of any rank has ordered a stop."""
     row: dict[str, Any]
     """The fields of `MetricRow` that are gathered over the ranks, the loss included."""
 
@@ -100,7 +102,15 @@ class StepFigures(NamedTuple):
 def gather_step_metrics(
     trainer: Trainer, loss_share: float, counters: dict[int, StageCounters], dp_bytes: int, tp_bytes: int, stop: bool
 ) -> StepFigures:
-    """Combine this rank's figures with those of all ranks. Collective: one all-gather of a few numbers."""
+    """Combine this rank's figures of a step with those of all ranks. Collective: one all-gather of a few numbers.
+
+    Args:
+        loss_share: this replica's share of the mean loss.
+        counters: stage -> its times, bytes and micro-batches on this rank.
+        dp_bytes: bytes that this rank sent for the reduction over replicas.
+        tp_bytes: bytes that this rank sent for tensor parallelism.
+        stop: whether this rank's agent has ordered a stop.
+    """
     stages = len(trainer.plan.stages)
     times = [0.0] * 3 * stages
     for index, stage in counters.items():
@@ -128,10 +138,10 @@ def gather_step_metrics(
 
 
 def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> StepFigures:
-    """Return the figures over all ranks.
+    """Return a step's figures over all ranks.
 
     Args:
-        columns: figure -> its values by rank.
+        columns: name of a figure -> its values by rank.
         stage_times: seconds of shape [computation, forward, backward; stages].
     """
     sums = {name: float(column.sum()) for name, column in columns.items()}
@@ -154,14 +164,20 @@ def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> 
 
 
 def _compression_figures(columns: Mapping[str, Tensor]) -> CompressionFigures | None:
-    """Return the mean of each figure over the ranks that have it; NaN stands for a rank that has none."""
+    """Return the mean of each figure of compression over the ranks that have the figure; None if no rank has any.
+    NaN stands for a rank without the figure."""
     means = {name: float(columns[name].nanmean()) for name in REDUCER_METRICS}
     known = {name: mean for name, mean in means.items() if math.isfinite(mean)}
     return CompressionFigures(**known) if known else None
 
 
 def rank_placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[RankPlacement] | None:
-    """Return what every rank holds, read from its objects; None except on rank 0. Collective over all ranks."""
+    """Return what each rank holds, in the order of ranks, read from the objects that compute and not from the plan;
+    None except on rank 0. Collective over all ranks.
+
+    Args:
+        counters: stage -> counts of its step on this rank.
+    """
     replica = trainer.plan.replicas[trainer.coordinate.dp]
     placement = RankPlacement(
         rank=trainer.coordinate.rank,
@@ -188,7 +204,7 @@ class MetricsLog:
         self._waiting: list[str] = []
 
     def write(self, row: MetricRow) -> None:
-        """Append the waiting rows and this row. A row that cannot be written waits for the next call.
+        """Append the waiting rows and `row`. Rows that cannot be written wait for the next call.
 
         Raises:
             Superseded: the writer's generation is over.
@@ -198,7 +214,7 @@ class MetricsLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write the waiting rows.
+        """Write the waiting rows, in order.
 
         Raises:
             StorageError: a row could not be written; the rows continue to wait.
@@ -210,7 +226,7 @@ class MetricsLog:
             del self._waiting[0]
 
     def try_flush(self) -> str | None:
-        """Flush and return the error; None if all rows are written."""
+        """Write the waiting rows. Return the error; None if all rows are on disk."""
         try:
             self.flush()
         except StorageError as error:
@@ -219,7 +235,7 @@ class MetricsLog:
 
 
 def peak_flops_of_plan(trainer: Trainer) -> float | None:
-    """Return the FLOP/s that the plan's GPUs reach together by their data sheets, in dense 16-bit matrix products.
+    """Return the sum over the plan's GPUs of the FLOP/s in their data sheets, in dense 16-bit matrix products.
 
     None in fp32, without a topology in the run folder, or if a device's data sheet is not known.
     """
@@ -237,9 +253,11 @@ def peak_flops_of_plan(trainer: Trainer) -> float | None:
 
 
 def metric_row(trainer: Trainer, job: StepFigures, info: LocalStepInfo, peak: float | None) -> MetricRow:
-    """Return the row of metrics.jsonl of the step that was just done.
+    """Return the row of metrics.jsonl for the step that the trainer has just done.
 
     Args:
+        job: the step's figures over all ranks.
+        info: the step's figures that rank 0 knows by itself.
         peak: FLOP/s of all devices by their data sheets; None if unknown.
     """
     flops = 3 * trainer.run.spec().forward_flops(trainer.plan.sequences, trainer.run.data.seq_len)
@@ -268,13 +286,17 @@ def metric_row(trainer: Trainer, job: StepFigures, info: LocalStepInfo, peak: fl
 
 @dataclass(frozen=True)
 class LocalStepInfo:
-    """Figures of a step that are not gathered over ranks."""
+    """Figures of a step that rank 0 knows by itself, without the other ranks."""
 
     seconds: float
+    """Seconds of the step, from reading the batch to the updated weights."""
     lr: float
+    """Learning rate."""
     grad_norm: float
+    """Norm of the gradient of the whole model, before clipping."""
     valid_losses: Mapping[str, float]
-    """Loss by validation set; empty if there was no validation."""
+    """Validation set -> mean loss; empty if there was no validation."""
     placement: list[RankPlacement] | None
+    """What each rank holds, in the order of ranks; None except for the worker's first step."""
     loss_scale: float | None = None
     """Loss scale of the step's backward pass; only in fp16, else None."""

@@ -10,10 +10,15 @@ from hpctrain.agent.worker_messages import StoreConnection
 
 
 def open_store(connection: StoreConnection, world: int, timeout: timedelta) -> dist.Store:
-    """Connect to the store, or serve it on the inherited socket.
+    """Return a client of a process group's store. If `connection.fd` is given, this process also serves the store on
+    that inherited socket.
 
-    torch accepts everyone who reaches the port. The secret is a prefix of every key. It keeps out late processes of
-    another group that connect by mistake, but no attacker: see docs/security.md.
+    torch's store accepts every process that reaches its port, so a secret is the prefix of every key. The secret keeps
+    out late processes of another group that connect by mistake, but no attacker: see docs/security.md.
+
+    Args:
+        world: number of ranks in the process group.
+        timeout: time limit of each operation on the store.
     """
     store = dist.TCPStore(
         connection.addr, connection.port, world, is_master=connection.fd is not None, timeout=timeout,

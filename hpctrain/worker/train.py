@@ -30,14 +30,14 @@ from hpctrain.worker.build import build
 from hpctrain.worker.loop import train
 
 SENTENCE_CHARS = 1000
-"""Largest number of characters of the error's message in a reason."""
+"""Most characters of an error's message in the sentence for the user."""
 _BOILERPLATE = "CUDA kernel errors might be asynchronously reported"
 """Start of the lines that torch adds to every CUDA error."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error that ended a worker."""
+    """An error that ended a worker, with its place in the code and what is to blame."""
 
     kind: str
     """Name of the exception class."""
@@ -51,7 +51,7 @@ class Failure:
     fault: Fault
 
     def sentence(self, at: str) -> str:
-        """Return one line for the user.
+        """Return one line for the user: rank, operation, message, line of code and fault, as far as they help.
 
         Args:
             at: which rank failed in which operation, from `place_now`.
@@ -66,7 +66,8 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the failure that describes an error."""
+    """Return an error's class, message, line of code and fault as a `Failure`. If torch wrapped the error, the
+    wrapped error is described."""
     cause = _cause(error)
     kind, message = type(cause).__name__, str(cause).strip()[:TEXT_CHARS]
     if isinstance(cause, HpctrainError):
@@ -91,7 +92,7 @@ def _fault_of(error: BaseException) -> Fault:
 
 
 def place_now() -> str:
-    """Return this rank and its current operation, as 'rank 1 in step 3, reduce dp'."""
+    """Return this worker's rank and current operation, as 'rank 1 in step 3, reduce dp'."""
     now = ACTIVITY.now
     rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "?")
     return f"rank {rank} in step {now.step}, {now.words()}"
@@ -113,7 +114,8 @@ def _one_line(text: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Wait for the start order, build, train. Return the exit code."""
+    """Run one rank: wait for the start order, build the trainer, train, report every error to the agent. The
+    function does not return, because it ends the process with the exit code."""
     parser = argparse.ArgumentParser(prog="hpctrain.worker train")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the agent")

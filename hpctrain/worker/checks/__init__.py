@@ -1,1 +1,1 @@
-"""Bodies of `hpctrain selfcheck`: each runs one path of the device or of the training code once."""
+"""The checks of `hpctrain selfcheck` that use torch: each runs one path of the devices or of the training code once."""

@@ -1,6 +1,6 @@
 """`python -m hpctrain.worker check ORDER`: one process of one path of the selfcheck.
 
-The order is JSON (`CheckOrder`). Rank 0 writes the result (`CheckResult`) to result.json in the folder of the order. A
+ORDER is a `CheckOrder` as JSON. Rank 0 writes the `CheckResult` to result.json in the folder that the order names. A
 check that fails ends with a traceback on stderr and an exit code other than 0.
 """
 
@@ -39,7 +39,8 @@ CHECKS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run the check of the order; return 0. The number of threads is that of OMP_NUM_THREADS."""
+    """Run the check that ORDER names, let rank 0 write the result, and return 0. OMP_NUM_THREADS sets torch's number
+    of threads."""
     order = CheckOrder.from_json(json.loads(argv[0]), "order")
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))

@@ -1,4 +1,4 @@
-"""Checks of one device by itself: it computes, its attention kernels agree, compression on it is worth its time."""
+"""Checks of one device by itself: matrix products, attention kernels, and compression against `torch.topk`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from hpctrain.worker.measure.rates import DeviceTimer
 
 REPEATS = 5
 NUMBERS = {"cpu": 4_000_000, "cuda": 64_000_000}
-"""Numbers of the gradient that is compressed: larger than the caches."""
+"""Kind of device -> numbers in the gradient that is compressed: more than fit into the caches."""
 DENSITY = 0.01
+"""Share of the gradient's numbers that the selection picks."""
 ATTENTION_ERROR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""Largest difference of attention from the same product in fp64, relative to its largest value: the dtype's precision
-(2^-24, 2^-9, 2^-12) times the accumulated rounding of a softmax over 256 keys."""
+"""Dtype -> largest allowed error of attention: the difference from fp64, as a share of the largest value in fp64.
+The limit is the dtype's precision (2^-24, 2^-9, 2^-12) times the accumulated rounding of a softmax over 256 keys."""
 KERNELS = {
     "math": SDPBackend.MATH,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -34,8 +35,12 @@ KERNELS = {
 
 
 def check_device(order: CheckOrder) -> CheckResult:
-    """Multiply matrices in a process that the fork server forked: CUDA works there only if it was not used before the
-    fork."""
+    """Multiply matrices on the device, in a process that the fork server forked: CUDA works there only if it was not
+    used before the fork.
+
+    Raises:
+        HpctrainError: the product is wrong.
+    """
     device = torch.device(order.device)
     x = torch.ones(256, 256, device=device)
     if float((x @ x).sum()) != 256.0**3:
@@ -45,7 +50,12 @@ def check_device(order: CheckOrder) -> CheckResult:
 
 
 def check_attention(order: CheckOrder) -> CheckResult:
-    """Compare each attention kernel, forward and backward, with the same attention in fp64."""
+    """Compare each attention kernel of torch, forward and backward, with the same attention in fp64, and return the
+    errors.
+
+    Raises:
+        HpctrainError: a kernel's error is above `ATTENTION_ERROR`, or no kernel runs on the device.
+    """
     device = torch.device(order.device)
     dtypes = [torch.float32] if device.type == "cpu" else [torch.bfloat16, torch.float16]
     ran: dict[str, float] = {}
@@ -67,7 +77,8 @@ def check_attention(order: CheckOrder) -> CheckResult:
 
 
 def _attention_error(device: torch.device, dtype: torch.dtype, kernel: SDPBackend) -> float | None:
-    """Return the largest relative error of output and gradients; None if the kernel does not run here."""
+    """Return the largest difference of output and gradients from fp64, as a share of the largest value in fp64; None
+    if the kernel does not run on this device."""
     generator = torch.Generator(device).manual_seed(1)
     shape = (2, 4, 256, 64)
     tensors = [torch.randn(shape, device=device, generator=generator).to(dtype) for _ in range(3)]
@@ -80,7 +91,7 @@ def _attention_error(device: torch.device, dtype: torch.dtype, kernel: SDPBacken
 
 
 def _attend(tensors: list[Tensor], kernel: SDPBackend) -> list[Tensor]:
-    """Return the output of causal attention and the gradients of query, key and value."""
+    """Return the output of causal attention, then the gradients of query, key and value."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     with sdpa_kernel(kernel):
         query, key, value = leaves
@@ -90,7 +101,12 @@ def _attend(tensors: list[Tensor], kernel: SDPBackend) -> list[Tensor]:
 
 
 def check_compression(order: CheckOrder) -> CheckResult:
-    """Compare the selection of the largest values with torch.topk, and the 8-bit codec, both with a copy."""
+    """Time the selection of the largest values, `torch.topk` and the 8-bit codec on one gradient, as multiples of a
+    copy's time. The verdict is slow if `torch.topk` is faster than the selection.
+
+    Raises:
+        HpctrainError: the selection picked less than half or more than twice the wanted numbers.
+    """
     timer = DeviceTimer(torch.device(order.device))
     values = torch.randn(NUMBERS[order.device], device=timer.device).mul_(1e-5)
     target = torch.empty_like(values)
@@ -112,7 +128,7 @@ def check_compression(order: CheckOrder) -> CheckResult:
 
 
 def _seconds(timer: DeviceTimer, work: Callable[[], object]) -> float:
-    """Return the median seconds of a piece of work, after one warm-up."""
+    """Return the median seconds of `work` on the device over `REPEATS` calls, after one warm-up call."""
     samples = []
     for _ in range(REPEATS + 1):
         timer.finish()

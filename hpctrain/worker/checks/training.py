@@ -1,4 +1,5 @@
-"""Checks that train a small model by a plan, in a precision, compiled, or beside a checkpoint."""
+"""Checks that train a small model (by a plan, in a precision, compiled, or while a checkpoint is written), and the
+check of collectives."""
 
 from __future__ import annotations
 
@@ -26,17 +27,23 @@ from hpctrain.worker.standalone import open_loop
 
 STEPS = 5
 TOLERANCE = {"cpu": 1e-6, "cuda": 1e-4}
-"""Largest relative difference of a loss in fp32 between two plans. Sums in another order round differently, on a GPU
-also by the kernels that its libraries choose for other shapes."""
+"""Kind of device -> largest allowed relative difference of a loss in fp32 between two plans. Sums in another order
+round differently; on a GPU, libraries also choose other kernels for other shapes."""
 PRECISION_TOLERANCE = {"bf16": 0.02, "fp16": 0.005}
-"""Largest relative difference of a loss from fp32 after a few steps."""
+"""Precision -> largest allowed relative difference of a loss from fp32 after a few steps."""
 SUM_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
+"""Kind of device -> bytes of the tensor that `check_all_reduce` sums."""
 SUM_TIMES = 5
+"""Number of all-reduces that are timed."""
 PLAN_FILE = "given.json"
 
 
 def check_reference(order: CheckOrder) -> CheckResult:
-    """Train in one process; the losses are the reference of the other checks."""
+    """Train five steps in one process in fp32. The losses are the reference of the other checks.
+
+    Raises:
+        HpctrainError: the loss did not fall.
+    """
     losses = _losses(order)
     if not losses[-1] < losses[0]:
         raise HpctrainError(f"the loss did not fall: {_words(losses)}")
@@ -44,23 +51,25 @@ def check_reference(order: CheckOrder) -> CheckResult:
 
 
 def check_plan(order: CheckOrder) -> CheckResult:
-    """Train by a plan; the losses must equal those of one process."""
+    """Train by a plan. The losses must be those of one process, within `TOLERANCE`."""
     return _compared(order, _losses(order), TOLERANCE[order.device], "one process")
 
 
 def check_precision(order: CheckOrder) -> CheckResult:
-    """Train in bf16 or fp16; the losses must be near those of fp32."""
+    """Train in bf16 or fp16. The losses must be those of fp32, within `PRECISION_TOLERANCE`."""
     precision = run_of(Path(order.folder)).precision
     return _compared(order, _losses(order), PRECISION_TOLERANCE[precision], "fp32")
 
 
 def check_compiled(order: CheckOrder) -> CheckResult:
-    """Train with blocks compiled by torch; the losses must equal those without."""
+    """Train with blocks that torch.compile compiled. The losses must be those without compile, within ten times
+    `TOLERANCE`."""
     return _compared(order, _losses(order), 10 * TOLERANCE[order.device], "the same run without compile")
 
 
 def check_checkpoint(order: CheckOrder) -> CheckResult:
-    """Save while the next step runs, then load into a new trainer: the weights must be the same, bit by bit."""
+    """Save a checkpoint while the next step changes the weights, then load it into the same trainer. The loaded
+    weights must be the saved ones, bit by bit."""
     folder = Path(order.folder)
     with _trainer(order) as (trainer, loop):
         loop.one_step()
@@ -88,7 +97,12 @@ def check_checkpoint(order: CheckOrder) -> CheckResult:
 
 
 def check_all_reduce(order: CheckOrder) -> CheckResult:
-    """Sum a tensor over all ranks with NCCL, on the CPU with gloo, and count bytes per second (algorithm bandwidth)."""
+    """Sum a tensor over all ranks, with NCCL on GPUs and gloo on CPUs. Return the tensor's bytes per second of one
+    all-reduce (the algorithm bandwidth of nccl-tests).
+
+    Raises:
+        HpctrainError: the sum is wrong.
+    """
     device = torch.device(order.device, order.rank) if order.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -116,7 +130,8 @@ def check_all_reduce(order: CheckOrder) -> CheckResult:
 
 @contextmanager
 def _trainer(order: CheckOrder) -> Iterator[tuple[Trainer, Loop]]:
-    """Join the process group by the plan in the check's folder, and yield trainer and loop."""
+    """Join the process group of the plan in the check's folder, yield the trainer and its training loop, and leave
+    the group."""
     torch.manual_seed(0)
     folder = Path(order.folder)
     trainer, loop = open_loop(order.rank, order.world, folder, Plan.read(folder / PLAN_FILE))
@@ -131,10 +146,14 @@ def _losses(order: CheckOrder) -> list[float]:
 
 
 def _compared(order: CheckOrder, losses: list[float], tolerance: float, other: str) -> CheckResult:
-    """Return the result of a comparison with the order's reference.
+    """Return the result of comparing the losses with the order's reference losses, step by step.
+
+    Args:
+        tolerance: largest allowed relative difference.
+        other: name of the reference in the texts of the result.
 
     Raises:
-        HpctrainError: a loss differs by more than the tolerance.
+        HpctrainError: a loss is not finite, or differs by more than the tolerance.
     """
     pairs = list(zip(losses, order.reference, strict=True))
     if not all(map(math.isfinite, losses)):

@@ -1,6 +1,7 @@
 """Measures a GPU: its speed, its links, and throttling, errors and power under load.
 
-The driver reports the links; copies confirm them. A figure that this machine does not give is absent.
+The driver reports which GPUs access each other's memory; test copies confirm it. A figure that this machine does not
+give is absent.
 """
 
 from __future__ import annotations
@@ -32,22 +33,27 @@ P2P_COPY_S = 0.1
 HOST_COPY_BYTES = 256 * 2**20
 P2P_COPY_BYTES = 256 * 2**20
 P2p = Literal["ok", "no", "unknown"]
+"""Whether a GPU accesses another GPU's memory directly."""
 
 
 @dataclass
 class Load:
-    """Figures of a GPU under load, while it multiplies matrices."""
+    """Figures of a GPU under load, that is, while it multiplies matrices."""
 
     memory_bytes: float
     """Bytes of memory that were free before the load."""
     flops: dict[str, float] = field(default_factory=dict)
+    """Dtype -> FLOP/s of matrix products."""
     throttle_reasons: set[str] = field(default_factory=set)
+    """Reasons for which the GPU ran slower than it could, in NVML's words."""
     xid: int | None = None
+    """The last Xid during the load; None if there was none."""
     power_w: float | None = None
+    """Power during the load in watts: mean by the energy counter, else the last reading."""
 
 
 class GpuReader:
-    """Measures one CUDA device of this process, with NVML's and the kernel's reports on it."""
+    """Measures one CUDA device of this process, and reads NVML's and the kernel's reports about the device."""
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda{index}"
@@ -59,8 +65,7 @@ class GpuReader:
 
     def load(self) -> Load:
         """Multiply matrices of each dtype; in 16 bits long enough for heat and power limits to show. Return the
-        figures.
-        """
+        figures."""
         load = Load(float(torch.cuda.mem_get_info(self.timer.device)[0]))
         with contextlib.ExitStack() as stack:
             xids = stack.enter_context(self.gpu.watched_for_xid()) if self.gpu else []
@@ -74,7 +79,13 @@ class GpuReader:
         return load
 
     def device(self, type_key: str, load: Load, all_readers: Sequence[GpuReader]) -> Device:
-        """Return all figures of the device. Copies run one at a time."""
+        """Measure copies and links, and return all figures of the GPU. Copies run one at a time.
+
+        Args:
+            type_key: key of the GPU's type in `topology.json`.
+            load: figures of this GPU from `GpuReader.load`.
+            all_readers: readers of all GPUs of the node.
+        """
         links = [self._pcie(under_load=False)]
         to_device = self._host_copy(True, lambda: links.append(self._pcie(under_load=True)))
         to_host = self._host_copy(False)
@@ -119,14 +130,20 @@ class GpuReader:
             load.power_w = self.gpu.power_w() or load.power_w
 
     def _pcie(self, under_load: bool) -> PcieLink | None:
-        """Return the PCIe link from NVML, else from the kernel, because NVML does not always have the figures."""
+        """Return the PCIe link from NVML, else from the kernel, because NVML does not always have the figures; None
+        if neither has."""
         link = self.gpu.pcie() if self.gpu else None
         if link is None and self.address:
             link = pcie_link(self.address)
         return link.model_copy(update={"under_load": under_load}) if link else None
 
     def _host_copy(self, to_device: bool, while_busy: WhileBusy | None = None) -> float:
-        """Return bytes per second between page-locked host memory and this device."""
+        """Return bytes per second of copies between page-locked host memory and this GPU.
+
+        Args:
+            to_device: whether the copies go to the GPU; else they go to the host.
+            while_busy: called while copies run.
+        """
         here = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, device=self.timer.device)
         host = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
         source, target = (host, here) if to_device else (here, host)
@@ -138,7 +155,7 @@ class GpuReader:
             return self.timer.rate(work, float(HOST_COPY_BYTES), COPY_S, 4, while_busy)
 
     def _copy_to(self, other: GpuReader) -> float | None:
-        """Return bytes per second from this device to the other, by whatever path.
+        """Return bytes per second of copies from this GPU to the other, by whatever path.
 
         None if other bytes arrive than were sent, which happens without an error if peer access is broken.
         """
@@ -155,23 +172,31 @@ class GpuReader:
 
 
 def load_gpus(readers: Sequence[GpuReader]) -> list[Load]:
-    """Load all GPUs at once, as in training: they share power supplies and cooling."""
+    """Return the figures of each GPU under load, in the order of the readers. All GPUs work at once, as in training,
+    because they share power supplies and cooling."""
     with ThreadPoolExecutor(len(readers)) as pool:
         return list(pool.map(GpuReader.load, readers))
 
 
 def confirm_p2p(by_driver: P2p, cuda_allows: bool, copied: bool) -> P2p:
-    """Return whether two GPUs have direct access: 'no' if the driver, CUDA or a copy says so, else 'ok'."""
+    """Return 'no' if the driver, CUDA or a copy shows that two GPUs have no direct access to each other's memory, else
+    'ok'.
+
+    Args:
+        by_driver: the driver's answer.
+        cuda_allows: CUDA's answer.
+        copied: whether a test copy arrived unchanged.
+    """
     return "no" if by_driver == "no" or not cuda_allows or not copied else "ok"
 
 
 def nvlink_peers(links: Sequence[tuple[str | None, bool]], names: dict[str, str]) -> dict[str, NvlinkPeer]:
-    """Return the NVLink connections by peer.
+    """Return peer -> its NVLinks. A peer is a device of the node, 'switch' or 'unknown'.
 
     A link that is down may not report its peer. It then counts for the only known peer, else for 'unknown'.
 
     Args:
-        links: for each link its far end ('switch', a PCI address or None) and whether it is up.
+        links: for each link its far end ('switch', a PCI address or None) and whether the link is up.
         names: PCI address -> device.
     """
     peers = [None if far is None else "switch" if far == "switch" else names.get(far, "unknown") for far, _ in links]

@@ -1,9 +1,9 @@
 """`python -m hpctrain.worker measure`: measured figures of each device of this machine, as one JSON object on stdout.
 
-The figures are sustained matrix products per dtype, copy bandwidth, memory and the time of one tiny operation; for GPUs
-also links, health and power. If virtual nodes share the machine, all of them measure at the same time (a probe starts
-them together), and each reports the share that it really gets: rates are counted over elapsed time, including waits for
-a core. A probe then lets the same processes send each other messages over the training backend.
+The figures are sustained matrix products per dtype, copy bandwidth, memory and the time of one tiny operation; for
+GPUs also links, health and power. If virtual nodes share the machine, the probe lets all of them measure at the same
+time. Each reports the speed that it really gets, because rates are counted over elapsed time, including waits for a
+core. A probe then lets the same processes send each other messages over the training backend.
 """
 
 from __future__ import annotations
@@ -39,13 +39,12 @@ from hpctrain.worker.store import open_store
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GO_S = 120.0
-"""Seconds to wait for the next message of the node process."""
+"""Seconds to wait for the next message of the node's process of the probe."""
 
 
 def main(argv: list[str]) -> int:
-    """Measure and print. With --fd, use the socket instead: send `ready`, wait for `go`, send `devices`, serve
-    orders.
-    """
+    """Measure the devices, print the figures, and return 0. With --fd, exchange messages over that socket instead:
+    send `ready`, wait for `go`, send `devices`, then answer orders to measure messages; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m hpctrain.worker measure", description=__doc__)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--threads", type=int, help="threads of a CPU device; default: torch's own choice")
@@ -61,7 +60,12 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(channel: LineChannel, device: str, share: int) -> int:
-    """Answer the node process until it closes the socket."""
+    """Answer the node's process of the probe until it closes the socket. Return the exit code.
+
+    Args:
+        device: auto, cpu or cuda.
+        share: number of virtual nodes that share this machine's memory.
+    """
     try:
         kind = device_kind(device)
         # The first product loads the libraries. It comes before the common start, so that no figure contains that time.
@@ -82,7 +86,11 @@ def _serve(channel: LineChannel, device: str, share: int) -> int:
 
 
 def _answer(exchange: BackendMeasurement, order: messages.Order) -> messages.RendezvousAnswer | messages.ExchangeAnswer:
-    """Open the port for the store, or measure messages with all ranks, as ordered."""
+    """Carry out an order and return the answer: open the port for the store, or measure messages with all ranks.
+
+    Raises:
+        MalformedMessage: the order is of another kind.
+    """
     if isinstance(order, messages.RendezvousOrder):
         return messages.RendezvousAnswer(port=exchange.open_rendezvous(order.addr))
     if isinstance(order, messages.ExchangeOrder):
@@ -91,7 +99,12 @@ def _answer(exchange: BackendMeasurement, order: messages.Order) -> messages.Ren
 
 
 def _report(device: str, share: int) -> DeviceReport:
-    """Return the figures of every device of the kind `device`."""
+    """Return the figures of every device of this machine.
+
+    Args:
+        device: auto, cpu or cuda: the kind of devices to measure.
+        share: number of virtual nodes that share this machine's memory.
+    """
     kind = device_kind(device)
     if kind == "cpu":
         name = host.cpu_name()
@@ -172,10 +185,10 @@ _MORE, _LARGER, _LAST = 0, 1, 2
 
 
 class BackendMeasurement:
-    """This process's part in the measurement of messages: torch's `send` and `recv` between this node and the others.
+    """One rank's part in the measurement of messages: torch's `send` and `recv` between this node and the others.
 
-    Every rank goes through the same rounds. In a round each rank has one partner, and both follow the same script. All
-    ranks measure at once, as in a training step.
+    Every rank goes through the same rounds. In a round each rank has at most one partner: one sends a size sweep
+    that the other echoes, then the reverse. All pairs measure at once, as in a training step.
     """
 
     def __init__(self) -> None:
@@ -183,14 +196,16 @@ class BackendMeasurement:
         self._listener: socket.socket | None = None
 
     def open_rendezvous(self, addr: str) -> int:
-        """Open a port for the store, on this address alone, and return the port. Call it on rank 0."""
+        """Open a port for the process group's store, on this address alone, and return the port. Only rank 0, which
+        serves the store, calls this method."""
         family = socket.AF_INET6 if ":" in addr else socket.AF_INET
         self._listener = socket.create_server((addr, 0), family=family, backlog=1024)
         port: int = self._listener.getsockname()[1]
         return port
 
     def run(self, order: ExchangeOrder) -> ExchangeAnswer:
-        """Join the process group, measure and leave the group. Return the report or the error."""
+        """Join the process group, measure messages with each partner and leave the group. The answer holds the
+        report or the error."""
         try:
             with tempfile.TemporaryDirectory(prefix="hpctrain-nccl-") as folder:
                 log = Path(folder) / "log"
@@ -233,8 +248,7 @@ class BackendMeasurement:
 
     def _size_sweep(self, peer: int) -> tuple[tuple[int, float], ...]:
         """Return (bytes, one-way seconds) for messages of growing size to the peer, each answered by a small
-        message.
-        """
+        message."""
         answer = self._buffer(messages.SIZES[0])
         sweep: list[tuple[int, float]] = []
         back_s = 0.0
@@ -284,8 +298,12 @@ class BackendMeasurement:
 
 
 def _environment(iface: str | None, log: Path) -> None:
-    """Set the environment variables of a run's workers if they are not set yet, and make NCCL log which network it
-    uses.
+    """Set the network interface of gloo and NCCL, and let NCCL log to a file which network it uses. Environment
+    variables that are already set stay.
+
+    Args:
+        iface: network interface for the messages; None: the backends choose.
+        log: file for NCCL's messages.
     """
     if iface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", iface)

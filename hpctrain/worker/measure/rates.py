@@ -22,10 +22,12 @@ from hpctrain.compress.select.selectors import select_with_values
 from hpctrain.records.topology.topology import CodecSeconds
 
 WhileBusy = Callable[[], object]
+"""A function that is called while the device works."""
 
 MATMUL_S = 0.7
+"""Default seconds of matrix products in one dtype."""
 SUSTAINED_S = 5.0
-"""Time limit in seconds on a GPU: long enough for heat and power limits to show."""
+"""Seconds of matrix products in 16 bits on a GPU: long enough for heat and power limits to show."""
 COPY_S = 0.3
 TINY_BATCHES, TINY_OPS = 40, 25
 
@@ -83,7 +85,12 @@ class DeviceTimer:
 def matmul_flops(
     timer: DeviceTimer, dtype: torch.dtype, limit_s: float = MATMUL_S, while_busy: WhileBusy | None = None
 ) -> float:
-    """Return FLOP/s of square matrix products, which count 2·size³ FLOP each. On CUDA fp32 means fp32, without TF32."""
+    """Return FLOP/s of square matrix products, which count 2·size³ FLOP each. On CUDA fp32 means fp32, without TF32.
+
+    Args:
+        limit_s: seconds to measure.
+        while_busy: called while the device multiplies.
+    """
     size = 512 if timer.device.type == "cpu" else 4096 if dtype == torch.float32 else 8192
     a, b = (torch.randn(size, size, device=timer.device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -115,7 +122,9 @@ def launch_seconds(timer: DeviceTimer) -> float:
 SIDE = 2048
 """Side of the square matrix: 16 MB in fp32, as in models of 10^9 parameters, and more than any processor's L2 cache."""
 DENSITY = 0.07
+"""Density of top-k."""
 RANK = 4
+"""Rank of the two thin matrices of PowerSGD."""
 WORLD = 4
 """Number of ranks whose parts are added up."""
 CODEC_S = 0.15
@@ -127,7 +136,11 @@ a GPU.
 
 
 def codec_seconds(timer: DeviceTimer, limit_s: float = CODEC_S) -> CodecSeconds:
-    """Return the seconds per number of a gradient for each codec."""
+    """Return for each codec the seconds of a device's work for one number of a gradient, without messages.
+
+    Args:
+        limit_s: seconds to measure each codec.
+    """
     gradient = torch.randn(SIDE, SIDE, device=timer.device).mul_(1e-5)
     works = {
         "bf16": _dense(gradient, Bf16BucketCodec()),
@@ -140,7 +153,8 @@ def codec_seconds(timer: DeviceTimer, limit_s: float = CODEC_S) -> CodecSeconds:
 
 
 def _dense(gradient: Tensor, codec: BucketCodec) -> Callable[[], object]:
-    """Return a function that encodes, adds up the parts of `WORLD` ranks, encodes the sums and decodes them."""
+    """Return a function that does one rank's work for a gradient with a dense codec: encode, add up the parts of
+    `WORLD` ranks, encode the sums and decode them."""
     parts = torch.empty(WORLD, codec.bytes_of(gradient.numel() // WORLD), dtype=torch.uint8, device=gradient.device)
 
     def work() -> None:
@@ -152,7 +166,8 @@ def _dense(gradient: Tensor, codec: BucketCodec) -> Callable[[], object]:
 
 
 def _topk(gradient: Tensor) -> Callable[[], object]:
-    """Return a function that adds the residual, selects, encodes, stores the new residual, decodes and applies."""
+    """Return a function that does one rank's work for a gradient with top-k: add the residual, select, encode, store
+    the new residual, decode, and add the decoded numbers to a vector of zeros."""
     flat, total = gradient.view(-1), torch.empty(gradient.numel(), device=gradient.device)
     feedback = ErrorFeedback()
 
@@ -167,9 +182,8 @@ def _topk(gradient: Tensor) -> Callable[[], object]:
 
 
 def _power_sgd(gradient: Tensor) -> Callable[[], object]:
-    """Return a function that does the two products with the residual, orthonormalizes, stores the residual and
-    applies.
-    """
+    """Return a function that does one rank's work for a gradient with PowerSGD: the two products with the residual,
+    orthonormalize, store the residual, and write the product of the thin matrices into the gradient."""
     p, q, fresh = (torch.randn(1, SIDE, RANK, device=gradient.device) for _ in range(3))
     matrices = MatrixBatch([0], p, q, fresh, torch.zeros_like(gradient)[None])
 

@@ -1,1 +1,2 @@
-"""Verbs besides training that need torch: evaluate, export and describe a model, and print the state of torch."""
+"""Commands of `hpctrain.worker` that answer one request: evaluate, export or describe a model, and print the state
+of torch."""

@@ -15,7 +15,7 @@ from hpctrain.worker.verbs.json_reply import json_reply
 
 
 def main(argv: list[str]) -> int:
-    """Describe the model. Return 0, or the exit code of an error that the reply describes."""
+    """Describe the model that the request names. Return 0, or the exit code of an error that the reply describes."""
     parser = argparse.ArgumentParser(prog="hpctrain.worker describe")
     parser.add_argument("question", type=lambda text: DescribeRequest(**json.loads(text)))
     parser.add_argument("--code", type=Path, help="folder that is searched first")

@@ -28,9 +28,8 @@ from hpctrain.worker.build import AUTOCAST
 from hpctrain.worker.verbs.json_reply import json_reply
 
 BATCH_TOKENS = 4096
-"""Tokens in a forward pass: enough to use a device fully, and few enough that the logits take less memory than the
-weights.
-"""
+"""Tokens of one forward pass: enough to use a device fully, and few enough that the logits take less memory than the
+weights."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +43,22 @@ class EvaluateRequest:
     data: list[str]
     """Corpus folders; each is evaluated separately."""
     split: Split
+    """The part of each corpus that is evaluated: train, valid or all."""
     samples: int | None
     """Largest number of sequences of each corpus; None means all."""
 
 
 def main(argv: list[str]) -> int:
-    """Evaluate the checkpoint. Return 0, or the exit code of an error that the reply describes."""
+    """Evaluate the checkpoint that the request names. Return 0, or the exit code of an error that the reply
+    describes."""
     question = EvaluateRequest(**json.loads(argv[0]))
     import_code_first(Path(question.folder) / CODE_FOLDER)
     return json_reply(lambda: {"sets": evaluate(question)})
 
 
 def evaluate(question: EvaluateRequest) -> list[dict[str, Any]]:
-    """Return loss, samples and targets of each corpus.
+    """Return for each corpus, in the order of the request, {"loss": mean loss of a target, "samples": number of
+    sequences, "targets": number of targets}.
 
     Raises:
         InputError, FileError: data is missing, too small or damaged.
@@ -82,7 +84,7 @@ def evaluate(question: EvaluateRequest) -> list[dict[str, Any]]:
 
 
 def _load(run: Run, checkpoint: Path, device: torch.device) -> nn.Module:
-    """Return the whole model with the checkpoint's weights."""
+    """Return the whole model on the device, in evaluation mode, with the checkpoint's weights."""
     spec = run.spec()
     model = build_stage(spec, 0, spec.layers, run.seed).to(device).eval()
     load({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, checkpoint, None)
@@ -91,7 +93,8 @@ def _load(run: Run, checkpoint: Path, device: torch.device) -> nn.Module:
 
 @torch.no_grad()
 def _judge(model: nn.Module, loader: BatchLoader, run: Run, samples: int) -> dict[str, Any]:
-    """Return the mean loss over the targets of the first `samples` sequences, in the order that a validation uses."""
+    """Evaluate the first `samples` sequences of one corpus, in the order that a validation uses. Return {"loss":
+    mean loss of a target, "samples": number of sequences, "targets": number of targets}."""
     autocast, loss, total = AUTOCAST[run.precision], make_loss(1, None), 0.0
     rows = max(1, BATCH_TOKENS // run.data.seq_len)
     for start in range(0, samples, rows):

@@ -33,20 +33,22 @@ class ExportRequest:
     checkpoint: str
     """Path of a verified checkpoint folder."""
     output: str
-    """Folder for the files, which must exist."""
+    """Existing folder to which the safetensors files are written."""
     dtype: str
     """Dtype of the files: float32, bfloat16 or float16."""
     shard_bytes: int
+    """Size limit of one file in bytes. A file is larger only if a single tensor is."""
 
 
 def main(argv: list[str]) -> int:
-    """Export the checkpoint. Return 0, or the exit code of an error that the reply describes."""
+    """Export the checkpoint that the request names. Return 0, or the exit code of an error that the reply describes."""
     question = ExportRequest(**json.loads(argv[0]))
     return json_reply(lambda: {"files": export(question)})
 
 
 def export(question: ExportRequest) -> list[str]:
-    """Write the files and return their names. The memory holds one file at a time, in the dtype of the output.
+    """Write the checkpoint's weights as safetensors files and return the names of the files. At any time the memory
+    holds the tensors of one file only, in the dtype of the files.
 
     Raises:
         CheckpointError: the checkpoint cannot be loaded.

@@ -1,4 +1,4 @@
-"""Prints the JSON reply of a worker's verb on stdout."""
+"""Prints the JSON reply of a command of `hpctrain.worker` on stdout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hpctrain.model.imported.user_error import describe_user_error
 
 
 def json_reply(make: Callable[[], dict[str, Any]]) -> int:
-    """Print what `make` returns as JSON, or {"error": …} if it raises. Return the exit code."""
+    """Print what `make` returns as JSON on stdout, or {"error": message} if it raises. Return 0, or the exit code of
+    the error."""
     # The user's code may print. The reply goes to a private copy of stdout, and what that code prints goes to stderr.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

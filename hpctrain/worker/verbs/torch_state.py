@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 def main(argv: list[str]) -> int:
-    """Print the state of torch and return 0."""
+    """Print torch's versions, backends and GPUs as JSON, and return 0."""
     del argv
     nccl = dist.is_available() and dist.is_nccl_available()
     state = {
