@@ -37,7 +37,7 @@ server."""
 
 @dataclass(frozen=True)
 class ForkServerExit:
-    """The unexpected end of a fork server, or the end of one that hung."""
+    """The end of a fork server that ended unexpectedly, or was killed because it hung."""
 
     code: int
     """Exit code of the fork server; -n if signal n killed it."""

@@ -96,7 +96,8 @@ def _bridge(name: str) -> list[Command]:
 
 
 def lane_commands(namespace: str, device: str, rate: str | None) -> list[Command]:
-    """Return the commands that give one end of a link its two `htb` classes: 1:1 with the rate, 1:2 for cuts.
+    """Return the commands that give one end of a link its two `htb` classes: 1:1 with the rate, and 1:2, which drops
+    every packet, for a cut link.
 
     Args:
         namespace: network namespace of the end.

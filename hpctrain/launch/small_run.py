@@ -30,8 +30,8 @@ def make_corpus(folder: Path) -> None:
 
 @contextlib.contextmanager
 def temporary_corpus() -> Iterator[Path]:
-    """Yield a temporary folder whose folder `corpus` is that of `make_corpus`. The temporary folder is removed at the
-    end."""
+    """Yield a temporary folder with the corpus that `make_corpus` writes, in its folder `corpus`. The temporary folder
+    is removed when the `with` block ends."""
     with tempfile.TemporaryDirectory(prefix="hpctrain-small-") as name:
         make_corpus(Path(name, "corpus"))
         yield Path(name)

@@ -47,8 +47,8 @@ def main(argv: list[str]) -> int:
 
 
 def close(folder: Path, number: int, again: str, runner: Runner, clock: Clock) -> bool:
-    """Complete the attempt's line, cancel the job of this process and return True. Return False and do neither if the
-    job script is alive or has completed the line already.
+    """Complete the attempt's line in attempts.jsonl, cancel the Slurm job in which this process runs, and return True.
+    Return False and do neither if the job script is alive or has completed the line already.
 
     Args:
         folder: the run folder.

@@ -163,7 +163,7 @@ class _StopRequest:
     did.
 
     Slurm sends SIGTERM to a preempted job, and SIGUSR2 before the time limit (on some clusters also at preemption). A
-    local run stops when its supervisor has ended.
+    local run stops when its supervisor, the parent process, has ended.
     """
 
     def __init__(self, parent: int | None) -> None:

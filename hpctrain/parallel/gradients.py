@@ -172,7 +172,8 @@ class TiedWeights:
 
     @torch.no_grad()
     def update_followers(self) -> None:
-        """Copy the values of the first copy of each shared weight to the followers; call it before a step."""
+        """Copy the first copy of each shared weight on this rank into the other copies on this rank (the followers).
+        Call this function before each training or validation step."""
         for name in self._held:
             first, *others = self.parameters(name)
             for other in others:

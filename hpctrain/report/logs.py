@@ -162,7 +162,8 @@ def _filled(stamps: Sequence[float | None], first: float) -> list[float]:
 def _start(file: LogFile, count: int | None) -> int:
     """Return the offset in bytes from which to read the last `count` lines of a log.
 
-    It is 0 if `count` is None, or if the log has `spans`, because only lines within them count.
+    The offset is 0 if `count` is None (all lines), or if `file.spans` selects lines by time, because then only selected
+    lines count.
     """
     return 0 if count is None or file.spans is not None else _tail_offset(file.path, count)
 
@@ -186,8 +187,8 @@ def _tail_offset(path: Path, count: int) -> int:
 
 
 def _stamp_near(path: Path, offset: int) -> float | None:
-    """Return the time of a line without a timestamp at `offset`: the last timestamp before it, else the first one after
-    it; None if neither is near."""
+    """Return the time of a line without a timestamp at `offset`, in seconds since 1970: the last timestamp within
+    `LOOK_BACK_BYTES` before the line, else the first one in the block that begins with the line; None without both."""
     for _, block in _blocks_before(path, offset, LOOK_BACK_BYTES):
         if stamps := _stamps(block):
             return stamps[-1]

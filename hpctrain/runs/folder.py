@@ -243,7 +243,7 @@ class LockHolder:
 
     @property
     def is_here(self) -> bool:
-        """Whether the process runs on this machine."""
+        """Whether the process that locked the run folder runs on this machine."""
         return self.host == platform.node()
 
     def __str__(self) -> str:
@@ -260,8 +260,8 @@ def lock_holder(path: Path) -> LockHolder | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether any process holds the lock of the run folder `path`, even if only children of the process that took
-    it."""
+    """Whether any process holds the lock of the run folder `path`: the process that took the lock, or a child that
+    inherited it."""
     return _look_at_lock(path)[0]
 
 

@@ -168,7 +168,8 @@ def _v_row(rank: int, pp: int, micro_batches: int) -> list[Action]:
 
 
 class _ActionCounter:
-    """Makes the actions of a stage; the actions of each kind (F, I, W) count up through the micro-batches."""
+    """Makes the actions of a stage in a schedule with split backwards: the n-th action of a kind (F, I, W) is that of
+    micro-batch n − 1."""
 
     def __init__(self, stage: int) -> None:
         self._stage = stage

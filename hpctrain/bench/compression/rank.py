@@ -44,7 +44,8 @@ class Counter:
         self._sharers = world if interface == LOOPBACK else 1
 
     def read(self) -> float:
-        """Return the bytes sent since the interface came up; on a loopback, this process's part of them."""
+        """Return the bytes sent since the interface came up; on a loopback, these bytes divided by the number of
+        processes that share it."""
         return psutil.net_io_counters(pernic=True, nowrap=False)[self._interface].bytes_sent / self._sharers
 
     def during(self, work: Callable[[], object]) -> float:

@@ -175,7 +175,7 @@ def _job(machine: Machine, layout: LabLayout) -> tuple[Topology, float]:
 
 @dataclass(frozen=True)
 class RateSettings:
-    """Settings of the comparison with iperf3: link rates, as tc writes them, and number of repeats."""
+    """Settings of the comparison with iperf3: link rates, number of repeats, and seconds of an iperf3 measurement."""
 
     rates: tuple[str, ...] = ("50mbit", "200mbit", "1gbit")
     """Rates that the links are shaped to, as tc writes them."""

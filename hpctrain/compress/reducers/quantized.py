@@ -92,7 +92,7 @@ class IntegerResiduals(Residuals):
         return residual.square
 
     def parts(self, key: Hashable, ranks: int) -> Tensor:
-        """Return the buffer of a sum that was begun, as a view [ranks, part]."""
+        """Return the buffer that `begin` returned for the sum `key`, as a view [ranks, part]."""
         return self._residuals[key].next.view(ranks, -1)
 
     def end(self, key: Hashable, finite: bool) -> Tensor:
@@ -111,8 +111,8 @@ class IntegerResiduals(Residuals):
         self._pool.give_back(memory)
 
     def stats(self) -> ResidualStats:
-        """Return the figures of the last step, over all sums. Integers send all numbers, so both counts of numbers are
-        0.
+        """Return the figures of the last step, over all sums of this rank. `sent` and `of` are 0, because integers send
+        all numbers.
         """
         if not self._residuals:
             return ResidualStats(0, 0, 0.0, 0.0)

@@ -226,13 +226,13 @@ class OwnerParts:
     """The numbers that a rank selected, cut into parts by the rank that owns their sums."""
 
     def __init__(self, positions: Tensor, values: Tensor, borders: Sequence[int], first: int = 0) -> None:
-        """Cut a rank's selected numbers by the rank that owns their sums.
+        """Cut the numbers that this rank selected into one part for each rank that owns sums.
 
         Args:
-            positions: [k], ascending.
-            values: [k], fp32.
-            borders: start of each owner's part, and the end of the last part.
-            first: number that an owner gives to the first position of its part.
+            positions: [k], positions of the selected numbers, ascending.
+            values: [k], fp32, the selected numbers.
+            borders: position at which each owner's part starts, and the end of the last part.
+            first: what `positions` of a part count from: the owner's number for the first position of its part.
         """
         counts = counts_between(positions, borders)
         self.borders = borders

@@ -126,17 +126,18 @@ class TagcReducer(CodecReducer):
         return choices
 
     def _sum(self, slots: Tensor, numbers: Tensor, count: int, total: int) -> tuple[Tensor, Tensor, int]:
-        """Sum the selected numbers over the ranks, as a list or a sketch.
+        """Sum the selected numbers over the ranks: as a list with ratio auto, else as a count sketch.
 
         Args:
-            slots: [k], int64: the place of each of this rank's numbers in the index.
-            numbers: [k], int32, in quanta.
-            count: number of slots in the index.
+            slots: [k], int64: the place of each of this rank's numbers in the index, which lists the numbers that any
+                rank selected.
+            numbers: [k], int32: this rank's numbers as multiples of their tensor's quantum.
+            count: number of places in the index.
             total: count of numbers in all compressed tensors.
 
         Returns:
-            The sums at all slots, int32 [count]; whether each sum could be decoded, bool [count]; the count of 4-byte
-            cells sent.
+            The sums at all places of the index, int32 [count]; whether each sum could be decoded, bool [count]; the
+            length of the list or sketch that each rank sent, in cells of 4 bytes.
         """
         ratio = self._codec.ratio
         if ratio == "auto":

@@ -59,8 +59,8 @@ class WorkerPool:
         self._stop()
 
     def run(self, tasks: Iterable[Task[R]], report: Callable[[int], None]) -> Generator[R, None, None]:
-        """Yield the results in the order of the tasks; `report` is called with each further amount of all tasks'
-        progress.
+        """Yield the results in the order of the tasks. `report` is called with each further amount of progress of any
+        task, in the tasks' own unit.
 
         Raises:
             HpctrainError: a task raised it, or a worker process was killed; the other tasks are stopped.

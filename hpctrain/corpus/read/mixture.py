@@ -29,7 +29,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SourceOrder:
-    """The order of sources over one period."""
+    """The order in which the corpora of a mixture (the sources) give samples. It repeats after a period."""
 
     source: Indices
     """Index of the source at each position of the period, [period]."""

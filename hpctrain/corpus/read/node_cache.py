@@ -170,11 +170,11 @@ def _opened_lock(user_folder: Path, name: str) -> int:
 
 
 def _make_room(user_folder: Path, name: str, size: int) -> None:
-    """Make room for the copy `name` of `size` bytes: remove what is left of it, then unused copies of other corpora,
-    the oldest first, until it fits.
+    """Make room for a corpus copy of `size` bytes, the folder `name` in `user_folder`: remove the rest of an earlier
+    copy of this name, then unused copies of other corpora, the oldest first, until the new copy fits.
 
     Raises:
-        StorageError: the space does not suffice even then.
+        StorageError: the space does not suffice although all unused copies were removed.
     """
     _remove(user_folder, name)
     others = [path for path in user_folder.glob("corpus-*") if path.name != name]

@@ -147,10 +147,11 @@ class ClosedFormBound:
         return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta
 
     def _late_share(self, option: Option) -> tuple[float, float]:
-        """Return the share of a rank's work that comes before the next rank starts or after it ends, and the seconds of
-        the model that the share leaves out.
+        """Return (share of a rank's work on one micro-batch that comes before the next rank starts or after the next
+        rank ends, seconds of a micro-batch's work to which this share does not apply).
 
-        With split backwards, W fills the end. Then only forwards count, and the embedding is left out.
+        With split backwards, a rank fills the time after the next rank's end with W. Then only forwards count, and the
+        embedding is left out.
         """
         if not option.splits_backward:
             return 1 / option.virtual_stages, 0.0

@@ -105,11 +105,12 @@ def _mixes(classes: int, pp: int) -> IntArray:
 
 
 def _together(ranks: RankTimes, mixes: IntArray, numbers: NDArray[Any]) -> FloatArray:
-    """Return [cut] -> the most micro-batches of all replicas together, limited by the number of groups of each class.
+    """Return [cut] -> an upper bound of the micro-batches of all replicas together, with no more tensor-parallel groups
+    of a class than there are.
 
     Args:
-        mixes: [mix, rank] -> class of the rank's group.
-        numbers: [cut, mix] -> micro-batches of a replica.
+        mixes: [mix, rank] -> class of the group at this pipeline rank. A mix is a choice of classes for a replica.
+        numbers: [cut, mix] -> the most micro-batches of one replica.
     """
     pp, dp = ranks.pp, ranks.dp
     numbers = np.where(numbers < 1, INFEASIBLE, numbers)
@@ -183,6 +184,10 @@ class ReplicaFinish:
         The first counts what comes before a rank's first forward and after its last backward. The second counts a whole
         pass and all else that the rank does. The third, for 1f1b only, counts round trips from each rank to the last
         one.
+
+        Args:
+            at: indices of the replicas.
+            numbers: number of micro-batches of each of these replicas.
         """
         pp, many = self.ranks.pp, numbers[:, None]
         forward, backward, both, sums = (array[at] for array in (self.forward, self.backward, self.both, self.sums))

@@ -142,13 +142,16 @@ class KnapsackBound(RankTimes):
         return float(reached.max()), states
 
     def _may_lie(self, most_blocks: FloatArray, limit_s: float) -> bool:
-        """Return False if the columns cannot hold all blocks once the number of columns within a node is limited to
-        those that fit.
+        """Return False if the columns cannot hold all blocks once only as many columns lie within one node as the nodes
+        have room for.
 
-        A column within a node has a faster all-reduce than one across nodes.
+        A column is the tensor-parallel groups that all replicas have at one pipeline rank. A column within a node has a
+        faster all-reduce than one across nodes.
 
         Args:
-            most_blocks: [rank, window, mixture] -> blocks if all columns could lie within a node.
+            most_blocks: [rank, window, mixture] -> the most blocks of a column if all columns could lie within a node;
+                `_blocks` explains the axes.
+            limit_s: limit of the step time in seconds.
         """
         if self.apart is None:
             return True
@@ -157,11 +160,11 @@ class KnapsackBound(RankTimes):
         return bool((far.sum(axis=0) + gained.sum(axis=0)).max() >= self.layers)
 
     def mixtures_by(self, limit_s: float) -> list[tuple[int, ...]] | None:
-        """Return [rank] -> number of tensor-parallel groups of each class, the fastest class first, with which all
-        columns together hold the most blocks.
+        """Return [pipeline rank] -> number of tensor-parallel groups of each class, the fastest class first, with which
+        all ranks together hold the most blocks.
 
-        Every column ends its micro-batches within `limit_s` seconds. The result is None if the columns hold fewer
-        blocks than the model has.
+        The groups of each rank end their micro-batches within `limit_s` seconds. The result is None if all ranks
+        together hold fewer blocks than the model has.
         """
         most_blocks = self._blocks(np.minimum(self._caps(limit_s), self._memory_caps), limit_s)
         most, states = self._knapsack(most_blocks)

@@ -100,11 +100,11 @@ class MemoryFeasibility:
 
 
 def micro_batches_held(memory: MemoryModel, role: RankRole, memory_bytes: float, most: int) -> FloatArray:
-    """Return [blocks] -> an upper bound of the number of micro-batches that fit beside these blocks; infinite if `most`
-    fit.
+    """Return [number of blocks, from 0] -> an upper bound of the number of micro-batches that fit into `memory_bytes`
+    beside so many blocks; infinite if `most` micro-batches fit.
 
     Args:
-        role: the rank's role; its number of micro-batches does not matter.
+        role: the rank's role; its field `micro_batches` is ignored.
         most: largest number of micro-batches that is checked.
     """
     steps = [1]

@@ -74,10 +74,11 @@ class RankTimes:
         """Times of columns across nodes; None if all columns may lie within a node, or none can."""
 
     def _set_classes(self) -> None:
-        """Set `classes`, the classes of tensor-parallel groups, and `mixtures`, [mixture, class] -> groups of the class
-        in a column.
+        """Set `classes`, the classes of tensor-parallel groups, and `mixtures`, [mixture, class] -> number of groups of
+        the class in a column.
 
-        A column is the replicas of one pipeline rank.
+        A column is the tensor-parallel groups that all replicas have at one pipeline rank; a mixture is a choice of
+        their classes.
         """
         for most in range(self.limits.max_classes, 0, -1):
             classes = unit_classes(self.cost, self.unit_counts, self.option, self.shards, most)

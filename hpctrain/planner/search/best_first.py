@@ -96,11 +96,12 @@ class _BestFirstSearch(SearchState):
         )
 
     def _evaluate_sampled(self, candidate: UnopenedCandidate | Candidate) -> None:
-        """Open a candidate, drop it if it cannot win, or evaluate a few of its placements.
+        """Drop a candidate that cannot win; open an unopened one, so that its schedules become candidates; evaluate a
+        few placements of any other.
 
-        After this sampled evaluation, the first candidates of a search and those with a new best plan get a full
-        evaluation at once; others wait for it. The sooner there is a good plan to compare with, the fewer candidates
-        need a full evaluation.
+        After this sampled evaluation, the first candidates of a search and each one that yielded a new best plan get a
+        full evaluation at once. The others wait in `pending`: the sooner there is a good plan to compare with, the
+        fewer candidates need a full evaluation.
         """
         if not self.can_win(candidate):
             return

@@ -155,7 +155,8 @@ class UnopenedCandidate(NamedTuple):
 class Candidate(NamedTuple):
     """An option in the queue, and the space with the memory options that the option uses.
 
-    The first three fields are those of `UnopenedCandidate`.
+    The queue gives the candidate with the smallest `priority_s` first, and of equal ones that with the smallest
+    `number`. No plan of the option beats `bound_s` seconds.
     """
 
     priority_s: float

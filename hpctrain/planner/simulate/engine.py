@@ -58,7 +58,8 @@ class StageDurations(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """When every action of a table starts and ends, in seconds from the start of the step."""
+    """When every action of a table starts and ends, in seconds from the start of the step, and which action sends the
+    message for which an action waits."""
 
     spans: tuple[tuple[tuple[Action, float, float], ...], ...]
     """spans[pipeline rank]: (action, start, end) in order."""

@@ -159,7 +159,7 @@ class _Trial:
         return float(self.rng.exponential(self.cluster.node_mtbf_s / max(1, working)))
 
     def _short(self) -> int:
-        """Return the number of nodes that are missing from training."""
+        """Return the number of nodes that training lacks: failed nodes that no spare node replaces."""
         return max(0, len(self.away) - self.cluster.spares)
 
     def _speed(self) -> float:

@@ -21,7 +21,7 @@ STEP_TIME_TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parall
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """A layout and its predicted step time."""
+    """A layout and its predicted step time in seconds, as a sum of terms."""
 
     layout: Layout
     terms: dict[str, float]
@@ -34,7 +34,8 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedStep:
-    """A step simulated action by action, with the all-reduces and the update that follow the actions."""
+    """A step simulated action by action, with a timeline for each replica, and with the all-reduces of gradients and
+    the optimizer's update that follow the actions."""
 
     durations_by_replica: list[StageDurations]
     lines: list[Timeline]

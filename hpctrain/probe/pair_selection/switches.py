@@ -94,7 +94,7 @@ def infer_tree(sided: Floats) -> SwitchTree:
     switch.
 
     Args:
-        sided: latency [a, b] in seconds, NaN where not measured.
+        sided: one-way latency [a, b] in seconds, equal to that of [b, a]; NaN where not measured.
     """
     known = np.flatnonzero(np.isfinite(sided).sum(axis=1) > 0)
     if len(known) < MIN_NODES_FOR_TREE:

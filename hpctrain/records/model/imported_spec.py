@@ -157,8 +157,8 @@ class ImportedSpec(BlockStack):
         return False
 
     def _sequences(self, sequences: int, seq_len: int) -> float:
-        """Return how many sequences of the length with which the sizes were measured hold as many tokens as `sequences`
-        sequences of length `seq_len`."""
+        """Return the number of sequences of length `self.seq_len`, with which the sizes were measured, that hold as
+        many tokens as `sequences` sequences of length `seq_len`."""
         return sequences * seq_len / self.seq_len
 
 
