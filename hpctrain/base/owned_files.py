@@ -259,8 +259,8 @@ def _checked_file(path: Path, name: str, dir_fd: int | None, *, private: bool, g
 
 
 def _checked(descriptor: int, path: Path, *, private: bool, guarded: bool) -> int:
-    """Return the descriptor if its file is regular and passes `_check` with the same arguments; else close it and raise
-    UntrustedError."""
+    """Return the descriptor if its file is regular and passes `_check` with the same `private` and
+    `guarded`; else close it and raise UntrustedError."""
     try:
         status = os.fstat(descriptor)
         kind = kind_of(status.st_mode)

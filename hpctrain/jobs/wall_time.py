@@ -26,7 +26,7 @@ SUGGESTED_LIMIT_STEP_S = 300
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """A job's time limit."""
+    """A job's time limit, and who set it: you or the partition."""
 
     seconds: int | None
     """Seconds; None: no limit."""

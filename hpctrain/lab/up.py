@@ -47,7 +47,7 @@ class Blueprint:
     daemons: tuple[Command, ...]
 
     def lines(self) -> list[str]:
-        """Return what the build would do, as shell lines: folders, files, lines of /etc/hosts, and commands."""
+        """Return what building the lab would do, as shell lines: folders, files, lines of /etc/hosts, and commands."""
         lines = [f"mkdir -p {path}" for path in (*self.folders, *self.groups)]
         lines += [f"write {path} ({len(text)} bytes)" for path, text in self.files]
         lines += [f"echo {shlex.quote(text)} > {path}" for path, text in self.group_files]
@@ -237,7 +237,7 @@ class Leftovers:
         return bool(self.namespaces or self.interface or self.daemons or self.hosts or self.groups or self.folders)
 
     def summary(self) -> str:
-        """Return the parts as one line of text, such as '5 network namespaces, 6 daemons'."""
+        """Return the leftover parts as one line of text, such as '5 network namespaces, 6 daemons'."""
         counts = [(len(self.namespaces), "network namespace"), (len(self.daemons), "daemon")]
         words = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
         words += [CONTROL] if self.interface else []
@@ -247,10 +247,10 @@ class Leftovers:
 
 
 def leftovers(machine: Machine, folder: Path) -> Leftovers:
-    """Return the parts of any lab on this machine, found by their names.
+    """Return the parts of all labs on this machine, found by their names.
 
     Args:
-        folder: state folder to search, besides the one that the lab's interface names.
+        folder: state folder to search, besides the one that the alias of a lab's network interface names.
     """
     interface, alias = _control(machine)
     candidates = dict.fromkeys([folder, *([alias] if alias else [])])

@@ -49,7 +49,8 @@ def local_environment(count: int, environ: Mapping[str, str] | None = None) -> d
 def local_gpus(environ: Mapping[str, str]) -> list[str]:
     """Return the GPUs of this machine that a process may use, as names for CUDA_VISIBLE_DEVICES; empty without any.
 
-    These are the GPUs that `environ` names, as Slurm and people do; otherwise all of them.
+    These are the GPUs that CUDA_VISIBLE_DEVICES (else HIP_VISIBLE_DEVICES) in `environ` names; all GPUs of the machine
+    if neither variable is set.
     """
     for name in VISIBLE_VARIABLES:
         if name in environ:

@@ -104,7 +104,7 @@ class PreNormBlock(nn.Module):
 
         Args:
             x: [batch, seq, dim].
-            added: further arguments of the attention.
+            added: tensors that the attention gets after the normed x, such as T5's bias of the scores.
         """
         x = x + self.attention(self.attention_norm(x), *added)
         return x + self.feed_forward(self.feed_forward_norm(x))

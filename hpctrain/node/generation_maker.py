@@ -90,11 +90,11 @@ class GenerationMaker:
             self.event_log.write(kind, number, reason, **data)
 
     def _plan(self, proposal: Proposal, pending: _PendingEvents) -> Plan:
-        """Return the plan of the last generation, or the newest plan in the run folder, if it fits the members' nodes;
-        else a new plan for these nodes.
+        """Return the plan for the members' nodes: that of the attempt's last generation, or at the begin of an attempt
+        the newest plan in the run folder. If there is none, or it does not fit these nodes, return a new plan.
 
         Args:
-            pending: gets the events and the public plan file.
+            pending: gets the event about the plan, and with a new plan its copy for the run folder.
         """
         nodes = [member.node for member in proposal.members]
         previous = proposal.previous

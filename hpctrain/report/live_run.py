@@ -110,7 +110,8 @@ class LiveRun:
         self._tails = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
 
     def read(self) -> list[Event | MetricRow]:
-        """Return the events and metrics that were written since the last read, by time, and keep them for `status`."""
+        """Return the events and metrics that were written since the last read, by time. The object keeps them for
+        its method `status`."""
         # Check the lock before the files: if the run ends in between, its files already say how it ended.
         self.held = lock_held(self.folder)
         events, rows = (tail.values() for tail in self._tails)
@@ -183,6 +184,6 @@ def with_job(status: RunStatus, job: JobInfo | None, now: float, cancelled: bool
 
 
 def with_remark(status: RunStatus, remark: str) -> RunStatus:
-    """Return a status by the run's files whose reason ends with `remark`: why Slurm's state of the job is not part of
-    it."""
+    """Return a copy of `status`, which was found from the run's files alone, with `remark` at the end of its reason.
+    The remark says why the status does not include Slurm's state of the job."""
     return replace(status, reason=f"{status.reason}; {remark}")

@@ -50,15 +50,15 @@ SECRET_FILES = (
     "service-account*.json", "service_account*.json", ".secrets", "secrets.*", ".token", ".tokens", "*.token",
     "token.txt", ".api_key*", ".password*", ".passwd*",
 )  # fmt: skip
-"""Files and folders that usually hold tokens, by name or by the end of their path. They are not copied, and code.json
-lists those that were there."""
+"""Files and folders that usually hold access tokens, by name or by the end of their path. They are not copied,
+and code.json lists those that were there."""
 _SECRET = re.compile("|".join("/" + re.escape(form).replace(r"\*", "[^/]*") + "$" for form in SECRET_FILES))
 LARGEST_BYTES = 256 * 2**20
 """Largest copy of code in bytes. A larger folder holds data too, which does not belong in every run folder."""
 
 
 def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
-    """Copy the folder `source` to the run folder without files that usually hold tokens. code.json gets the git commit
+    """Copy the folder `source` to the run folder without files that usually hold secrets. code.json gets the git commit
     of `source` and the names of these files.
 
     Raises:
@@ -124,8 +124,8 @@ def git_state(source: Path, runner: Runner) -> dict[str, object]:
 
 
 def _survey(source: Path) -> tuple[int, list[str]]:
-    """Return the bytes of the files to copy, and the files and folders that usually hold tokens: paths relative to
-    `source`, sorted."""
+    """Return the bytes of the files to copy, and the files and folders that usually hold secrets such as access
+    tokens, which are not copied: paths relative to `source`, sorted."""
     size, omitted = 0, []
     for folder, names, files in os.walk(source):
         other = _no_code(folder, [*names, *files])

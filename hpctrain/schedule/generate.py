@@ -77,7 +77,7 @@ def _row(rank: int, pp: int, chunks: int, micro_batches: int, split: bool) -> tu
         pp: number of pipeline ranks.
         chunks: number of stages on the rank.
         micro_batches: number of micro-batches.
-        split: whether backwards are split, as for `interleaved`.
+        split: whether backwards are split into I and W, as in interleaved_zero_bubble.
     """
     visits = visit_order(pp, chunks, micro_batches)
     forwards = [Action(chunk * pp + rank, "F", index) for chunk, index in visits]
@@ -107,7 +107,7 @@ def warmup_count(rank: int, pp: int, chunks: int, micro_batches: int, split: boo
         pp: number of pipeline ranks.
         chunks: number of stages on the rank.
         micro_batches: number of micro-batches.
-        split: whether backwards are split, as for `interleaved`.
+        split: whether backwards are split into I and W, as in interleaved_zero_bubble.
     """
     spacing = 1 if split else 2
     return min((chunks - 1) * _rounds(pp, micro_batches)[0] + spacing * (pp - 1 - rank), chunks * micro_batches)

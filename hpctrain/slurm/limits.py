@@ -261,7 +261,11 @@ def _fit(
 
 
 def _key(fit: PartitionFit, request: JobRequest, with_gpus: bool) -> tuple[bool, bool, bool, int, bool, float, str]:
-    """Return the sort key of a fit; the smallest is best."""
+    """Return the sort key of a fit; the smallest is best.
+
+    Args:
+        with_gpus: whether partitions with GPUs come first; else those without GPUs.
+    """
     limit = fit.partition.time_limit_s or float("inf")
     return (
         fit.has_gpus != with_gpus,

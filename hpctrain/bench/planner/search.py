@@ -134,11 +134,11 @@ def uniform_topology(nodes: list[Node], kind: str, alpha_s: float, beta_s_per_by
 
 
 def measure(runner: Runner, search_limit_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Time the searches, and compare the planner's plan with every plan of a small problem; return the record of the
-    bench.
+    """Time the searches of `CASES`, and compare the planner's plan for a small model on three devices with every plan
+    there is; return the record of the bench.
 
     Args:
-        search_limit_s: seconds after which a search is stopped.
+        search_limit_s: seconds after which one case is stopped.
     """
     progress("searches")
     figures, unfinished = search_figures(runner, search_limit_s)

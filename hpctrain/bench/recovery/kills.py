@@ -156,8 +156,14 @@ def _await_steps(news: int, count: int, folder: Path) -> None:
 
 
 def _work(folder: Path, life: int, rank: int, restore: str | None, server: socket.socket, report: int) -> NoReturn:
-    """Train and save in a forked worker until it is killed; report each step as '.' and an error as '!' on the pipe
-    `report`."""
+    """Train and save in a forked worker until it is killed. Rank 0 writes '.' for each step, and any rank '!' for an
+    error, to the pipe `report`.
+
+    Args:
+        life: number of this start of the ranks, which serves as the generation.
+        restore: path of the checkpoint to load, within the run folder; None to begin anew.
+        server: listening socket of the ranks' store, which rank 0 serves.
+    """
     try:
         # torch's messages about a killed peer are expected here.
         os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 2)

@@ -39,7 +39,7 @@ def machine_text(record: dict[str, Any], **programs: str) -> str:
     """Return a sentence about the machine on which a record was measured, and the versions of programs there.
 
     Args:
-        programs: printed name by key in the record's `versions`: `torch="torch"` adds 'torch 2.8'.
+        programs: key in the record's `versions` = printed name: `torch="PyTorch"` adds 'PyTorch 2.8'.
     """
     machine, versions = record["machine"], record["versions"]
     named = ", ".join(f"{name} {versions[key]}" for key, name in programs.items())

@@ -212,11 +212,12 @@ def _queue_one(
 def _without_excluded(
     folder: RunFolder, prepared: PreparedRun, job: Run, slurm: Slurm, asked: SubmitOptions
 ) -> list[str]:
-    """Record the nodes that the given topology's verdict excludes, and return those that the first job is to exclude.
+    """Record the nodes that the verdict of the user's topology (-t) excludes, and return those that the first job is to
+    exclude; [] if there is no topology or it excludes none.
 
     Args:
         prepared: the run, its topology and its plan.
-        job: the run as it is asked of Slurm.
+        job: the run with the partition and the GPUs that the job requests from Slurm.
     """
     now = SystemClock().wall()
     bad = record_excluded_nodes(folder.path, prepared.topology, now, job.recovery.exclude_hours)

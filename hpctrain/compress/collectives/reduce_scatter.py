@@ -124,7 +124,7 @@ class FlatGradientLayout:
     """
 
     def __init__(self, pieces: Sequence[ShardedParameter], compressed: Sequence[int]) -> None:
-        """Compute the layout.
+        """Compute where each parameter lies among the numbers that a rank owns.
 
         Args:
             pieces: the parameters, in the order of the flat gradient.

@@ -219,8 +219,8 @@ class _Choice:
         return torch.cat(positions), torch.cat([parts.values[owner] for parts in self._parts])
 
     def read(self, rank: int) -> list[Tensor]:
-        """Return each parameter's selected values as the owners decode them. Values that `rank` owns are not
-        rounded.
+        """Return for each parameter the selected values [k] as their owners read them: rounded to the precision of
+        the message, except for the values that `rank` owns, which it sends to nobody.
         """
         by_owner = []
         for owner, values in enumerate(zip(*(parts.values for parts in self._parts), strict=True)):
@@ -238,6 +238,8 @@ def _bytes(numbers: Tensor) -> Tensor:
 
 
 def _cut(message: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Split a message into its first `count` fp32 numbers, as `_bytes` wrote them, and the remaining bytes."""
+    """Split a message, uint8 [bytes], into its first `count` numbers, fp32, and the bytes that follow. `_bytes` wrote
+    the numbers, with padding after them, which is left out.
+    """
     size = count * _FULL_BYTES
     return message[:size].view(torch.float32), message[size + -size % ALIGNMENT :]

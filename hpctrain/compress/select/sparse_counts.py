@@ -109,7 +109,7 @@ class Moments:
         """For each tensor, the sum of squared distances from the mean, as Welford updates it."""
 
     def observe(self, gradients: Sequence[Tensor], first: int = 0) -> None:
-        """Add gradients of a step to the profile. Call it only for gradients that are finite on all ranks.
+        """Add gradients of a step to the variance profile. Call it only for gradients that are finite on all ranks.
 
         Args:
             gradients: each [n_l], fp32, contiguous; unchanged.
@@ -156,13 +156,13 @@ class Moments:
         return [total / world for total in sums.tolist()]
 
     def restart(self) -> None:
-        """Drop the profile, free its memory and begin a new one."""
+        """Drop the variance profile, free its memory and begin a new one."""
         self._seen = [0] * self.layers
         self._means.clear()
         self._squares.zero_()
 
     def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """Return the unfinished profile; empty if no gradient was observed.
+        """Return the unfinished variance profile as key -> tensor; empty if no gradient was observed.
 
         Args:
             positions: for each tensor, the number that names it in the keys, as in 'mean.3'.

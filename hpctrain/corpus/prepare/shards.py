@@ -227,7 +227,7 @@ def size_of(folder: Path) -> int:
 
 
 def file_sha256(path: Path, report: Callable[[int], None] = lambda count: None) -> str:
-    """Return the SHA-256 of a file, as hex; `report` is called with numbers of bytes read.
+    """Return the SHA-256 of a file, as hex; `report` is called with the number of bytes of each piece that was read.
 
     Raises:
         FileError: the file cannot be opened, or is not a regular file.

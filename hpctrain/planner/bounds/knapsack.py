@@ -58,8 +58,8 @@ class KnapsackBound(RankTimes):
         return low, high
 
     def find_feasible_time(self, low: float) -> float:
-        """Return the first of low, 2·low, 4·low, ... seconds that the bound allows; `low` if it allows none of the
-        times tried.
+        """Return the first of low, 2·low, 4·low, ... seconds within which a layout may finish by this bound; `low` if
+        none may within the longest time tried.
         """
         times = (low * 2**power for power in range(self.limits.max_doublings))
         return next((seconds for seconds in times if self.may_finish_within(seconds)), low)
@@ -109,11 +109,12 @@ class KnapsackBound(RankTimes):
         return most_blocks
 
     def _knapsack(self, most_blocks: FloatArray) -> tuple[float, list[FloatArray]]:
-        """Return the most blocks that all ranks hold together, with one mixture of classes for each rank and the best
-        window.
+        """Return the most blocks that all ranks hold together, if each rank takes one mixture of classes of
+        tensor-parallel groups, and all ranks take the same window (a range of the largest number of micro-batches of
+        any replica), the one with the most blocks.
 
         Args:
-            most_blocks: [rank, window, mixture] -> blocks.
+            most_blocks: [rank, window, mixture] -> the most blocks that the rank can hold.
 
         Returns:
             The blocks, and the states of the knapsack for `mixtures_by`: [ranks filled so far] -> [window, groups used
@@ -218,8 +219,8 @@ class KnapsackBound(RankTimes):
         return np.asarray(caps)
 
     def _windows(self, least: int, most: int) -> list[tuple[int, int]]:
-        """Return ranges (first, last) of numbers of micro-batches that cover `least` to `most`; ranges of small numbers
-        are narrower.
+        """Return ranges (first, last), both included, of numbers of micro-batches that cover `least` to `most`;
+        ranges of small numbers are narrower.
         """
         windows: list[tuple[int, int]] = []
         start, width, limit = least, 0, self.limits.max_windows

@@ -258,9 +258,10 @@ def _scored(
 def _predictions(
     objective: Objective, spaces: Sequence[SearchSpace], fastest: PlanSearch
 ) -> tuple[list[Prediction], ChosenPlan]:
-    """Return the candidates of all spaces, and the fastest plan of the first space.
+    """Return (predictions of the candidates of all spaces, the fastest plan of the first space).
 
-    Each layout comes once. It is predicted with the measured topology, without late messages.
+    Each layout comes once. It is predicted with the topology as measured, even if it was found in a space whose
+    messages are late.
 
     Args:
         fastest: returns the fastest plan of a space.

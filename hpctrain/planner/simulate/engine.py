@@ -52,7 +52,8 @@ class StageDurations(NamedTuple):
         return [*self.forward, *self.backward, *(self.inputs or half), *(self.weights or half)]
 
     def by_message(self) -> list[float]:
-        """Return the seconds of the messages as one list: to the next stage by stage, then back by stage."""
+        """Return the seconds of the messages as one list: those that each stage sends to the next one, then those that
+        each stage sends back to the one before it, each in the order of stages."""
         return [*self.send, *self.send_back]
 
 

@@ -78,8 +78,8 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
 def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
     """Return the predicted step time: every replica's action table, then the all-reduce over replicas, then the update.
 
-    The terms describe the replica that ends last. `compute` is the computation of its busiest pipeline rank; the other
-    terms are what the step takes beyond that.
+    The result's `terms` describe the replica that ends last. `compute` is the computation of its busiest pipeline
+    rank; the other terms are what the step takes beyond that.
 
     Args:
         whole: simulate long tables to their end (see `rank_ends`).

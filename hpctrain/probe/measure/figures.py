@@ -182,11 +182,11 @@ def fit_lines(many: Sequence[Sequence[Point]]) -> list[AlphaBetaLine]:
 
 
 def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[AlphaBetaLine]:
-    """Return the lines of links whose messages have the same sizes.
+    """Return for each link the line that fits its times, for links whose messages have the same sizes.
 
     Args:
         sizes: bytes of each message, ascending.
-        seconds: times of shape (links, sizes).
+        seconds: times of the messages, [link, size].
     """
     size = np.asarray(sizes, dtype=np.float64)
     alpha, beta = _fit(size, seconds)

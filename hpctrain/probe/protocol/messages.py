@@ -124,8 +124,8 @@ def network_used(log: str) -> str | None:
 
 
 class Join(JoinedNode):
-    """The first message of a node to the coordinator: what the node is named, and where its listener and its host
-    are."""
+    """The first message of a node to the coordinator: the node's name, and the facts of `JoinedNode`, such as the
+    address of its listener."""
 
     kind: Literal["join"]
     node: Text
