@@ -57,7 +57,7 @@ class TorchUnavailable:
 
 @dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver on this machine, as nvidia-smi reports it."""
+    """NVIDIA's driver on this machine and the names of the GPUs, as nvidia-smi reports them."""
 
     gpus: tuple[str, ...]
     version: str | None

@@ -231,7 +231,8 @@ def srun_command(job: ProbeJob, command: Sequence[str], inside: bool = False) ->
     """Return the argv of an srun that starts `command` once on each node, with all resources of the node.
 
     Args:
-        folder: the probe's folder.
+        job: the resources to ask Slurm for.
+        command: program and arguments.
         inside: whether this process is in an allocation; a step there gets no --exclusive, which would limit each task
             to one CPU.
     """

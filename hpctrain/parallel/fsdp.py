@@ -197,7 +197,7 @@ class _ReduceScatter(DefaultReduceScatter):
         return work
 
     def finish_all_reduce(self, _sums: Tensor) -> None:
-        """End the recorded sum over replicas; torch calls this hook after the all-reduce between shard groups."""
+        """Record in `ACTIVITY` that the sum between shard groups has ended; torch calls this hook after the sum."""
         self._replicate_activity.__exit__(None)
 
 

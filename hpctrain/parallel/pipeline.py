@@ -340,7 +340,7 @@ def _logits(inputs: PipelineInputs, rows: int) -> Tensor:
 def _actions_by_group_rank(
     inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordinate
 ) -> dict[int, list[_Action | None]]:
-    """Return rank in the pipeline's process group -> the rank's actions, in order.
+    """Return rank in the pipeline's process group -> the rank's actions as torch's objects, in order; no entry is None.
 
     torch orders the members of a process group by global rank, so a rank in the group may differ from the pipeline
     rank.

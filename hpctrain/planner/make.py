@@ -160,8 +160,8 @@ def _fastest(run: Run, space: SearchSpace, find: PlanSearch) -> tuple[ChosenPlan
     """Return the fastest plan and its gradient codec.
 
     With `compression.mode: auto`, the first search is one with exact sums. If its plan leaves devices waiting or idle,
-    each codec of `searched` gets a search of its own: the fastest placement with exact sums may have no replicas, and
-    then no codec helps that placement.
+    each codec that the function `searched` returns gets a search of its own: the fastest placement with exact sums may
+    have no replicas, and then no codec helps that placement.
 
     Args:
         find: returns the fastest plan of a space.

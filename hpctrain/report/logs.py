@@ -45,7 +45,7 @@ class LogLine:
 
 @dataclass(frozen=True)
 class LogFile:
-    """A log of a run, of which the lines of some intervals of time may be selected."""
+    """A log of a run. `spans` selects the lines of some intervals of time, in seconds since 1970; None: all lines."""
 
     path: Path
     source: str

@@ -18,7 +18,11 @@ ROBUSTNESS_STEPS = 1000
 
 @dataclass(frozen=True)
 class FaultRecovery:
-    """One recovery of a run, from one fault or from several at once."""
+    """One recovery of a run, from one fault or from several at once.
+
+    `restore_step` is the step from which the new generation starts, `step` the first one that it makes, `seconds` the
+    time from the detection of the fault to the end of `step`, and `time_s` that end in seconds since 1970.
+    """
 
     faults: tuple[Event, ...]
     """The recorded faults; () if workers were restarted without a recorded fault."""
@@ -31,9 +35,8 @@ class FaultRecovery:
     reason: str = ""
     """Why the new generation was started."""
     seconds: float | None = None
-    """Seconds from the detection of the fault to the end of `step`; None if not known."""
+    """None if not known."""
     time_s: float | None = None
-    """Time at which `step` ended, in seconds since 1970."""
 
     @property
     def done(self) -> bool:

@@ -161,12 +161,12 @@ def _places(environ: Mapping[str, str], cwd: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class ScannedFolders:
-    """Run folders, divided into trusted and untrusted ones."""
+    """The trusted run folders, and for each untrusted run folder the error that says why it is not trusted."""
 
     trusted: list[Path]
     """Run folders that belong to this user, and to which nobody else can write."""
     untrusted: list[UntrustedError]
-    """For each untrusted run folder the reason: it is another user's, or others can write to it."""
+    """The reason is that the folder is another user's, or that others can write to it."""
 
 
 def is_trusted_run(path: Path) -> bool:

@@ -234,7 +234,7 @@ class AuthListener:
         return None
 
     def close(self) -> None:
-        """Close the socket and all pending callers."""
+        """Close the listening socket, and the sockets of callers that have not authenticated yet."""
         self._watch.remove(self._listener)
         self._listener.close()
         for peer in self._pending:

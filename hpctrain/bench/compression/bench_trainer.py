@@ -32,8 +32,9 @@ CLIP_NORM = 1.0
 
 @dataclass(frozen=True)
 class GradientSync:
-    """How a method sums gradients over the processes. By default it communicates nothing, and each process trains on
-    its own data. The time of another method minus that of the default is the cost of the other method."""
+    """How a method sums gradients over the processes: a module whose backward pass may communicate, and functions that
+    communicate after the backward pass and after the step. The defaults communicate nothing, so each process trains on
+    its own data. The time of another method minus that of the defaults is the cost of the other method."""
 
     model: nn.Module
     """The module to call with tokens: the model itself, or the wrapper around it."""

@@ -43,9 +43,9 @@ class Band:
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of one method over all its seeds: last loss, its gap to the reference, number of seeds that
-    `diverged`, bytes and processor seconds of a worker in a step, and results by link rate (`at_rate`, in bits per
-    second)."""
+    """The results of one method over all its seeds: last loss, its gap to that of training with exact sums, number of
+    seeds that `diverged`, bytes and processor seconds of a worker in a step, and results by link rate (`at_rate`, in
+    bits per second)."""
 
     method: str
     loss: Band | None
@@ -116,8 +116,12 @@ def step_seconds(row: Mapping[str, Any], rate: float) -> float | None:
 
 
 def loss_at(row: Mapping[str, Any], steps: float) -> float | None:
-    """Return the validation loss of the training `row` after `steps` steps, interpolated linearly; None outside the
-    curve."""
+    """Return the validation loss after `steps` steps, interpolated linearly; None if its curve does not reach there.
+
+    Args:
+        row: record of one training; its key `curve` has pairs (step, validation loss).
+        steps: number of steps.
+    """
     points = row["curve"]
     if not points or not points[0][0] <= steps <= points[-1][0] * (1 + 1e-9):
         return None
@@ -125,8 +129,13 @@ def loss_at(row: Mapping[str, Any], steps: float) -> float | None:
 
 
 def steps_to(row: Mapping[str, Any], loss: float) -> float | None:
-    """Return the number of steps after which the validation loss of the training `row` is first at most `loss`,
-    interpolated linearly; None where it never is."""
+    """Return the number of steps after which the validation loss is first at most `loss`, interpolated linearly; None
+    if it never is.
+
+    Args:
+        row: record of one training; its key `curve` has pairs (step, validation loss).
+        loss: validation loss to reach.
+    """
     before: tuple[float, float] | None = None
     for step, reached in row["curve"]:
         if reached <= loss:

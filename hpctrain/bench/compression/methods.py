@@ -299,7 +299,8 @@ class _InPrecision(nn.Module):
 
 
 def _ring_bytes(model: nn.Module, world: int) -> int:
-    """Return the number of values, not bytes, that a rank sends in a ring all-reduce of all gradients."""
+    """Return how many numbers a rank sends in a ring all-reduce of all gradients; multiplied by the bytes of a number,
+    they give the bytes."""
     return 2 * (world - 1) * sum(parameter.numel() for parameter in model.parameters()) // world
 
 

@@ -163,8 +163,8 @@ def _is_removed(group: Path) -> bool:
 
 
 def _add_interface(machine: Machine, namespace: str) -> None:
-    """Add a second network interface, without an address, to a node's network namespace. Other nodes reach an address
-    of this interface over the first one, because Linux answers for it there too."""
+    """Add a second network interface, as yet without an address, to a node's network namespace. When it gets an
+    address, other nodes reach this address over the node's first interface, because Linux answers for it there too."""
     machine.run(["ip", "-n", namespace, "link", "add", "eth1", "type", "veth", "peer", "name", "eth1-peer"])
     for name in ("eth1", "eth1-peer"):
         machine.run(["ip", "-n", namespace, "link", "set", name, "up"])

@@ -236,7 +236,8 @@ def _on_lab(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict[
     """Call `measure` for the lab that is up, and return its record; root is required, because the bench changes links.
 
     Args:
-        measure: called as `measure(machine, layout, *arguments, say)`.
+        measure: called as `measure(machine, layout, *arguments, say)`; `say` prints on stderr what is being
+            measured.
     """
     from hpctrain.lab.layout import load_layout, state_folder
     from hpctrain.lab.machine import lab_lock, this_machine

@@ -1,4 +1,5 @@
-"""Defaults of this cluster for jobs that measure: probe and selfcheck."""
+"""Fills in the Slurm options that a job of `hpctrain probe` or `hpctrain selfcheck` was not given, from the site
+profile or from variables such as SBATCH_ACCOUNT."""
 
 from __future__ import annotations
 

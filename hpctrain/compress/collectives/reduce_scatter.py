@@ -108,14 +108,14 @@ class Residuals(StepState, ABC):
 
 @dataclass(frozen=True)
 class ShardedParameter:
-    """A parameter of a `fully_shard` module, as it lies in the module's flat gradient."""
+    """A parameter of a `fully_shard` module, as it lies in the module's flat gradient. Each rank owns `owned` of its
+    numbers, padding included."""
 
     name: str
     """Name within the stage, as 'layers.3.attention.wq.weight'."""
     shape: torch.Size
     """Shape before sharding."""
     owned: int
-    """Count of the parameter's numbers that each rank owns, with padding."""
 
 
 class FlatGradientLayout:

@@ -96,10 +96,14 @@ class IntegerResiduals(Residuals):
         return self._residuals[key].next.view(ranks, -1)
 
     def end(self, key: Hashable, finite: bool) -> Tensor:
-        """End a sum of gradients: if its results are `finite`, make its buffer the residual.
+        """End the sum that `begin` began. If its results are `finite`, the contents of its buffer become the residual.
+
+        Args:
+            key: key of the sum, as given to `begin`.
+            finite: whether all results of the sum are finite.
 
         Returns:
-            The memory, [length], that is now unused; pass it to `free` after its last use.
+            The memory, fp32 [length], that is now unused; pass it to `free` after its last use.
         """
         residual = self._residuals[key]
         if finite:
@@ -322,7 +326,10 @@ class QuantizedReduceScatter(ReduceScatter):
         total.zero_()  # this rank's own numbers leave no residual
 
     def _heads(self, messages: Tensor) -> Tensor:
-        """Return the fp32 numbers at the heads of messages [world, bytes], as a view [world, head]."""
+        """Return the heads of messages, uint8 [world, bytes], as an fp32 view [world, head].
+
+        A head is the first numbers of a message: a flag, and the numbers that are summed exactly.
+        """
         return messages[:, : _FULL_BYTES * self._head].view(torch.float32)
 
 

@@ -254,7 +254,7 @@ class WarmUp:
         return self.step > self._steps
 
     def state(self) -> Tensor:
-        """Return the number of steps that were counted, as a tensor []."""
+        """Return the number of the run's steps that `over` has counted so far, as a tensor []."""
         return torch.tensor(self.step)
 
     def load_state(self, taken: Tensor | None) -> None:

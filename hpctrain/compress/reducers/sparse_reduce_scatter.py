@@ -214,7 +214,11 @@ class _Choice:
         """For each parameter, the positions within the owner's part and the values, divided by the scale."""
 
     def of(self, owner: int) -> tuple[Tensor, Tensor]:
-        """Return the positions in an owner's part, ascending, and the values divided by scales, over all parameters."""
+        """Return the selected numbers of all parameters that the rank `owner` owns, as two tensors [k].
+
+        The first has their positions in the owner's part, ascending. The second has the values, divided by the scales
+        of their parameters.
+        """
         positions = [parts.positions[owner] for parts in self._parts]
         return torch.cat(positions), torch.cat([parts.values[owner] for parts in self._parts])
 

@@ -174,7 +174,12 @@ class Moments:
         return {**means, _SQUARES: self._squares, _SEEN: torch.tensor(seen)}
 
     def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
-        """Restore what `state` returned, with the same `positions`; an incomplete profile starts afresh."""
+        """Restore the variance profile that `state` returned; an incomplete one starts afresh.
+
+        Args:
+            state: the entries that `state` returned.
+            positions: for each tensor, the number that names it in the keys, as given to `state`.
+        """
         self.restart()
         means = {layer: state.get(f"{_MEAN}{position}") for layer, position in enumerate(positions)}
         squares, seen = state.get(_SQUARES), state.get(_SEEN)
@@ -300,7 +305,7 @@ class AdaptiveSendCounts(SendCounts):
             self._moments.restart()
 
     def _passed(self, step: int) -> int:
-        """Return the number of steps since the last variance profile began, including step `step`."""
+        """Return the number of steps since the last measurement of variances began, including step `step`."""
         warmup, every = self._codec.warmup_steps, self._codec.reprofile_every
         return step if every is None else (step - 1) % max(every, warmup) + 1
 

@@ -35,7 +35,7 @@ class SiteDefaults:
     """The values, keyed and nested as in a run file."""
 
     def words(self, run_file: Path, overrides: tuple[str, ...]) -> list[str]:
-        """Return a line that names the keys that a run takes from the profile; [] if it takes none.
+        """Return one line that names the keys that a run takes from this site profile; [] if it takes none.
 
         Args:
             overrides: settings on the command line, written key=value; a key that they or the run file set is

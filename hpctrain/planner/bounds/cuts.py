@@ -293,11 +293,12 @@ class TwoStageRanks:
         self.most = np.maximum(cuts - np.where(last, 0, 1), self.least)
 
     def overlap_s(self, counts: RoundCounts) -> tuple[FloatArray, FloatArray]:
-        """Return the seconds of a rank's actions that may overlap a whole pass through the pipeline.
+        """Return the seconds of each rank's actions that may overlap the pass of one micro-batch through all ranks
+        and back.
 
         Returns:
             The seconds if the rank's first stage holds no block, and the seconds that each block in the first stage
-            adds.
+            adds; both [..., rank], as `cuts`.
         """
         none = counts.before * self.front_f + counts.between * self.back_f + counts.after * self.front_b + self.back_b
         return none, (counts.before - counts.between) * self.block_f + (counts.after - 1) * self.block_b

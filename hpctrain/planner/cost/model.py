@@ -56,10 +56,12 @@ class StageTime:
 
 
 class CostModel:
-    """Predicts seconds for one workload on given links, and peak bytes with its `memory`; caches its results.
+    """Predicts seconds for one workload on given links; its attribute `memory` predicts peak bytes. Caches its results.
 
     Args:
-        constants: kind of device -> constants.
+        work: the workload.
+        links: the links between the devices.
+        constants: kind of device (cpu or cuda) -> the cost model's constants for it.
     """
 
     def __init__(self, work: Workload, links: Links, constants: Mapping[str, CostConstants] = COST_CONSTANTS) -> None:

@@ -185,7 +185,8 @@ def _likely_orders(
 
 
 def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]:
-    """Return the widths of tiles (`_in_tiles`) to try: all divisors of dp; for many groups only the likely ones.
+    """Return the widths of tiles, in replicas, to try: all divisors of dp; for many groups only the likely ones. A tile
+    is some replicas that take groups together, stage by stage (`_in_tiles`).
 
     The likely ones are whole pipelines or whole stages side by side, stages as wide as a node, and pipelines within a
     node.

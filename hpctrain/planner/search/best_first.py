@@ -216,7 +216,8 @@ class _BestFirstSearch(SearchState):
 def search_many_devices(state: SearchState) -> SearchResult:
     """Return the best plan of the queued candidates, for pools with more than `EXHAUSTIVE_DEVICES` devices.
 
-    The search ends when no candidate can win or patience has run out for all candidates.
+    The search ends when no candidate can win, or when for every pair of pp and tp too many options in a row brought no
+    better plan (`patience_by_devices` of `SearchLimits`).
     """
     candidates, misfit_factor = state.candidates, state.limits.misfit_factor
     patience = misfit_factor * _patience(state)

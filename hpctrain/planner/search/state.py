@@ -24,7 +24,8 @@ from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDU
 
 
 class SearchResult(NamedTuple):
-    """The best plan of a search and a lower bound of all plans of its space."""
+    """The best plan of a search, a lower bound of all plans of its space, and whether the search `ended` because no
+    other option could win."""
 
     space: SearchSpace
     """The space with the best plan's memory options."""

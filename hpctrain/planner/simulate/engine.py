@@ -26,7 +26,8 @@ and two rounds hold an even number of micro-batches.
 
 
 class StageDurations(NamedTuple):
-    """Seconds of actions and messages for one micro-batch, by stage."""
+    """Seconds of actions and messages for one micro-batch, by stage. `blocking` says whether a rank waits while it
+    sends; otherwise sends overlap its computation."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -39,7 +40,6 @@ class StageDurations(NamedTuple):
     weights: tuple[float, ...] = ()
     """Seconds of the backward for weights (W) alone; if empty, half of the whole backward."""
     blocking: bool = False
-    """Whether a rank waits while it sends; if False, sends overlap its computation."""
 
     def without_sends(self) -> StageDurations:
         """Return the same durations with messages that take no time."""

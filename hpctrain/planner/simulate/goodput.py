@@ -61,8 +61,8 @@ class FailureModel:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Goodput over many simulated trials with one checkpoint interval and recovery mode, as shares of the
-    elapsed time.
+    """Goodput over many simulated trials with one checkpoint interval and recovery mode: mean and 5th percentile as
+    shares of the elapsed time; and the mean number of failures in a trial.
     """
 
     interval_s: float
@@ -136,7 +136,8 @@ class _Trial:
         """Times in seconds at which each lost node will be available again."""
 
     def run(self, wall_s: float) -> float:
-        """Return the seconds of training that are not lost again, as seconds of the whole cluster.
+        """Return the seconds of training that are not lost again. A second in which only a share of the nodes trains
+        counts as that share of a second.
 
         Args:
             wall_s: length of the trial in seconds.
@@ -166,13 +167,13 @@ class _Trial:
         return 1 - self._short() / self.cluster.nodes
 
     def _checkpointed_seconds(self, seconds: float, whole: bool) -> float:
-        """Return the seconds of training that are not lost, out of a time without failures that ends with a failure.
+        """Return the seconds of training that are not lost, out of a time between two failures or at the trial's end.
 
-        Training counts up to the last checkpoint that could be used at the failure.
+        Training counts up to the last checkpoint that could be used at the failure that ends the time.
 
         Args:
-            seconds: length of the time without failures.
-            whole: True if no failure ends the time, so that the training after the last checkpoint counts as well.
+            seconds: length of the time.
+            whole: True if the trial's end, and no failure, ends the time; then all training in it counts.
         """
         cycle = self.interval_s + self.cluster.stall_s
         if whole:

@@ -169,12 +169,12 @@ def _rank_ends(
 
 
 class _Noise(NamedTuple):
-    """Draws random seconds, one value for each of `draws` simulated steps."""
+    """Draws random seconds, one value for each of `draws` simulated steps. `variation` is the standard deviation of an
+    action's time, divided by the mean."""
 
     draws: int
     rng: np.random.Generator
     variation: float
-    """Coefficient of variation of an action's time."""
 
     def exponential(self, mean_s: float) -> FloatArray | float:
         """Return the extra seconds of a message in each draw; 0 for a mean of 0."""

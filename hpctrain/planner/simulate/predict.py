@@ -122,10 +122,11 @@ def largest_increase(before: dict[str, float], after: dict[str, float]) -> str:
 
 
 class _ReplicaRun(NamedTuple):
-    """The durations of replicas that have the same link pattern and number of micro-batches."""
+    """The durations of all replicas that have equal devices, equal links between their stages and equally many
+    micro-batches. `replica` is the number of one of them.
+    """
 
     replica: int
-    """The number of one of these replicas."""
     micro_batches: int
     durations: StageDurations
 
@@ -136,9 +137,10 @@ def _replica_kinds(cost: CostModel, layout: Layout) -> list[tuple[int, int]]:
 
 
 def _runs(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[_ReplicaRun]:
-    """Return one entry for each combination of link pattern and number of micro-batches.
+    """Return the durations of the replicas. Replicas with equal devices, equal links between their stages and equally
+    many micro-batches share one entry.
 
-    There is only one entry, with the slowest durations, if collectives in every micro-batch synchronise the replicas.
+    If collectives in every micro-batch synchronise the replicas, there is only one entry, with the slowest durations.
     """
     examples = cost.placement_links(layout.placement).representatives
     runs = [

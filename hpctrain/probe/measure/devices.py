@@ -52,7 +52,7 @@ class MeasuringProcess:
     (`hpctrain.worker measure`). It runs until the end of the probe. Always call `close`."""
 
     def __init__(self, runner: Runner, clock: Clock, log: Path, settings: ProbeSettings) -> None:
-        """Start the process.
+        """Start the process that measures.
 
         Args:
             log: file for the process's output.
@@ -93,8 +93,8 @@ class MeasuringProcess:
         return DeviceReport.model_validate(self._expect("devices", deadline).get("report"))
 
     def ask(self, order: Message, limit_s: float) -> Message:
-        """Send an order of the coordinator to the process, and return the process's answer, whose `kind` is that of the
-        order.
+        """Send an order of the coordinator to the measuring process, and return this process's answer, whose `kind` is
+        that of the order.
 
         Args:
             limit_s: seconds to wait for the answer.

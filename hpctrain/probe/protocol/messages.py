@@ -219,7 +219,7 @@ class DevicesAnswer(FailableAnswer):
 
 
 class RendezvousAnswer(FailableAnswer):
-    """Answer to `RendezvousOrder`: the port of the store, or the error."""
+    """Answer to `RendezvousOrder`: the port on which torch's TCPStore listens, or the error."""
 
     content = "port"
     kind: Literal["rendezvous"] = "rendezvous"

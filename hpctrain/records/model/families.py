@@ -184,8 +184,8 @@ class BiasedSpec(_EqualBlocks):
         """Return two counts of numbers per token, of the tensors in a block that tensor parallelism splits, summed over
         the devices: (all that the backward pass needs, those that are results of matrix products or attention).
 
-        Queries, keys, values and attention output have 4·d numbers, the input of the GELU has f (d: `dim`, f:
-        `hidden`). The output of the GELU has f numbers, too, but is no result of a matrix product.
+        Queries, keys, values and attention output have 4·d numbers, the input of the GELU has f (d: `dim`, f: width
+        of the feed-forward layer). The output of the GELU has f numbers, too, but is no result of a matrix product.
         """
         return 4 * self.dim + 2 * self.hidden, 4 * self.dim + self.hidden
 
