@@ -79,8 +79,8 @@ class ForkedProcess:
             self._begin(0)
 
     def end_request(self, pid: int) -> None:
-        """Close this side's descriptor of the token pipe, and set the process id to `pid`; 0 if the process will never
-        be forked."""
+        """Close the descriptor `token` of the request, and set the process id to `pid`; a `pid` of 0 means that the
+        fork server will never fork the process."""
         os.close(self._token)
         if self.waits:
             self._begin(pid)

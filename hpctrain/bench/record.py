@@ -35,7 +35,8 @@ def make_record(bench: str, rows: Sequence[Any], settings: dict[str, Any]) -> di
 
 
 def machine_and_versions(bench: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of the bench of that name without its rows, as JSON values."""
+    """Return the record of the bench named `bench`, without its rows, as JSON values: name, time, machine, versions and
+    the bench's settings."""
     return {
         "bench": bench,
         "time": utc_text(time.time()),

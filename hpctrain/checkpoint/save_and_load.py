@@ -269,8 +269,8 @@ def _make_folder(path: Path) -> None:
 
 
 def _reason(error: dcp.api.CheckpointException, path: Path) -> str:
-    """Return why DCP could not write to the folder `path`, in one line. If the file system still refuses a write, the
-    reason is its error, else that of the first rank that failed."""
+    """Return why DCP could not write to the folder `path`, in one line. The reason is the file system's error if it
+    also refuses a test file in the folder now, else the error of the first rank that failed."""
     refusal = _refusal(path)
     if refusal is not None:
         return f"{path}: cannot write: {refusal}"

@@ -172,12 +172,14 @@ def _expand_variables(value: str) -> str:
 
 
 def with_surviving_mount(environ: Mapping[str, str], folder: Path, which: Which, alone: bool) -> dict[str, str]:
-    """Return the environment with the script squashfuse_ll first on the PATH; unchanged if there is no squashfuse_ll.
+    """Return the environment with a script named squashfuse_ll first on the PATH, which starts the program
+    squashfuse_ll; the environment is unchanged if this machine lacks the program.
 
     The script ignores Slurm's signals, so that the image stays mounted until the processes in it have saved.
 
     Args:
-        folder: folder that only this node uses; made here.
+        folder: folder for the script, which only this node uses; made here.
+        which: `shutil.which`, or a test's replacement.
         alone: the node does not run under Slurm, which would end the processes of a killed node; so squashfuse_ll ends
             with the process that started it.
 

@@ -256,8 +256,8 @@ def _rename(folder: Path) -> str:
 
 
 def _lock(folder: Path) -> str:
-    """Lock and release `folder` as a run folder, and ask each time whether it is locked; return what went wrong, or
-    ''."""
+    """Lock `folder` as a run folder and release it, and ask after each of both whether it is locked. Return what went
+    wrong, or ''."""
     with lock_run_folder(folder):
         held = lock_held(folder)
     if not held:

@@ -94,8 +94,9 @@ def _ask_worker(
     Args:
         verb: command of `hpctrain.worker`: eval or export.
         folder: the run folder.
+        checkpoint: folder of the checkpoint.
         does: what the process does, as a verb for error messages ("exports").
-        question: values of the request, besides the two folders.
+        question: values of the request, besides `folder` and `checkpoint`.
 
     Raises:
         InputError: the worker reported wrong input.

@@ -123,8 +123,8 @@ class BiasedAttention(MultiHeadAttention):
 
 
 class GeluLayer(nn.Module):
-    """Feed-forward layer w2(GELU(w1 x)) (Hendrycks & Gimpel 2016); GELU is exact (form none) or in the tanh
-    approximation.
+    """Feed-forward layer w2(GELU(w1 x)) (Hendrycks & Gimpel 2016). GELU is exact if `form` is 'none', and the tanh
+    approximation if `form` is 'tanh'.
     """
 
     def __init__(self, spec: BiasedSpec, form: Literal["none", "tanh"]) -> None:

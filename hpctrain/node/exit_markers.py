@@ -1,7 +1,7 @@
 """Writes exit markers: files with which nodes tell the job script that they have left the attempt.
 
-srun waits for a node that died as long as Slurm does, minutes on most clusters. The job script stops waiting earlier:
-when the markers say that so many nodes have left that the remaining agents could not go on with the run either.
+srun waits for a node that died as long as Slurm does, minutes on most clusters. The job script waits less long: it
+stops when the markers say that so many nodes have left that the remaining agents cannot continue the run.
 """
 
 from __future__ import annotations

@@ -309,7 +309,8 @@ def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[Instrumen
 
 
 def _hidden(inputs: PipelineInputs, rows: int, cut: int) -> Tensor:
-    """Return the tensor that a stage sends at a cut, on one device of a tensor-parallel group, as a meta tensor.
+    """Return the tensor [rows, seq, dim] that a stage sends at a cut, on one device of a tensor-parallel group, as a
+    meta tensor. With sequence parallelism, `seq` is the device's part of the sequence.
 
     Args:
         inputs: the arguments of `build_pipeline`.

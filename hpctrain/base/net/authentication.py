@@ -264,8 +264,8 @@ class AuthListener:
         self._drop(longest.channel)
 
     def _reject_one(self) -> bool:
-        """Accept one waiting caller with the spare descriptor and close it. Return False if there is no spare
-        descriptor or no caller."""
+        """Accept the connection of one waiting caller with the spare descriptor, and close the connection. Return False
+        if there is no spare descriptor or no caller."""
         if self._spare is None:
             return False
         os.close(self._spare)

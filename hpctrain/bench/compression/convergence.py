@@ -142,7 +142,8 @@ def train_jobs(
     rank: int, world: int, jobs: Sequence[tuple[str, int]], settings: ConvergenceSettings, folder: Path, path: Path,
     alike: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Train these pairs (method, seed) one after the other, as one of the workers; the first worker writes the rows.
+    """Train the model with each pair (method, seed) of `jobs`, one after the other, as worker `rank` of `world`; worker
+    0 writes the rows.
 
     Args:
         folder: holds the corpus and the file through which the workers find each other.

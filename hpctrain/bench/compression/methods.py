@@ -246,8 +246,8 @@ def _codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
 
 
 def _auto(model: nn.Module, context: MethodContext) -> GradientSync:
-    """Open whole replicas with the codec that the planner chooses for the link and the devices, and return their
-    synchronisation."""
+    """Return the gradient synchronisation of whole (unsharded) replicas with the codec that the planner chooses for the
+    link and the devices."""
     chosen = choose_codec(context.group, context.work)
     return _codec(chosen.codec.to_json(), chosen)(model, context)
 

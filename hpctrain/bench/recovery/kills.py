@@ -112,8 +112,8 @@ def _restore(checkpoints: Path, chance: random.Random) -> str | None:
 
 
 def _one_life(folder: Path, life: int, restore: str | None, chance: random.Random) -> None:
-    """Start the ranks, wait for a few steps, then kill one rank or both at a random moment, and a surviving one soon
-    after.
+    """Start the two ranks, wait for a few steps, then kill one rank or both at a random moment, and soon after the rank
+    that survived, if any.
 
     Args:
         life: number of the start.
@@ -194,8 +194,8 @@ class StateHashes:
         self._trainer = trainer
 
     def before_each_save(self) -> None:
-        """Make the trainer call `compare` before each save from now on, so that the hash of every saved state is
-        recorded."""
+        """Make the trainer call `compare`, which records the hash of the present state, before each save from now
+        on."""
         save = self._trainer.saver.save
 
         def noted(tensors: dict[str, Any], manifest: Manifest) -> None:

@@ -71,10 +71,10 @@ def demo_command(output: Path, model: str) -> None:
 
 
 def _own_folder(folder: Path) -> Path:
-    """Make the demo's folder with its mark, and return it.
+    """Make the demo's folder with the file `MARK`, which marks it as made by the demo, and return its path.
 
     Raises:
-        InputError: the folder holds files and no mark of an earlier demo. A demo overwrites only a demo's files.
+        InputError: the folder holds files, but not the file `MARK`. A demo overwrites only a demo's files.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists():
         raise InputError(f"{folder}: holds something that the demo did not make; give it a new folder with -o")

@@ -234,9 +234,10 @@ class QuantizedReduceScatter(ReduceScatter):
     """The reduce-scatter of one `fully_shard` module of a stage, by integers; exempt parameters are summed exactly.
 
     Each rank owns a part of the sums. Each rank sends each owner the numbers of the owner's part, rounded, and keeps
-    the rounding errors in its residuals. The owner adds up the numbers in fp32 and sends nothing on. At N ranks a
-    number of the gradient costs (N−1)/N·b bytes, where b is 1.016 (8 bits) or 0.516 (4 bits). ZeRO++'s qgZ (Wang et al.
-    2023, arXiv:2306.10209) sends gradients of a sharded state in the same form, without residuals.
+    the rounding errors in its residuals. The owner adds up the numbers in fp32 and does not send the sums. At N
+    ranks, each rank sends (N−1)/N·b bytes for each number of its gradient, where b is 1.016 (8 bits) or 0.516 (4 bits).
+    ZeRO++'s qgZ (Wang et al. 2023, arXiv:2306.10209) sends gradients of a sharded state in the same form, without
+    residuals.
 
     The numbers of a rank's own part are not rounded. If any rank's gradient is not finite, all owners get NaN, and the
     module's residuals do not change.

@@ -55,7 +55,7 @@ class InputFile:
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files to read, sorted by path, without duplicates."""
+    """The files to read, sorted by path, without duplicates, and the files that were left out, by reason."""
 
     files: tuple[InputFile, ...]
     other_splits: tuple[Path, ...] = ()

@@ -239,7 +239,7 @@ def file_sha256(path: Path, report: Callable[[int], None] = lambda count: None) 
 
 def _difference(path: Path, sha256: str, size_bytes: int | None, report: Callable[[int], None]) -> str:
     """Return how a file differs from the hash and size in the index (None: the index has no size), in words; '' if it
-    does not differ."""
+    does not differ. `report` is called with numbers of bytes read."""
     try:
         size = path.stat().st_size
         if size_bytes is not None and size != size_bytes:

@@ -44,8 +44,8 @@ lengths of removed and of kept spans."""
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of an objective's special tokens, and the vocabulary sizes. Where the objective does not need them, `mask`
-    and `start` are None and `sentinels` is empty."""
+    """Ids of an objective's special tokens, and the vocabulary sizes of the data and of the model. Where the objective
+    does not need them, `mask` and `start` are None and `sentinels` is empty."""
 
     data_vocabulary: int
     """Vocabulary size of the data: token ids in the corpus are below it."""

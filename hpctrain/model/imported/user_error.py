@@ -41,7 +41,7 @@ def innermost_frame(error: BaseException, *origins: Origin) -> traceback.FrameSu
 
 
 def raised_in(error: BaseException) -> Origin | None:
-    """Return whose code raised an error; None for an error that was never raised."""
+    """Return whose code raised an error, such as 'user' or 'torch'; None for an error that was never raised."""
     frame = innermost_frame(error)
     return None if frame is None else _origin(frame.filename)
 

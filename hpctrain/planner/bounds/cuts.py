@@ -237,8 +237,8 @@ MIN_OVERLAP = 1e-3
 
 
 class RoundCounts(NamedTuple):
-    """Numbers of actions of a rank before its first backward, and after the last backward of its second stage, as [...,
-    rank].
+    """Numbers of actions of a rank that holds two stages: forwards before its first backward, by stage, and backwards
+    of the first stage after the last backward of the second one. All are [..., rank].
     """
 
     before: FloatArray

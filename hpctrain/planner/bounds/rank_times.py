@@ -194,8 +194,8 @@ class PipelinePasses:
     def step_s(self, micro_batches: int) -> float:
         """Return the least seconds until a replica has done `micro_batches` micro-batches.
 
-        With 1f1b the first rank holds at most `pp` micro-batches, so it starts another micro-batch only when an earlier
-        one is back. With other schedules one pass is counted.
+        With 1f1b the first rank holds at most `pp` micro-batches, so it starts another micro-batch only after the
+        backward of an earlier one. With other schedules, only one micro-batch's way forward and back is counted.
         """
         trips = -(-micro_batches // self.option.dims.pp) if self.option.schedule_spec.name == "1f1b" else 1
         return trips * self.both_s

@@ -61,7 +61,7 @@ class UnitCounts:
 def counts_all_reduce(work: Workload, dp: int) -> bool:
     """Return whether bounds count the all-reduce of gradients.
 
-    They do not with one replica, nor with a codec that may send less, nor with sharding within nodes.
+    Bounds leave it out with one replica, with a codec that is not exact, and with state that is sharded within nodes.
     """
     sharded_in_nodes = work.memory_options.zero and work.memory_options.shard == "node"
     return dp > 1 and work.codec.exact and not sharded_in_nodes

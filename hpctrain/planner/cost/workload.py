@@ -101,8 +101,8 @@ class Workload:
 
     @property
     def gathered_bytes(self) -> int:
-        """Bytes of a gathered weight with sharding: 2 in bf16 and fp16 if the weight is cast before the all-gather,
-        else 4.
+        """Bytes of each number of the weights that sharding gathers: 2 in bf16 and fp16 if the numbers are cast before
+        the all-gather, else 4.
         """
         return self.value_bytes if self.spec.gathers_in_compute_dtype else self.framework.weight_bytes
 

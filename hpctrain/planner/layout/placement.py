@@ -161,8 +161,9 @@ def _likely_orders(
     dp: int,
     message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
 ) -> list[Placement]:
-    """Return placements of the fastest groups and of the best connected groups, in several orders and with several
-    widths of tiles (`_in_tiles`).
+    """Return placements of the pp·dp fastest groups and of the pp·dp best connected ones, in several orders. A tile is
+    some replicas whose groups follow each other in the order, stage by stage (`_in_tiles`); tiles of several widths are
+    tried.
 
     Args:
         message: seconds of a stage message between two groups.

@@ -148,7 +148,8 @@ def used_nodes(layout: Layout) -> set[str]:
 
 
 def _draws(jitter: LinkJitter, slow_nodes: int) -> int:
-    """Return the number of draws for each slow node; 1 without jitter, because all draws are then equal.
+    """Return how often the step is simulated with random delays of messages, for each slow node; 1 without jitter,
+    because all these steps then take equally long.
 
     Args:
         slow_nodes: number of nodes that are the slow one in turn.

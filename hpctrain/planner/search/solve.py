@@ -322,9 +322,10 @@ def _distances(cost: CostModel, units: Sequence[TensorParallelGroup]) -> NDArray
 
 
 def _choose_micro_batches(cost: CostModel, placement: Placement, blocks: tuple[int, ...]) -> tuple[Layout, str]:
-    """Return the layout with the M that minimises equation (7), and a note with the values.
+    """Return the layout with the number of micro-batches M that minimises equation (7) of the paper, and a note with
+    the equation's value in seconds for each M that was tried.
 
-    Only those M of the grid are tried that divide the batch and fit the memory.
+    Only those M in `GRID` are tried that divide the batch and fit the memory.
     """
     work, pp, dp = cost.work, len(placement[0]), len(placement)
     values: dict[int, float] = {}

@@ -36,10 +36,10 @@ def fabric_of(
     """Return the fabric: link classes with their held-out error, clusters and links.
 
     Args:
-        matrix: the main figures of all pairs.
+        matrix: the figures of all pairs that `PairMatrix` has.
         tree: the switches above the nodes; without levels, all pairs form one class.
         ratios: switch level -> its oversubscription.
-        links: pairs with all their figures.
+        links: the measured pairs, each with all figures that were measured.
         backend: figures of messages over the training backend.
     """
     levels = tree.pair_levels if tree.levels else np.zeros((len(matrix.nodes),) * 2, dtype=np.int_)
@@ -106,8 +106,8 @@ def _usual_backend(measured: Sequence[tuple[str, BackendFigures]]) -> dict[str, 
 
 
 def _class_names(tree: SwitchTree, loopback: bool) -> dict[int, str]:
-    """Return switch level -> name of the link class of pairs whose lowest common switch is on that level. Level 0 has
-    the pairs that share no known switch."""
+    """Return switch level -> name of the link class of pairs whose lowest common switch is on that level. Leaf switches
+    are level 1. The key 0 stands for the pairs that share no known switch."""
     if loopback or not tree.levels:
         return {0: "loopback" if loopback else "network"}
     lower = {height: f"same_level{height}" for height in range(2, len(tree.levels) + 1)}

@@ -214,7 +214,7 @@ class NodePerformance:
 
     @property
     def bandwidth(self) -> float:
-        """The ratio of the slower direction: the smaller one of `sent` and `received`."""
+        """The node's bandwidth as a ratio, in its slower direction: the smaller one of `sent` and `received`."""
         return min(self.sent, self.received)
 
 

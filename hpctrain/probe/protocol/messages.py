@@ -196,7 +196,7 @@ class FailableAnswer(Part):
 
 
 class PairAnswer(FailableAnswer):
-    """Answer to `PairOrder`: the figures that this end of the pair measured, or the error."""
+    """Answer to `PairOrder`: the figures that this end of the pair measured, or `error`, why it measured none."""
 
     content = "figures"
     kind: Literal["pair"]

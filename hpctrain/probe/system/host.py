@@ -190,7 +190,8 @@ def is_held_by_quota(before: dict[Path, Periods], after: dict[Path, Periods]) ->
 
 
 def _periods(file: Path) -> Periods | None:
-    """Return the counts of a cpu.stat file; None without a quota, because the kernel then counts no periods."""
+    """Return the counts of quota periods in a cpu.stat file: (all, throttled). None without a quota, because the kernel
+    then counts no periods."""
     try:
         counts = dict(line.split() for line in (kernel_text(file) or "").splitlines())
         periods = (int(counts["nr_periods"]), int(counts["nr_throttled"]))

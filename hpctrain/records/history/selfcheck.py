@@ -43,7 +43,8 @@ class CheckResult(Document):
 
 
 class PathResult(Part):
-    """A row of the table: what came of one path on one node."""
+    """A row of the table that `hpctrain selfcheck` prints: what came of one path on one node. A path is a way to train
+    or to use a device that the check tries."""
 
     path: str
     verdict: PathVerdict

@@ -15,8 +15,8 @@ from hpctrain.records.model.imported_spec import ImportedSpec, Split
 
 
 class Model(Part):
-    """The model that is trained: exactly one of the keys preset, dims, hf and import is given. `found` belongs to hf,
-    all other keys belong to import."""
+    """The model that is trained: exactly one of the keys preset, dims, hf and import is given. Of the other keys,
+    `found` is used only with hf, and the rest only with import."""
 
     preset: str | None = None
     """Name of a preset; docs/models.md lists the presets."""
