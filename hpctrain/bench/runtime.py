@@ -37,8 +37,9 @@ SPEC = DecoderSpec(layers=6, dim=256, heads=4, vocab=small_run.BYTES_VOCABULARY)
 
 @dataclass(frozen=True)
 class ThroughputSettings:
-    """Settings of `hpctrain bench runtime`: batch, model, and numbers of steps. Each of `pairs` compares two blocks of
-    `block_steps` steps, after `warm_steps` steps that do not count. `rows` are the sequences of a process in a step."""
+    """Settings of `hpctrain bench runtime`: batch, model, and numbers of steps. The bench compares `pairs` pairs of
+    blocks: `block_steps` steps of hpctrain with as many of a plain loop, after `warm_steps` steps that do not count.
+    `rows` are the sequences of a process in a step."""
 
     pairs: int = 30
     block_steps: int = 3

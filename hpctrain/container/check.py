@@ -298,8 +298,8 @@ def _signalled(
 ) -> tuple[list[str], bool]:
     """Send SIGUSR2 and SIGTERM to all processes of a started image.
 
-    Return the names of the signals that reached a process inside, and whether it could read from the image afterwards.
-    If the process died without an answer, the signals count as delivered.
+    Return the names of the signals that reached a process inside, and whether this process could read files of the
+    image afterwards. If the process died without an answer, the signals count as delivered.
     """
     process = runner.start(image.command([entry.PYTHON, _INSIDE, "signals"]), env=env, log=log)
     try:

@@ -223,9 +223,13 @@ class Leftovers:
     """The parts of labs that exist on this machine, to be removed."""
 
     namespaces: tuple[str, ...]
+    """Names of the network namespaces."""
     interface: bool
+    """Whether the host has the lab's network interface."""
     daemons: tuple[int, ...]
+    """Process ids of the daemons."""
     hosts: bool
+    """Whether /etc/hosts has lines of a lab."""
     groups: tuple[Path, ...]
     """Cgroup folders of the nodes, and then that of the lab."""
     folders: tuple[Path, ...]

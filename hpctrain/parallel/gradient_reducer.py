@@ -64,10 +64,10 @@ class ShardedReducer(Reducer):
         }
 
     def reduce(self, gradients: list[Tensor]) -> int:
-        """Return the bytes that this rank sent for weights and gradients since the counters were last taken; end the
-        step of the residuals.
+        """End the step of the residuals. Return the bytes that this rank sent in FSDP's collectives of weights and
+        gradients since the pipeline's `take_counters` was last called.
 
-        The gradients are already sums.
+        The gradients are already sums, because FSDP sums them in the backward pass.
         """
         for residuals in self._residuals.values():
             residuals.end_step(gradients[0].device)

@@ -160,7 +160,8 @@ class TiedWeights:
 
     @property
     def followers(self) -> list[nn.Parameter]:
-        """Return this rank's copies without optimizer state: all but the first copy of each shared weight."""
+        """Return this rank's copies without optimizer state (the followers): all but the first copy of each shared
+        weight."""
         return [copy for name in self._held for copy in self.parameters(name)[1:]]
 
     def holders(self) -> dict[nn.Parameter, int]:
@@ -180,7 +181,8 @@ class TiedWeights:
                 local_part(other).copy_(local_part(first))
 
     def add_local_gradients(self) -> None:
-        """Add the followers' gradients to that of the first copy; call it after the backward passes of a step."""
+        """Add the gradients of the other copies of each shared weight on this rank to the gradient of the first copy,
+        and set the others to None. Call it after the backward passes of a step."""
         for name in self._held:
             first, *others = self.parameters(name)
             if not others:

@@ -170,7 +170,8 @@ class RandomStream:
     """Number of steps done; the training loop updates it."""
 
     def begin(self, stage: int, micro_batch: int) -> None:
-        """Seed the generators; call it before each forward of a stage for a micro-batch."""
+        """Seed torch's generators for the forward of this stage and micro-batch in the present step; call it before
+        each such forward."""
         value = stream_seed(self.seed, self.step, self.replica, stage, micro_batch)
         # torch.manual_seed seeds every kind of device and takes 100 us a call; seeding one kind takes 5 us.
         if self.device.type == "cuda":

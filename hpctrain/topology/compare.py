@@ -173,6 +173,9 @@ def _pair_differences(
 
     A million pairs as keys of a dictionary take a gigabyte. So arrays are compared, and only differences become
     objects.
+
+    Args:
+        tolerance: largest change of a figure, as a share of its value in `before`, that is no difference.
     """
     import numpy as np  # only for large clusters, as the matrices themselves
 

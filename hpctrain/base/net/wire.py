@@ -249,5 +249,5 @@ class Watch:
         self._selector.select(seconds)
 
     def close(self) -> None:
-        """Stop watching all files; they stay open."""
+        """Stop watching all sockets and channels; they stay open."""
         self._selector.close()

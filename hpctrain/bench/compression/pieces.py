@@ -104,9 +104,9 @@ def _processor_seconds(work: Work) -> float:
 
 @dataclass(frozen=True)
 class GpuPieceRow:
-    """Result of one part of a codec on a GPU: the median over the repeats, with the shortest and the longest. `density`
-    is the share of the values that was requested, `chosen` the share that was selected. `share_of_copy` compares with a
-    copy of the gradient."""
+    """Time of one part of a codec on a GPU, such as the selection: `time_s` is the median over the repeats. `density`
+    is the share of the values that was requested, `chosen` the share that was selected. `share_of_copy` is the time to
+    copy the gradient divided by `time_s`."""
 
     piece: str
     density: float

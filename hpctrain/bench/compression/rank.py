@@ -49,7 +49,8 @@ class Counter:
         return psutil.net_io_counters(pernic=True, nowrap=False)[self._interface].bytes_sent / self._sharers
 
     def during(self, work: Callable[[], object]) -> float:
-        """Run `work` between two barriers and return the bytes sent meanwhile. Collective."""
+        """Run `work` between two barriers and return the bytes that the interface sent meanwhile, as `read`
+        counts them. Collective."""
         dist.barrier()
         before = self.read()
         work()
@@ -58,8 +59,8 @@ class Counter:
 
 
 def header_factor(counter: Counter, repeats: int = 3) -> float:
-    """Return the bytes at the interface for each byte of payload in a ring all-reduce, median of `repeats`.
-    Collective."""
+    """Return the bytes that the network interface sends for each byte of payload in a ring all-reduce, as the median of
+    `repeats` measurements. Collective."""
     world = dist.get_world_size()
     numbers = torch.zeros(CALIBRATION_NUMBERS)
     payload = 2 * (world - 1) * numbers.numel() * numbers.element_size() / world

@@ -248,12 +248,12 @@ def _unlike_devices() -> Topology:
 
 
 def figures_of(run: Run, topology: Topology) -> Figures:
-    """Return the figures of a search and, for each compression in `LOSSES`, of the replan after the middle node is
-    lost.
+    """Return the figures of a search and of replans after the loss of the middle node.
 
     The figures of the search are its processor seconds, the predicted step in seconds and its gap to the bound in
-    percent. Those of a replan are its processor seconds, the blocks that are sent to another device, and the blocks
-    that the devices of the new plan hold.
+    percent. Under each key of `LOSSES` are the figures of the replan for a run with the compression at this key: its
+    processor seconds, the blocks that are sent to another device, and the blocks that the devices of the new plan
+    hold. They are absent for a cluster of one node.
     """
     figures: Figures = {}
     for name, compression in LOSSES.items():

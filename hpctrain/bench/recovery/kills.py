@@ -205,10 +205,10 @@ class StateHashes:
         self._trainer.saver.save = noted  # type: ignore[method-assign]
 
     def compare(self, step: int) -> None:
-        """Record the hash of the present state as that of `step`.
+        """Record the hash of the present state for the step number `step`.
 
         Raises:
-            HpctrainError: another hash was recorded for the step before.
+            HpctrainError: the file already has another hash for this step.
         """
         known = dict(line.split() for line in self._path.read_text().splitlines()) if self._path.exists() else {}
         now = self._hash()

@@ -204,7 +204,7 @@ def _check_alone(context: click.Context, inputs: tuple[Path, ...]) -> None:
     """Check that the command line gives, beside --recipe, no input and no option that belongs into the recipe.
 
     Raises:
-        click.UsageError: it gives one.
+        click.UsageError: the command line gives such an input or option.
     """
     if inputs:
         raise click.UsageError(f"found IN {inputs[0]} beside --recipe; name it as a source in the recipe")

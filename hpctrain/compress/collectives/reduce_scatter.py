@@ -20,7 +20,8 @@ from hpctrain.compress.codecs.buffers import Scratch
 class StepState:
     """Base class of objects that may have state between steps, such as residuals.
 
-    An object has no state unless a subclass overrides the methods, or sets `holder`.
+    An object has no state unless its class overrides the methods, or sets `holder` to another object that holds the
+    state.
     """
 
     holder: StepState | None = None
@@ -100,7 +101,7 @@ class Residuals(StepState, ABC):
 
     @abstractmethod
     def stats(self) -> ResidualStats:
-        """Return the figures of the last step on this rank."""
+        """Return what this rank sent in the last step, and what is left in its residuals."""
 
     def metrics(self) -> dict[str, float]:
         return residual_metrics([self])

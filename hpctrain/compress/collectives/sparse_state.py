@@ -108,8 +108,8 @@ class ErrorFeedback:
     def store_residual(self, key: str, a: Tensor, positions: Tensor, sent: Tensor) -> None:
         """Set the residual to the corrected gradient a minus the numbers that were sent.
 
-        In mode paper, the residual e becomes a minus the sent numbers minus (1−β)·e, which is equation (5) of the
-        paper.
+        In the mode paper of error feedback, the residual e becomes a minus the sent numbers minus (1−β)·e, which is
+        equation (5) of the paper. In the mode none, there is no residual to set.
 
         Args:
             key: as given to `add` or `add_to`.

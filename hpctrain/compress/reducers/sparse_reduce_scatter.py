@@ -99,8 +99,9 @@ class SparseReduceScatter(ReduceScatter):
         return sent
 
     def _copies(self, rows: Tensor) -> list[Tensor]:
-        """Return copies of the compressed parameters' gradients, each [world · owned], fp32. The next call overwrites
-        their memory.
+        """Return a copy of each compressed parameter's gradient, [world · owned], fp32; `owned` is the count of the
+        parameter's numbers, with padding, of which each rank owns the sum. The next call overwrites the memory of the
+        copies.
 
         Args:
             rows: [world, numbers], the flat gradient by owner.

@@ -263,8 +263,8 @@ def scan_all(
 
 
 def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, sample_bytes: int) -> Iterator[str]:
-    """Yield about `sample_bytes` of text to train a tokenizer on, cleaned as for encoding. Each source gives its share
-    of the whole text.
+    """Yield about `sample_bytes` of text to train a tokenizer on, cleaned as for encoding. Each source gives text in
+    proportion to its bytes of text.
 
     Args:
         partial: the work folder DIR.partial.

@@ -103,8 +103,13 @@ class ScanTask:
 
 
 def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np.int64], TextSample] | None:
-    """Return the stored scan, the bytes of text in each hash bucket ([BUCKETS]), and the sample for a tokenizer. Return
-    None if the file is missing or damaged, or if the scan had another limit of bytes."""
+    """Return the stored scan of a work unit, the unit's bytes of text in each hash bucket ([BUCKETS]), and its sample
+    for a tokenizer. Return None if the file is missing or damaged, or if the scan had another limit than `limit_bytes`.
+
+    Args:
+        path: file of the stored scan.
+        limit_bytes: largest number of bytes of text that the scan takes from the unit; None: no limit.
+    """
     try:
         with np.load(path) as file:
             head = json.loads(bytes(file["head"]))
@@ -152,7 +157,8 @@ def smallest(samples: Iterable[TextSample], size_bytes: int) -> TextSample:
 
 
 class _Sample:
-    """Collects the texts with the smallest sampling ranks: up to a number of bytes, but at least one text."""
+    """Collects a random sample of texts: those with the smallest sampling ranks, which follow from the texts' hashes.
+    The sample has up to a number of bytes, but at least one text."""
 
     def __init__(self, size_bytes: int) -> None:
         self._limit = size_bytes

@@ -96,7 +96,7 @@ class ClosedFormBound:
 
     def _fastest(self, size: int) -> tuple[float, float]:
         """Return the sum of the speeds of the `size` fastest tensor-parallel groups, and the slowest of these
-        speeds.
+        speeds. Speeds are relative, as `relative_speeds` returns them.
         """
         total, slowest = 0.0, self.kinds[0][0]
         for speed, count, _ in self.kinds:

@@ -250,7 +250,8 @@ class RoundCounts(NamedTuple):
 
 
 def round_counts(pp: int, micro_batches: IntArray) -> RoundCounts:
-    """Return the numbers of actions that follow from the rounds of interleaved 1F1B in `hpctrain.schedule.generate`.
+    """Return how many actions each rank runs at the beginning and at the end of a step (the fields of RoundCounts), by
+    the rounds of interleaved 1F1B in `hpctrain.schedule.generate`.
 
     Args:
         micro_batches: number of micro-batches, at least 1, as [..., rank] or [..., 1].
@@ -307,12 +308,13 @@ class TwoStageRanks:
 def cap_by_passes(
     classes: Sequence[UnitClass], caps: FloatArray, both: FloatArray, remaining_s: FloatArray
 ) -> FloatArray:
-    """Return `caps`, lowered to the micro-batches for which a rank has time beside a whole pass through the pipeline.
+    """Return `caps`, lowered to the most micro-batches that a rank can compute within the time limit, if one
+    micro-batch has to pass through the whole pipeline, too.
 
     Args:
-        caps: [rank, class, blocks] -> micro-batches; the result has the same shape.
-        both: [rank, class, blocks] -> seconds of a micro-batch, forward and backward.
-        remaining_s: [rank, class, blocks] -> seconds of the time limit beyond one pass.
+        caps: [rank, class, blocks] -> most micro-batches; the result has the same shape.
+        both: [rank, class, blocks] -> seconds of a micro-batch on the rank, forward and backward.
+        remaining_s: [rank, class, blocks] -> seconds that the time limit leaves after one pass through the pipeline.
     """
     pp, number, blocks = caps.shape
     mixes, cuts, _ = np.meshgrid(np.arange(number), np.arange(blocks), np.arange(pp), indexing="ij")

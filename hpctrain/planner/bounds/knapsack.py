@@ -78,9 +78,12 @@ class KnapsackBound(RankTimes):
         )  # fmt: skip
 
     def _blocks(self, caps: FloatArray, limit_s: float) -> FloatArray:
-        """Return [rank, window, mixture] -> the most blocks that a column of this mixture of classes can hold.
+        """Return [rank, window, mixture] -> the most blocks that a column of this mixture can hold; `INFEASIBLE` if it
+        can hold too few.
 
-        A window is a range of the largest number of micro-batches of any replica.
+        A column is the tensor-parallel groups of one pipeline rank over all replicas. A mixture says how many groups of
+        each class are in the column. A window is a range in which the largest number of micro-batches of a replica
+        lies.
 
         Args:
             caps: [rank, class, blocks] -> the most micro-batches of a tensor-parallel group that holds these blocks.

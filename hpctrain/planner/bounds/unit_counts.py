@@ -73,6 +73,7 @@ class UnitClass(NamedTuple):
     """
 
     kinds: frozenset[UnitKind]
+    """Kinds of the groups in the class."""
     number: int
     """Number of tensor-parallel groups of the class."""
     kind: str

@@ -26,7 +26,7 @@ HopCost = tuple[tuple[float, float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class RingGroup:
-    """Rings of `size` devices that all-reduce at the same time."""
+    """Rings of `size` devices that all-reduce at the same time, and the costs of their links."""
 
     size: int
     costs: tuple[tuple[float, float, float], ...]
@@ -35,7 +35,8 @@ class RingGroup:
     """
 
     def all_reduce_s(self, size_bytes: float, chunks: int) -> float:
-        """Return the seconds of the slowest ring, 2(n−1)(alpha + size/n·beta) with n = `size`.
+        """Return the seconds of the slowest ring: 2(n−1)(alpha + beta·b/n), with the n = `self.size` devices of a ring
+        and b = `size_bytes`.
 
         Args:
             size_bytes: bytes that are summed.
@@ -147,8 +148,9 @@ def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[DeviceId]]], 
 
 
 def _crossed(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
-    """Return the (source, target) pairs of an all-to-all whose links are compared; for many nodes, those of a ring
-    instead.
+    """Return the (source, target) pairs whose links decide the time of an all-to-all: one pair for every two nodes,
+    both ways, and the hops of the ring within nodes. For more than `MAX_PAIRED_NODES` nodes, return all hops of the
+    ring.
     """
     by_node = {device_id.node: device_id for device_id in device_ids}
     if len(by_node) > MAX_PAIRED_NODES:

@@ -41,9 +41,10 @@ def placements(
     dp: int,
     message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
 ) -> tuple[list[Placement], bool]:
-    """Return placements of pp × dp tensor-parallel groups, and whether these are all placements that differ.
+    """Return placements of pp × dp tensor-parallel groups, and whether no other placement is left.
 
-    Groups of one class are interchangeable, and so are replicas. No two placements differ only by such exchanges.
+    Groups of one class are interchangeable, and so are replicas. Of placements that differ only by an exchange of
+    groups of one class or of replicas, one counts.
 
     Args:
         classes: [group] -> its class (`interchangeable_classes`).

@@ -63,10 +63,10 @@ class _BestFirstSearch(SearchState):
         return self.result(self._min_bound_s(), ended=not self.skipped)
 
     def _search_all(self) -> None:
-        """Search until no option can win, or until patience has run out.
+        """Search until no option can win, or until too many evaluations in a row found no better plan (patience).
 
-        When patience has run out, the skipped options near the best one are still evaluated, until none of them is
-        better.
+        When patience has run out, options are skipped. Those that differ from the best option only in `pp` or only in
+        the schedule are still evaluated, until none of them is better.
         """
         center = None
         while self.candidates.queue or self.pending or (self.skipped and center != self._best_option()):
@@ -129,10 +129,10 @@ class _BestFirstSearch(SearchState):
         heapq.heappush(self.pending, (predicted_s, sampled.bound_s, next(self.numbers), candidate))
 
     def _feasible(self, candidate: Candidate, memory: bool) -> bool:
-        """Return whether an option could beat the best plan by the option's knapsack bound.
+        """Return whether an option's knapsack bound allows a plan that is faster than the best plan so far.
 
         Args:
-            memory: whether the bound counts the memory, which takes longer.
+            memory: whether the bound counts the memory, too; to compute it then takes longer.
         """
         space, option = candidate.space, candidate.option
         if self.best is None:

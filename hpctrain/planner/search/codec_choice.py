@@ -118,11 +118,11 @@ def compression_may_gain(prediction: Prediction) -> bool:
 
 
 def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> CodecDecision:
-    """Return the most exact codec for a layout, unless a less exact one is faster by the threshold, and the predicted
-    step.
+    """Return the codec for a layout, and the predicted step with this codec.
 
-    Codecs are tried from the most exact one on. A codec is chosen if it shortens the step by `MIN_GAIN` or
-    `MIN_LOSSY_GAIN` against the codec chosen so far. So by the cost model no step is longer than with exact sums.
+    Codecs are tried from the most exact one on. A codec is chosen if it shortens the step by the share `MIN_GAIN`, or
+    `MIN_LOSSY_GAIN` if it is lossy, against the codec chosen so far. So by the cost model no step is longer than with
+    exact sums.
 
     Args:
         cost: cost model with the layout's memory options; its codec does not matter.

@@ -32,11 +32,12 @@ from hpctrain.schedule.runnable import WHY_NOT_COMPILED_TP
 
 
 class WarmStart(NamedTuple):
-    """A plan near the previous one, made before a search, which the search has to beat."""
+    """A plan near the previous plan, made before a search, which the search has to beat."""
 
     space: SearchSpace
-    """The space with the memory options of this plan."""
+    """The space with the memory options of `best`."""
     best: Prediction
+    """The plan that the search has to beat."""
     reused_layouts: tuple[Layout, ...]
     """Layouts on the surviving devices that move little state, the one with the fewest moves first."""
 

@@ -177,11 +177,12 @@ class _Noise(NamedTuple):
     variation: float
 
     def exponential(self, mean_s: float) -> FloatArray | float:
-        """Return the extra seconds of a message in each draw; 0 for a mean of 0."""
+        """Return the random extra seconds of a message, [draws]; the number 0 for a mean of 0."""
         return self.rng.exponential(mean_s, self.draws) if mean_s else 0.0
 
     def gamma(self, turns: int, mean_s: float) -> FloatArray | float:
-        """Return the extra seconds of `turns` messages, sent one after the other, in each draw; 0 for a mean of 0.
+        """Return the random extra seconds of `turns` messages, sent one after the other, [draws]; the number 0 for a
+        mean of 0 or without messages.
 
         Args:
             mean_s: mean extra seconds of one message.
@@ -189,6 +190,7 @@ class _Noise(NamedTuple):
         return self.rng.gamma(turns, mean_s, self.draws) if turns and mean_s else 0.0
 
     def varied(self, seconds: float) -> FloatArray | float:
-        """Return the seconds of an action in each draw: log-normal with mean `seconds`."""
+        """Return the random seconds of an action, [draws]: log-normal with mean `seconds`; the number `seconds` if
+        times do not vary."""
         sigma = math.sqrt(math.log1p(self.variation * self.variation))
         return seconds * self.rng.lognormal(-sigma * sigma / 2, sigma, self.draws) if sigma else seconds

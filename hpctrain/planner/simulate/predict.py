@@ -1,4 +1,6 @@
-"""Predicts a layout's step time by term from the simulated table, and bounds it from below without simulation."""
+"""Predicts the terms of a layout's step time by simulating its action table, and computes a lower bound of the step
+time without simulation.
+"""
 
 from __future__ import annotations
 
@@ -260,7 +262,11 @@ def _shard_collective_times(cost: CostModel, layout: Layout) -> list[ShardCollec
 
 
 def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[float]:
-    """Return [pipeline rank] -> seconds from its last backward until its gradients are summed over the replicas."""
+    """Return [pipeline rank] -> seconds from its last backward until its gradients are summed over the replicas.
+
+    Args:
+        sharded: [stage] -> seconds of its ZeRO collectives.
+    """
     if layout.shards == 1:
         sums = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage)
         by_stage = [stage_time.seconds - overlapped_s(cost, layout, stage_time.wire_s) for stage_time in sums]

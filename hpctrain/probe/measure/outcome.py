@@ -175,7 +175,7 @@ def _enter_lines(matrix: PairMatrix, results: Sequence[PairResult], bulk_bytes: 
     them from latency and bandwidth.
 
     Args:
-        bulk_bytes: least bytes of the transfer in each direction.
+        bulk_bytes: least bytes of the transfer that measured the bandwidth, in each direction.
     """
     swept = [seen for result in results for seen in result.from_both_ends() if seen.at_a.ladder]
     for seen, line in zip(swept, pair_lines(swept, bulk_bytes), strict=True):
@@ -188,7 +188,7 @@ def pair_lines(pairs: Sequence[PairResult], bulk_bytes: int) -> list[AlphaBetaLi
     pings, size sweep and transfer.
 
     Args:
-        bulk_bytes: least bytes of the transfer in each direction.
+        bulk_bytes: least bytes of the transfer that measured the bandwidth, in each direction.
     """
     return fit_lines([_points(pair.at_a, pair.at_b, bulk_bytes) for pair in pairs])
 

@@ -90,8 +90,9 @@ def suspects(now: RelativePerformance, slow_ratio: float) -> list[int]:
 
 
 def is_late(now: RelativePerformance) -> npt.NDArray[np.bool_]:
-    """Return a boolean array by node: whether the node's latency is above the median of all nodes by more than
-    `LATENCY_WARN`, `LATENCY_FLOOR_S` and `OUTLIER_DEVIATIONS`."""
+    """Return [node] -> whether the node's latency is above the median of all nodes by each of three measures: more than
+    `LATENCY_WARN` times the median, more than `LATENCY_FLOOR_S` seconds above it, and more than `OUTLIER_DEVIATIONS`
+    robust standard deviations above it."""
     late = (now.latency > LATENCY_WARN) & (now.latency_excess_s > LATENCY_FLOOR_S)
     clear: npt.NDArray[np.bool_] = late & (now.latency - 1 > OUTLIER_DEVIATIONS * _spread(now.latency))
     return clear

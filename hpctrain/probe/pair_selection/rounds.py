@@ -338,9 +338,14 @@ def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, t
 
 
 def _controls(taken: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Pair]:
-    """Return good pairs for comparison, about as many as `taken`, from the nodes in `good` that are in no pair of
-    `taken`. Where switches are known, the two nodes of a pair share a leaf switch, because such pairs share no uplink
-    with others."""
+    """Return pairs of good nodes with which the pairs of `taken` are compared, about as many as `taken`. Their nodes
+    are in `good` and in no pair of `taken`. Where switches are known, the two nodes of a pair share a leaf switch,
+    because such pairs use no uplink.
+
+    Args:
+        taken: pairs of the round that hold a suspect.
+        good: indexes of the living nodes that are not suspected.
+    """
     busy = {node for pair in taken for node in pair}
     free = [node for node in good if node not in busy]
     wanted = max(1, min(len(taken), PAIRS_AT_ONCE - len(taken)))

@@ -130,8 +130,8 @@ def _file_path(location: Path, model: type[BaseModel]) -> tuple[Path, list[type[
 
 
 def _has_tag(owner: type[BaseModel], part: str | int) -> bool:
-    """Return whether `part` of a location is a value of the discriminator (`mode` or `family`) that selects the model
-    `owner` in a union."""
+    """Return whether `part`, an item of the location of a pydantic error, is a value of the discriminator (`mode` or
+    `family`) that selects the model `owner` in a union."""
     tags = [owner.model_fields[name].annotation for name in _DISCRIMINATORS if name in owner.model_fields]
     return any(get_origin(tag) is Literal and part in get_args(tag) for tag in tags)
 

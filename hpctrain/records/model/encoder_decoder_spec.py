@@ -159,8 +159,9 @@ class EncoderDecoderSpec(TransformerSpec):
         return sequences * (flops + 2.0 * self.target_length(seq_len) * self.vocabulary * self.dim)
 
     def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
-        """Return the sequence positions in a stage message, with the model cut before block number `cut`: those of the
-        encoder up to the first decoder block, those of encoder and decoder after it or if `cut` is None."""
+        """Return the number of sequence positions in a stage message at a cut before block number `cut`. Up to the
+        first decoder block, a message has the encoder's positions. After it, or if `cut` is None, a message has the
+        positions of encoder and decoder."""
         both = cut is None or cut > self.seam
         return seq_len + (self.target_length(seq_len) if both else 0)
 
