@@ -19,6 +19,7 @@ from hpctrain.base.process import WORKER, Process, end_process
 from hpctrain.launch.local import VISIBLE_VARIABLES, local_environment
 from hpctrain.launch.small_run import make_corpus, make_run
 from hpctrain.launch.worker_request import worker_reply
+from hpctrain.probe.system.gpu import driver_version, open_nvml
 from hpctrain.probe.system.host import cpu_name
 from hpctrain.records.history.selfcheck import SUMMARY_CHARS, CheckOrder, CheckResult, PathResult
 from hpctrain.selfcheck.paths import OPTIMIZER, SEQ_LEN, SEQUENCES, SPEC, CheckedPath, LeftOut, paths_of
@@ -188,7 +189,9 @@ def machine_facts(state: Mapping[str, Any]) -> dict[str, Any]:
         state: the answer of `hpctrain.worker torch`.
     """
     system = platform.uname()
+    with open_nvml():
+        driver = driver_version()
     return {
         "python": platform.python_version(), "kernel": system.release, "architecture": system.machine,
-        "processor": cpu_name(), "cores": len(os.sched_getaffinity(0)), **state,
+        "processor": cpu_name(), "cores": len(os.sched_getaffinity(0)), "driver": driver, **state,
     }  # fmt: skip

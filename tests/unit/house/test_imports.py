@@ -7,10 +7,11 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys
 names = []
