@@ -223,7 +223,7 @@ class LocalJob:
 
 
 def start_local_job(folder: RunFolder, count: int, lock: FileIO, runner: Runner, clock: Clock) -> LocalJob:
-    """Start `count` virtual nodes on the run folder, as a new attempt, and return the attempt.
+    """Start `count` virtual nodes on the run folder, as a new attempt, and return the started processes.
 
     Args:
         lock: the locked file of the run folder; the node processes inherit its descriptor, and so hold the lock.

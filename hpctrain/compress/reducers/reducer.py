@@ -215,7 +215,7 @@ class CodecReducer(Reducer):
         """The reducers of the gradients that are not chosen, and of the chosen ones in steps that sum them exactly."""
 
     def _split(self, gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the gradients that the codec sends, and the other gradients."""
+        """Return the gradients that the codec sends, and the exempt gradients, which are summed exactly."""
         chosen = frozenset(self._chosen)
         exempt = [gradient for index, gradient in enumerate(gradients) if index not in chosen]
         return [gradients[index] for index in self._chosen], exempt

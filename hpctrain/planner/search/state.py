@@ -229,8 +229,8 @@ class CandidateQueue:
         return best is None or not self.few_devices or space.bounds.any_feasible_within(dims, size, best.total)
 
     def first_spaces(self, dims: ParallelDims) -> Iterator[SearchSpace]:
-        """Yield the spaces whose memory options are tried first. If their layouts do not fit, `push_leaner_options`
-        adds more spaces.
+        """Yield the search spaces of the memory options that are tried first for these degrees. If their layouts do not
+        fit, `push_leaner_options` adds more spaces.
         """
         yield self.plain
         if not self.may_save_memory:

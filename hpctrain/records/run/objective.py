@@ -91,7 +91,8 @@ def resolved_objective(objective: AnyObjective | None, spec: Spec) -> AnyObjecti
 
 @cache
 def lengths(objective: AnyObjective, seq_len: int) -> Lengths:
-    """Return the token counts of one training sample with this objective, of which the model reads `seq_len` tokens.
+    """Return the token counts of one training sample with this objective. The model reads `seq_len` tokens of the
+    sample; in an encoder-decoder, its encoder reads them.
 
     Raises:
         InputError: with span corruption, no text has exactly `seq_len` tokens after its spans are replaced.
