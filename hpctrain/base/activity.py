@@ -32,7 +32,7 @@ class ActivityRecord(NamedTuple):
     """When the operation began: seconds on this machine's monotonic clock."""
 
     def words(self) -> str:
-        """Return the operation for a person: with 'micro-batch' where a profile has 'mb'."""
+        """Return the operation for a person: with 'micro-batch' where a torch profiler trace has 'mb'."""
         return self.operation.replace(" mb ", " micro-batch ")
 
 

@@ -98,9 +98,8 @@ def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
     serves as the run's job id.
 
     The supervisor is a process `hpctrain train --resume` in a session of its own, so that it survives the end of the
-    terminal.
-    Its output goes to a file: if it held this process's stdout open, a reader such as `$(hpctrain submit …)` would wait
-    for the end of the run.
+    terminal. The supervisor's output goes to a file: if the supervisor held this process's stdout open, a reader such
+    as `$(hpctrain submit …)` would wait for the end of the run.
 
     Raises:
         CommandError: the supervisor cannot be started.

@@ -123,7 +123,8 @@ class NodeInfo:
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition, as Slurm describes it. Times are in seconds; None means no limit unless stated otherwise."""
+    """One partition, as Slurm describes it. Times are in seconds; None means no limit unless the text below a field
+    gives it another meaning."""
 
     name: str
     default: bool

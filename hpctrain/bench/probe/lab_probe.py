@@ -188,8 +188,8 @@ class RateSettings:
 @dataclass(frozen=True)
 class RateRow:
     """Bandwidths of the probe (`ours`) and of iperf3 on links of one rate, as medians over the repeats; the probe's
-    error and both spreads are in percent. `cpu_contended` counts the repeats in which a processor limited the probe's
-    bandwidth."""
+    error and both spreads (largest minus smallest) are in percent. `cpu_contended` counts the repeats in which a
+    processor limited the probe's bandwidth."""
 
     case: str
     ours_bytes_per_s: float

@@ -219,7 +219,7 @@ def decode_values(data: Tensor, count: int, code: ValueCode) -> Tensor:
     """Return the numbers that `encode_values` encoded: [count], fp32.
 
     Args:
-        data: what `encode_values` returned; its memory begins at a multiple of 4.
+        data: what `encode_values` returned; its memory begins at an address that is a multiple of 4 bytes.
         count: count of numbers.
         code: precision, as given to `encode_values`.
     """

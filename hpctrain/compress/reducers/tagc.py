@@ -204,7 +204,7 @@ class _Choice:
     quantum: float = field(default=1.0)
 
     def numbers(self) -> Tensor:
-        """Return the selected values as int32 multiples of the tensor's quantum, a power of two."""
+        """Return the selected values as multiples of the tensor's quantum, a power of two: [selected], int32."""
         return (self.values / self.quantum).round_().to(torch.int32)
 
     def finish(self, feedback: ErrorFeedback, arrived: Tensor, union: Tensor, sums: Tensor) -> None:

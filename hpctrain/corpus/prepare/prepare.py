@@ -191,7 +191,7 @@ class SourceWork:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the source's text in the units scanned so far, without skipped input."""
+        """Bytes of the source's text in the work units scanned so far, without skipped input."""
         return sum(scan.text_bytes for scan in self.scans)
 
     def counts(self) -> Sources:

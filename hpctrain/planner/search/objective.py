@@ -309,8 +309,8 @@ def _space(run: Run, topology: Topology, whole: SearchSpace) -> SearchSpace:
 
 
 def _with_late_messages(topology: Topology) -> Topology | None:
-    """Return the topology with alphas as late as the 95th percentile of each link's latency; None if no percentiles
-    were measured.
+    """Return the topology with each link's alphas raised by p95 − p50 of its latency; None if no alpha changes, as
+    without measured latencies.
     """
 
     def late(figures: LinkFigures) -> LinkFigures:

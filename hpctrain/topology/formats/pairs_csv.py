@@ -43,8 +43,9 @@ def pairs_csv(topology: Topology) -> str:
 
 
 def _of_matrix(topology: Topology, source: str, target: str) -> tuple[list[str], bool]:
-    """Return (cells with the latencies and bandwidths of a pair from the pair matrix, whether any of them was
-    measured). The cells are empty if the topology has no pair matrix."""
+    """Return (five cells of a pair from the pair matrix: latency min, p50 and p95 in seconds, isolated and loaded
+    bandwidth in bytes/s; whether any of them was measured). A cell is empty if its figure was not measured, or if the
+    topology has no pair matrix."""
     pairs = topology.pairs
     names = ("latency_min_s", "latency_p50_s", "latency_p95_s", "isolated_bytes_per_s", "bytes_per_s")
     if pairs is None:
