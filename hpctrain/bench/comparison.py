@@ -25,8 +25,8 @@ class ComparisonRow:
     """Result of one case: the time of hpctrain compared with that of another implementation, over pairs of
     measurements.
 
-    `ratio` is the median of hpctrain's time divided by the other's, `low` and `high` its 90 % interval, `spread` the
-    uncertainty of one pair.
+    `ratio` is the median of hpctrain's time divided by the other's, `low` and `high` its 90 % interval. `spread` is
+    the uncertainty of one pair, as a share of `ratio`.
     """
 
     case: str

@@ -23,7 +23,7 @@ class Bf16ActivationCodec:
         return torch.empty(tensor.shape, dtype=torch.bfloat16, device=tensor.device)
 
     def write(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of any shape, encoded as a newly allocated message."""
+        """Return the message that encodes a tensor of any shape, newly allocated by `empty`."""
         return self.empty(tensor).copy_(tensor)
 
     def read(self, message: Tensor, tensor: Tensor) -> None:

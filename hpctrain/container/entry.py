@@ -285,7 +285,8 @@ def _same(path: Path, read_only: bool = False) -> list[Bind]:
 
 
 def _temporary(run: Run, environ: Mapping[str, str]) -> list[Path]:
-    """Return the node's existing temporary folders, without those that the runtime mounts by default."""
+    """Return the folders of this node that exist and are named by variables such as TMPDIR or by `data.stage_folder`,
+    without those that the runtime mounts by default."""
     named = [environ.get(name) for name in _TEMPORARY]
     named += [Template(run.data.stage_folder).safe_substitute(environ) if run.data.stage_folder else None]
     paths = [Path(name) for name in named if name and name.startswith("/")]

@@ -36,14 +36,14 @@ class TimeLimit:
 
 @dataclass(frozen=True)
 class WallTime:
-    """The predicted duration of a run, in seconds."""
+    """The predicted duration of a run: start-up time, if it was measured, and the steps."""
 
     step_s: float
-    """Predicted time of one step."""
+    """Predicted seconds of one step."""
     steps: int
     """Number of steps."""
     start_up_s: float | None
-    """Time from the job's start to its first step, measured by an earlier run on these nodes; None: not measured."""
+    """Seconds from the job's start to its first step, by an earlier run on these nodes; None: not measured."""
 
     @property
     def total_s(self) -> float:

@@ -93,7 +93,7 @@ def node_states(machine: Machine, layout: LabLayout) -> dict[str, NodeState]:
 @dataclass(frozen=True)
 class NodeStatus:
     """The present state of one node of the lab, in Slurm and in the kernel; `cut_from` are the nodes that cannot reach
-    it."""
+    it, `processes` counts the processes in its namespace."""
 
     name: str
     address: str

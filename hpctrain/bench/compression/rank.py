@@ -81,7 +81,7 @@ class StepSample(NamedTuple):
 
 
 class MethodRunner:
-    """All methods of a launch in one of its processes; measures them in turns."""
+    """All methods of one launch of the benchmark, in one of the launch's processes; measures them in turns."""
 
     def __init__(self, scene: LaunchSpec, folder: Path, rank: int) -> None:
         self._scene, self._settings = scene, scene.settings

@@ -22,8 +22,8 @@ from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 
 
 class Evaluation(NamedTuple):
-    """The result of evaluating an option: the best plan so far, which may be older, and the option's most promising
-    layout.
+    """The result of evaluating an option: the best plan so far, which may be one of an option evaluated before, and
+    this option's layout with the smallest lower bound, with the bound in seconds.
     """
 
     best: Prediction | None

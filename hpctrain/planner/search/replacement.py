@@ -134,8 +134,8 @@ def _surviving_units(
     """Return what remains of the previous plan's placement.
 
     Returns:
-        The whole replicas; [pipeline rank] -> the remaining groups of incomplete replicas; pipeline rank ->
-        `group_spec` of its groups.
+        The whole replicas, each as its groups by pipeline rank; [pipeline rank] -> the remaining groups of incomplete
+        replicas; pipeline rank -> `group_spec`, the figures of its groups that decide times and memory.
     """
     known = {unit.device_ids: unit for unit in units}
     rows, loose = [], [list[TensorParallelGroup]() for _ in range(previous.pp)]

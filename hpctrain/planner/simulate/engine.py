@@ -178,10 +178,13 @@ def _start_and_end_times(program: ActionProgram, durations: StageDurations) -> t
 
 @lru_cache(maxsize=1024)
 def named_program(schedule: str, pp: int, stages: int, micro_batches: int) -> ActionProgram:
-    """Return the program of a named schedule.
+    """Return the action table of a named schedule, as a program for the simulation.
 
     Args:
-        stages: stages of the model.
+        schedule: name of the schedule, such as 1f1b.
+        pp: number of pipeline ranks.
+        stages: number of stages of the pipeline.
+        micro_batches: number of micro-batches of a replica.
     """
     return compile_schedule(make_schedule(schedule, pp, stages, micro_batches))
 

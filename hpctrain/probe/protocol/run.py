@@ -293,7 +293,7 @@ def _find(node: ProbeNode, given_up: Callable[[], bool]) -> tuple[LineChannel, P
         given_up: returns whether to stop trying.
 
     Raises:
-        HpctrainError: no coordinator admitted this node before the deadline.
+        HpctrainError: no coordinator admitted this node within `join_deadline_s` of the probe's settings.
     """
     clock, limit_s = node.clock, node.settings.join_deadline_s
     deadline = clock.now() + limit_s

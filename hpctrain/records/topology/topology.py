@@ -146,7 +146,7 @@ class Health(Part):
 
 
 class Node(Part):
-    """A node with its devices, network cards and verdict."""
+    """A node with its devices, its network cards and the verdict on it (`health`)."""
 
     id: str = Field(pattern=NODE_NAME)
     """Slurm's name of the node, or local0, local1, … for virtual nodes."""
