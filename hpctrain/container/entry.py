@@ -254,8 +254,8 @@ def program_binds() -> list[Bind]:
 
 
 def run_binds(run: Run, folder: Path, environ: Mapping[str, str]) -> list[Bind]:
-    """Return all binds that a run needs. Files and folders of the run have equal paths inside and outside; the binds of
-    the run file come last.
+    """Return all binds that a run needs. Files and folders of the run have equal paths inside and outside. A bind of
+    the run file replaces any other bind of the same target.
 
     Args:
         folder: the run folder, absolute.

@@ -184,8 +184,8 @@ def _decoder(keys: _Keys) -> FamilySpec:
 
 
 def _mistral(keys: _Keys) -> FamilySpec:
-    """Return the spec of a Mistral, which is that of a Llama if there is no sliding attention window. A missing key
-    `sliding_window` is refused, because transformers then assumes a window of 4096 tokens."""
+    """Return the spec of a Mistral without a sliding attention window, which is that of a Llama. A window is refused,
+    and so is a missing key `sliding_window`, because transformers then assumes a window of 4096 tokens."""
     keys.only("sliding_window", None, default=4096)
     keys.size("num_key_value_heads")  # absent it would be 8 here, not all heads
     return _decoder(keys)

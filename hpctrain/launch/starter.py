@@ -51,7 +51,7 @@ class Starter:
 
 @dataclass(frozen=True)
 class WrittenStarter:
-    """The files of a starter run that were written."""
+    """The run file that `hpctrain init` wrote, and the corpus beside it if one was made."""
 
     run_file: Path
     run: Run

@@ -177,6 +177,10 @@ class GenerationMaker:
         Each newer checkpoint that does not verify is renamed and reported as an event, so that it counts neither as
         progress nor as one of the checkpoints to keep.
 
+        Args:
+            number: number of the generation that is proposed.
+            pending: gets the events.
+
         Raises:
             RefusedError: the run had saved a checkpoint, and none can be used.
         """

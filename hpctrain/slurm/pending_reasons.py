@@ -66,7 +66,7 @@ def pending_reason_text(reason: str, job: str) -> str:
 
     Args:
         reason: Slurm's code or text, '_' or blanks between words; "" where Slurm gives none.
-        job: the job's id, for the command to run.
+        job: the job's id, for the command that the text may advise.
     """
     if not reason:
         return "the scheduler has not looked at it yet"

@@ -185,6 +185,5 @@ def _scale(quantity: _Quantity, values: list[float]) -> tuple[float, str]:
 
 
 def _short(value: float) -> str:
-    """Return the value as text with three significant digits, or with all digits before the decimal point. A value near
-    the median takes at most five characters."""
+    """Return the value as text: from 100 on as a whole number, below 100 with at most three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -114,8 +114,8 @@ def _check(sources: Sequence[CorpusSource], options: PrepareOptions) -> None:
 
 
 def _command(works: Sequence[SourceWork], options: PrepareOptions, recipe: Recipe | None) -> dict[str, Any]:
-    """Return everything that determines the result, as JSON values. Only a command with equal values resumes unfinished
-    work."""
+    """Return everything that determines the content of the corpora, as JSON values. Only a command with equal values
+    resumes unfinished work."""
     libraries = ["tokenizers", *(["spacy"] if any(work.source.options.clean.sentences for work in works) else [])]
     return {
         "hpctrain": __version__,

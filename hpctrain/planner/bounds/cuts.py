@@ -61,7 +61,7 @@ def _some_end(ranks: RankTimes, cuts: IntArray, mixes: IntArray, numbers: IntArr
 
     Args:
         cuts: [cut, rank] -> blocks.
-        mixes: [mix, rank] -> class of the rank's group.
+        mixes: [mix, rank] -> class of the group at this pipeline rank. A mix is a choice of classes for a replica.
         numbers: [cut, mix] -> upper limit of a replica's micro-batches; modified in place.
     """
     cut, mix = (indices.ravel() for indices in np.indices(numbers.shape))
@@ -209,6 +209,10 @@ class ReplicaFinish:
 
         The weighted bounds of `bound_weights` are linear in the number of blocks of each first stage, so the least sum
         is at an end of the range of this number.
+
+        Args:
+            at: indices of the replicas.
+            numbers: number of micro-batches of each of these replicas.
         """
         pp, many, both = self.ranks.pp, numbers[:, None], self.both[at]
         halves = TwoStageRanks(self.ranks.classes, self.mixes[at], self.cuts[at])

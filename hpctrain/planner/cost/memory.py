@@ -61,9 +61,11 @@ class RankRole(NamedTuple):
 
 
 class _MemoryRole(NamedTuple):
-    """The part of a `RankRole` that decides the bytes. Many roles share one `_MemoryRole`, so results are cached by it.
+    """The part of a `RankRole` on which the rank's memory depends. Many roles share one `_MemoryRole`, so predicted
+    bytes are cached by it.
 
-    `moments` are those at which the rank keeps the most micro-batches (see `live_micro_batches`).
+    `moments` has the micro-batches of each stage at the moments when the rank keeps the most of them, as
+    `live_micro_batches` returns them.
     """
 
     kind: str

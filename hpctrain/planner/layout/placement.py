@@ -64,7 +64,8 @@ def topology_order(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Pl
 
 
 def rank_permutations(placement: Placement) -> Iterator[Placement]:
-    """Yield the placement with its pipeline ranks reversed, and with each pair of unlike ranks exchanged.
+    """Yield the placements that differ from `placement` by one change of its pipeline ranks: their order reversed, or
+    two ranks with unlike devices exchanged.
 
     The ends of a pipeline do more than their blocks, so it matters which devices are there.
     """
@@ -204,11 +205,12 @@ def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]
 def _between_nodes(
     units: Sequence[TensorParallelGroup], message: Callable[[TensorParallelGroup, TensorParallelGroup], float]
 ) -> dict[str, dict[str, float]]:
-    """Return [node][other node] -> seconds of a stage message. The result is empty if all are equal, or if there are
-    too many nodes to compare.
+    """Return [node][other node] -> seconds of a stage message between them. The result is empty if all these times are
+    equal, or if there are more than `MAX_ORDERED_NODES` nodes.
 
     Args:
-        message: seconds of a stage message between two groups.
+        units: tensor-parallel groups; the first one of a node stands for the node.
+        message: returns the seconds of a stage message from one group to another.
     """
     first: dict[str, TensorParallelGroup] = {}
     for unit in units:

@@ -227,8 +227,8 @@ def _with_compute(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
 def _with_tensor_parallel(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
     """Return the profile with the factor of tensor-parallel dispatch.
 
-    With this factor, the predicted time of all stages equals the measured one. If that cannot be found out, the profile
-    gets a remark instead.
+    With this factor, the predicted time of all stages equals the measured one. If the factor cannot be determined, the
+    profile gets a remark with the reason instead.
     """
     if fit.plan.tp == 1:
         return _remarked(profile, tensor_parallel="no matrix was shared by several devices")
@@ -244,10 +244,11 @@ def _with_tensor_parallel(profile: CalibrationProfile, fit: _Fit) -> Calibration
 
 
 def _with_communication_and_update(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
-    """Return the profile with one factor for communication and update, fitted to the whole step, because neither is
-    timed separately.
+    """Return the profile with one value as the factor of both communication and update, fitted to the whole step,
+    because neither is timed separately.
 
-    A term that takes too little of the step stays unknown. Both stay unknown if gradients are compressed.
+    If one of the two takes too little of the step, its factor stays unknown. Both factors stay unknown if gradients are
+    compressed.
     """
 
     def prediction(**factors: float) -> Prediction:

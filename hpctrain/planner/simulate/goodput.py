@@ -77,8 +77,9 @@ class Goodput:
 def daly_interval(cluster: FailureModel) -> float:
     """Return the best seconds of training between two checkpoints: √(2·stall·M) − stall, but at least the stall.
 
-    M is the mean time between failures of the whole job. This is Daly 2006 (FGCS 22/3), equation (8), to first order;
-    without the subtraction it is Young 1974 (CACM 17/9).
+    `stall` is the seconds for which a checkpoint stops training, and M the mean seconds between failures of the whole
+    job. The formula is Daly 2006 (FGCS 22/3), equation (8), to first order; without the subtraction it is Young 1974
+    (CACM 17/9).
     """
     mtbf_s = cluster.node_mtbf_s / cluster.nodes
     return max(cluster.stall_s, math.sqrt(2 * cluster.stall_s * mtbf_s) - cluster.stall_s)
