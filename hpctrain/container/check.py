@@ -122,6 +122,8 @@ def _required(name: str, value: str, wrong: str) -> ImageFinding:
     """Return a finding about something that a run needs: of level problem if `wrong` is not empty, else of level ok.
 
     Args:
+        name: what was checked, such as 'python'.
+        value: what was found, for the printed line.
         wrong: what is wrong and what to do; '' if all is well.
     """
     return ImageFinding(name, "problem" if wrong else "ok", value, wrong)

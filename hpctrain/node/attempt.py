@@ -303,7 +303,7 @@ def _refresh_dependent_runs(folder: RunFolder, slurm: Slurm) -> None:
 
 @contextlib.contextmanager
 def _reported(text: str) -> Iterator[None]:
-    """Print an error of the `with` block, inserted into `text`, and go on."""
+    """Print an error of hpctrain in the `with` block, in place of the {} in `text`, and go on after the block."""
     try:
         yield
     except HpctrainError as error:

@@ -154,8 +154,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 class _Stopped(BaseException):
-    """Raised when a stop is requested while the node can stop at once. It is a BaseException, so that no handler of
-    errors catches it."""
+    """Raised when a stop is requested within a block of `_StopRequest.at_once`, before the training begins. It is a
+    BaseException, so that no handler of errors catches it."""
 
 
 class _StopRequest:

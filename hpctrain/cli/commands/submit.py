@@ -217,7 +217,7 @@ def _without_excluded(
 
     Args:
         prepared: the run, its topology and its plan.
-        job: the run with the partition and the GPUs that the job requests from Slurm.
+        job: the run with what its job requests from Slurm, such as the number of GPUs.
     """
     now = SystemClock().wall()
     bad = record_excluded_nodes(folder.path, prepared.topology, now, job.recovery.exclude_hours)

@@ -88,7 +88,8 @@ def train_command(
 
 
 def _machine_warnings(run: Run, count: int) -> list[str]:
-    """Return what somebody should know of a run of `count` virtual nodes on this machine, as lines."""
+    """Return warnings about a run of `count` virtual nodes on this machine, as lines: too few GPUs, or a login node;
+    [] if there is nothing to warn of."""
     few_gpus = check_gpus(count, run.cluster.device, os.environ)
     return [*few_gpus, *login_node_words(count, Slurm(SystemRunner()), os.environ)]
 

@@ -303,7 +303,7 @@ class SparseState(Residuals):
         self.feedback.end_step(self._step)
 
     def stats(self) -> ResidualStats:
-        """Return the figures of the last step on this rank."""
+        """Return the counts and the squared norms of the last step on this rank."""
         return ResidualStats(self._sent, self._of, self._square, self.feedback.norm() ** 2)
 
     def state(self) -> dict[str, Tensor]:

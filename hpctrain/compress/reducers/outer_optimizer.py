@@ -157,8 +157,8 @@ class OuterOptimizer(StepState):
         self._states_agree = False
 
     def _agree_on_state(self) -> int:
-        """Drop the momentum buffers of all ranks if they come from different numbers of outer syncs, because weights
-        would diverge.
+        """Drop the momentum buffers of all ranks if they come from different numbers of outer syncs. With unlike
+        buffers, the replicas' weights would diverge.
 
         Collective over the replicas.
 

@@ -54,8 +54,12 @@ def threshold_select(device: torch.device) -> ThresholdSelect:
 
 
 def by_torch(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions [k], int64, ascending, and the values [k] whose magnitude reaches a threshold, by torch's
-    operations.
+    """Return the positions [k], int64, ascending, and the values [k] of the numbers whose magnitude is at least
+    `threshold`, computed with torch's own operations.
+
+    Args:
+        values: [n].
+        threshold: a single number.
     """
     positions = (values.abs() >= threshold).nonzero().flatten()
     return positions, values.index_select(0, positions)

@@ -338,7 +338,7 @@ def _offer(work: SourceWork, unit: WorkUnit, sample_bytes: int) -> int:
     """Return the bytes of text that a unit offers for the sample on which a tokenizer is trained.
 
     Args:
-        sample_bytes: size of the whole sample.
+        sample_bytes: size of the whole sample; 0 if no tokenizer is trained.
     """
     if not sample_bytes:
         return 0

@@ -199,11 +199,11 @@ def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> Non
 
 
 def _with_compute(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
-    """Return the profile with a factor for each device type: the median ratio of measured to predicted time over its
-    stages.
+    """Return the profile with a factor for each device type: the median ratio of measured to predicted time over the
+    stages on devices of this type.
 
-    A stage counts only if all its devices have one type. If its time holds tensor-parallel or ZeRO messages too, or no
-    stage counts, the profile gets a remark instead.
+    A stage counts only if all its devices have one type. If the times of stages hold tensor-parallel or ZeRO messages
+    too, or no stage counts, the profile gets a remark instead.
     """
     if fit.plan.tp > 1 or fit.plan.zero >= 2:
         what = "sharded tensors" if fit.plan.tp > 1 else "ZeRO's messages"

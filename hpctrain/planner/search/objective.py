@@ -77,7 +77,7 @@ class Objective:
 
     @property
     def fewer_nodes(self) -> bool:
-        """Whether a plan that leaves nodes out may be better than the fastest one."""
+        """Whether a plan that leaves nodes out may be better by this objective than the plan with the shortest step."""
         return self.goal in ("energy", "cost") or self.goodput_constraint is not None
 
     def rate(self, layout: Layout) -> float:

@@ -287,8 +287,11 @@ def _degrees(pool: DevicePool, work: Workload) -> tuple[int, int, int]:
 
 
 def _stage_units(space: SearchSpace, pp: int, dp: int, tp: int) -> list[list[TensorParallelGroup]]:
-    """Return candidates for a stage, each of `dp` tensor-parallel groups within a node, or across nodes if too few
-    candidates fit within nodes.
+    """Return candidates for a stage, at least `pp` of them, each with `dp` tensor-parallel groups: all within one node,
+    or across nodes if fewer than `pp` candidates fit within nodes.
+
+    Raises:
+        RefusedError: there are fewer than `pp` candidates.
     """
     units = space.units(tp)
     by_node: dict[str, list[TensorParallelGroup]] = {}

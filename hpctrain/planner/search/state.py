@@ -247,8 +247,8 @@ class CandidateQueue:
             yield self._space(MemoryOptions(zero=1, shard=shard, sequence_parallel=True))
 
     def push_leaner_options(self, candidate: Candidate) -> None:
-        """Queue a candidate's option with more recomputation and with a higher ZeRO level, because the option does not
-        fit as it is.
+        """Queue up to two variants of a candidate's option, which does not fit as it is: one with the next level of
+        recomputation and, from ZeRO 1 or 2 without recomputation, one with the next ZeRO level.
         """
         if not self.may_save_memory:
             return

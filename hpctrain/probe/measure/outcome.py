@@ -150,7 +150,7 @@ class ProbeOutcome:
         return self.pairs or self._first
 
     def matrix(self) -> PairMatrix:
-        """Return the main figures of all pairs so far, as arrays."""
+        """Return bandwidths and latencies of all pairs that were measured so far, as arrays [source, target]."""
         if self._matrix is not None:
             return self._matrix
         made = PairMatrix(self.nodes)

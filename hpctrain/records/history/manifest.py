@@ -30,8 +30,8 @@ class LossScale(Part):
     """Steps of the run that overflowed and changed no weight."""
 
     def after_good_step(self) -> LossScale:
-        """Return the loss scale after a step without overflow. The factor doubles after every `GROWTH_INTERVAL` such
-        steps, up to `LARGEST_SCALE`."""
+        """Return the loss scale after a step without overflow. The scale doubles after every `GROWTH_INTERVAL` such
+        steps in a row, up to `LARGEST_SCALE`."""
         if self.good_steps + 1 < GROWTH_INTERVAL:
             return self.model_copy(update={"good_steps": self.good_steps + 1})
         return self.model_copy(update={"value": min(2 * self.value, LARGEST_SCALE), "good_steps": 0})
