@@ -1,1 +1,1 @@
-"""What only developers run: scripts that set up a machine, and simulations of what no test machine has."""
+"""Programs that only developers of hpctrain run: set up a machine, check texts and code, simulate and score."""

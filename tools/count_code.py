@@ -19,10 +19,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 IGNORED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+"""Kinds of tokens that are no code."""
 
 
 def code_lines(source: str) -> int:
-    """Return the number of lines on which code begins or goes on."""
+    """Return the number of lines of a Python source on which a token of code begins; docstrings do not count."""
     texts: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -32,7 +33,11 @@ def code_lines(source: str) -> int:
 
 
 def files(revision: str | None) -> Iterator[tuple[str, str]]:
-    """Yield path and text of each Python file of the package, now or at a revision of git."""
+    """Yield (path, text) of each Python file of the package.
+
+    Args:
+        revision: a revision of git; None: the files as they are now.
+    """
     if revision is None:
         for path in sorted((ROOT / "hpctrain").rglob("*.py")):
             yield str(path.relative_to(ROOT)), path.read_text()
@@ -46,7 +51,7 @@ def files(revision: str | None) -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Print a line for each room and the sum, for each revision."""
+    """Print for each revision the code lines of each room and their sum."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revisions", nargs="*", default=[None])
     for revision in parser.parse_args().revisions:

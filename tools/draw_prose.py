@@ -16,10 +16,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FEWEST_WORDS = 4
-"""Shorter paragraphs are labels of the table or the listing below them."""
+"""Fewest words of a paragraph that is drawn. A shorter paragraph only labels the table or the listing below it."""
 
 NO_PROSE = ("#", "|", "    ", "<", "Status:")
-"""How headings, tables, listings, pictures and a decision's head begin."""
+"""How blocks begin that are no paragraphs: headings, tables, listings, pictures, and the status line of a decision."""
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
@@ -34,7 +34,8 @@ def docstrings() -> Iterator[tuple[str, str]]:
 
 
 def _head(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
-    """Return what stands above a docstring: the signature of a function, the name and the fields of a class."""
+    """Return the line to print above a docstring: the signature of a function, or the name and the fields of a
+    class."""
     if isinstance(node, ast.Module):
         return "the module"
     if isinstance(node, ast.FunctionDef):
@@ -45,7 +46,8 @@ def _head(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
 
 
 def paragraphs() -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of each paragraph or list; headings, tables and listings are left out."""
+    """Yield the place and the text of each paragraph or list of the docs; headings, tables and listings are left
+    out."""
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         line, in_fence = 1, False
         for block in path.read_text().split("\n\n"):
@@ -58,7 +60,7 @@ def paragraphs() -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Print the seed, the docstrings and the paragraphs."""
+    """Print the seed, and the docstrings and paragraphs that it draws."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seed", nargs="?", type=int, default=secrets.randbelow(10_000))
     parser.add_argument("--count", type=int, default=10)

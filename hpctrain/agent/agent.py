@@ -1,4 +1,5 @@
-"""The agent's loop: sense, decide, act. `decide` makes the decisions; this file only carries them out."""
+"""The agent's loop: collect what has happened, decide, act. `agent/decide.py` makes the decisions; `Agent` carries
+them out."""
 
 from __future__ import annotations
 
@@ -24,19 +25,24 @@ from hpctrain.records.history.generation import GENERATIONS, Generation, Member
 from hpctrain.records.plan.plan import Plan
 
 TICK_S = 0.1
+"""Longest time between two decisions, in seconds."""
 LINGER_S = 5.0
+"""Most seconds for which an agent stays reachable after its end."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What the agent that proposes needs to make the record of the next generation."""
+    """What the agent that proposes knows about the next generation before it makes the record."""
 
     number: int
+    """Number of the next generation."""
     attempt: int
     members: tuple[Member, ...]
     previous: Generation | None
+    """The generation before; None for the first."""
     reason: str
     failures: int
+    """Generations in a row that failed without a new checkpoint, the last one included."""
     proposer: str
     """Incarnation of the agent that proposes."""
 
@@ -48,16 +54,19 @@ class ProposedGeneration:
     record: Generation
     plan: Plan
     announce: Callable[[], None]
-    """Called once if the agents agree on this record; not called for a losing proposal."""
+    """Writes the public copy of a new plan to the run folder, and the events about the plan and the checkpoint.
+    Called once if the agents agree on this record, and not for a losing proposal."""
 
 
 @dataclass(frozen=True)
 class AgentIdentity:
-    """The identity of this agent: node, address, incarnation, attempt and run folder."""
+    """Who this agent is: node, address, incarnation, attempt and run folder."""
 
     node: str
     nodes: tuple[str, ...]
+    """All nodes of the allocation, in order."""
     addr: str
+    """Address at which other nodes reach this node."""
     incarnation: str
     attempt: int
     folder: Path
@@ -65,8 +74,8 @@ class AgentIdentity:
 
 @dataclass(frozen=True)
 class AgentContext:
-    """What an agent needs from its process: a log of events, a clock, and a function that tells of a request to
-    stop."""
+    """What an agent gets from its process: a log of events, a clock, and a function that says whether somebody asked
+    the node to stop."""
 
     event_log: EventLog
     clock: Clock
@@ -75,13 +84,14 @@ class AgentContext:
 
 
 class GenerationSource(Protocol):
-    """Makes the records of generations from plans and checkpoints."""
+    """Makes the record of a generation from plans and checkpoints in the run folder."""
 
     def make(self, proposal: Proposal) -> ProposedGeneration:
-        """Return the record of the next generation, and what to publish once the agents have agreed on it."""
+        """Return the record of the next generation, its plan, and the function that announces them after the agents
+        have agreed."""
 
     def newest_checkpoint(self) -> str | None:
-        """Return the path of the newest published checkpoint, relative to the run folder."""
+        """Return the path of the newest published checkpoint, relative to the run folder; None if there is none."""
 
 
 class Agent:
@@ -121,7 +131,8 @@ class Agent:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="proposal")
 
     def run(self) -> int:
-        """Take part until the run is done, stopped or failed, and return the exit code. No worker outlives the call."""
+        """Take part in the attempt until the run is done, stopped or failed, and return the exit code. No worker
+        outlives the call."""
         last = self._store.newest()
         # Generation numbers continue over attempts, and those of earlier attempts are over. A generation that this
         # attempt decided before this agent joined is entered as a spectator; the next generation includes the agent.
@@ -184,8 +195,9 @@ class Agent:
         return None
 
     def _propose(self, decision: Decision) -> int | None:
-        """Make the record of the next generation and propose it. A thread makes it, because hashing a checkpoint may
-        take longer than the heartbeat timeout."""
+        """Make the record of the next generation and propose it. Return the exit code if no generation can be made,
+        else None. A thread makes the record, because hashing a checkpoint may take longer than the heartbeat
+        timeout."""
         if self._making is None:
             self._making = self._thread.submit(self._source.make, self._proposal(decision)), decision
         making, decision = self._making
@@ -302,7 +314,8 @@ class Agent:
         return decision.exit_code
 
     def _crash(self, error: Exception) -> None:
-        """Tell the other agents, if still possible, why this agent ends, so that they do not take its node for lost."""
+        """Tell the other agents, if still possible, which error ends this agent, so that they do not take its node
+        for lost."""
         with contextlib.suppress(Exception):
             self._end_workers()
         with contextlib.suppress(Exception):
@@ -317,7 +330,7 @@ class Agent:
             self._group.stop()
 
     def _decided_elsewhere(self) -> Generation | None:
-        """Return a generation that another agent proposed and this agent has to enter; None where there is none."""
+        """Return a generation that another agent proposed and that this agent has to enter; None if there is none."""
         ahead = any(view.generation > self._number() for view in self._peers.views())
         if self._state.phase not in ("joining", "fault") and not ahead:
             return None
@@ -367,9 +380,8 @@ class Agent:
         )  # fmt: skip
 
     def _doing(self) -> tuple[WorkerActivity, ...]:
-        """Return the activity of this node's workers, once they have made no step for half of the progress timeout;
-        before that, (). A hang blocks all nodes, so every agent knows the activity of all ranks when the timeout is
-        over."""
+        """Return the activity of this node's workers, if they have made no step for half of the progress timeout;
+        else (). A hang blocks all nodes, so when the timeout is over, every agent knows the activity of all ranks."""
         silent_s = self._clock.now() - self._group.view().last_progress
         if self._state.phase != "running" or silent_s < self._limits.recovery.progress_timeout_s / 2:
             return ()

@@ -1,8 +1,9 @@
-"""Decides what an agent does next: a pure function of the time, its view and the limits. Every decision has a reason.
+"""Decides what an agent does next: a pure function of the time, the agent's view and the limits. Every decision has a
+reason.
 
-A generation ends for all agents when it ends for one. The remaining agents then start the next generation, if they are
-at least half of the last one's members. A generation's record is one file that only one agent can create, so two halves
-cannot both go on.
+A generation ends for all agents when it ends for one. The remaining agents then start the next generation, if they
+are at least half of the last one's members. A generation's record is one file that only one agent can create, so two
+halves cannot both go on.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from hpctrain.records.history.ledger import is_new_checkpoint, retries_spent_tex
 from hpctrain.records.run.run import Recovery
 
 Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "crashed"]
+"""State of an agent. joining: before its first generation. fault: between two generations. done, stopped, failed,
+crashed: at its end."""
 Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]
+"""What an agent can do next."""
 
 HANG_REPORT_STAGGER_S = 0.5
 """Seconds by which each further node waits longer to report a hang. All agents see a hang at the same time; usually
 only the first node reports it."""
 HANG_REPORT_MAX_TURNS = 10
+"""Most nodes for which the wait grows by `HANG_REPORT_STAGGER_S`."""
 
 
 @dataclass(frozen=True)
@@ -38,83 +43,92 @@ class DecisionLimits:
     join_timeout_s: float = 60.0
     """How long the first generation waits for nodes that have not connected yet."""
     collect_s: float = 2.0
-    """How long a proposer waits until the other agents report that they ended the generation too."""
+    """How long a proposer waits for the other agents to report that they have ended the generation too."""
     proposer_takeover_s: float = 60.0
-    """Without a record for this long, the next node in order proposes one. It is long because hashing takes time."""
+    """If no record of the next generation appears for this long, the next node in order proposes one. The time is
+    long, because the proposer hashes a checkpoint first."""
     broken_links: tuple[NodePair, ...] = ()
-    """Pairs of nodes whose link the probe could not measure. A generation has at most one node of each pair, unless
-    `advised_against` names one of them: no plan uses that node, so the link carries nothing."""
+    """Pairs of nodes whose link the probe could not measure. A generation has at most one node of each pair. A pair
+    with a node in `advised_against` does not count: no plan uses that node, so its links carry nothing."""
     advised_against: tuple[str, ...] = ()
     """Nodes that the probe's verdict excludes; of two nodes that do not reach each other, these are left out first."""
 
 
 @dataclass(frozen=True)
 class PeerView:
-    """Another agent, as this agent knows it."""
+    """Another agent, as this agent knows it from the other agent's heartbeats."""
 
     node: str
     incarnation: str = ""
     connected: bool = False
     lost: bool = False
-    """Whether a connection existed and closed; false again once it is back."""
+    """Whether a connection existed and closed; False again once the peer is back."""
     last_seen: float = 0.0
+    """When the last heartbeat came, in seconds of this agent's clock."""
     generation: int = -1
+    """Number of the generation that the peer is in, or was in last; -1 before the first."""
     phase: Phase = "joining"
     reason: str = ""
+    """Why the peer is in its phase."""
     doing: tuple[WorkerActivity, ...] = ()
-    """Activity of that agent's workers, once they have made no step for a while."""
+    """Activity of the peer's workers, if they have made no step for half of the progress timeout; else empty."""
     unheard: tuple[int, ...] = ()
-    """Indices in node order of the nodes that this peer does not hear."""
+    """Indices, in the order of the job's nodes, of the nodes that the peer does not hear."""
     addr: str = ""
-    """Address at which others reach this peer."""
+    """Address at which other nodes reach the peer."""
     store_port: int = 0
-    """Port that this peer keeps bound for the next generation's TCPStore."""
+    """Port that the peer keeps bound, for the TCPStore of the next generation."""
 
 
 @dataclass(frozen=True)
 class WorkerView:
-    """The workers of this node, taken together."""
+    """The state of the workers of this node, taken together."""
 
     running: int = 0
+    """Number of workers that have not ended."""
     exit_code: int | None = None
-    """The first exit code that is not 0, or 0 when all are done; None while they run or when there are none."""
+    """The first exit code that is not 0; 0 if all workers are done; None while workers run without a failure, or if
+    there are none."""
     last_progress: float = 0.0
-    """When one of the workers last started, became ready or made a step; seconds of the agent's clock."""
+    """When a worker of this node last started or reported, in seconds of the agent's clock."""
     compiling: bool = False
-    """Whether a worker may be compiling: before its first step, or since it reported that it compiles."""
+    """Whether a worker may be compiling: it has made no step yet, or has reported that it compiles."""
     error: str | None = None
-    """What the failed worker reported, in one line."""
+    """One line about the worker that failed; None if no worker has reported or shown why."""
     doing: tuple[WorkerActivity, ...] = ()
-    """What the workers do, once they have made no step for a while."""
+    """Activity of the workers, if they have made no step for half of the progress timeout; else empty."""
     leaving: bool = False
     """Whether a worker reported an error of its own and has not ended yet."""
     failure: WorkerFailure | None = None
-    """The details of that error, and whose fault it is."""
+    """The failure that `error` describes, with its fault."""
 
 
 @dataclass(frozen=True)
 class AgentView:
-    """An agent's knowledge of itself, its workers and the other agents, on which its decisions depend."""
+    """What an agent knows of itself, its workers and the other agents; its decisions depend on this knowledge alone."""
 
     me: str
+    """This agent's node."""
     nodes: tuple[str, ...]
-    """All nodes of the allocation, in order; the first living one proposes."""
+    """All nodes of the allocation, in order; the first living node proposes the next generation."""
     phase: Phase
     phase_since: float
+    """When the phase began, in seconds of the agent's clock."""
     reason: str = ""
     """Why this agent is in its phase."""
     record: Generation | None = None
-    """The generation this agent is in, or was in last."""
+    """The generation that this agent is in, or was in last; None before the first."""
     peers: tuple[PeerView, ...] = ()
     working: tuple[str, ...] = ()
-    """Nodes that hold ranks in the generation's plan. The loss of a spare does not end the generation."""
+    """Nodes that hold ranks in the generation's plan. The loss of another node does not end the generation."""
     workers: WorkerView = field(default_factory=WorkerView)
     stop_wanted: bool = False
     """Whether this node was asked to save and stop."""
     checkpoint: str | None = None
-    """The newest checkpoint on disk: a new one means that the run made progress between two failures."""
+    """The newest checkpoint on disk; a new one means that the run made progress between two failures."""
     silent: Mapping[NodePair, float] = field(default_factory=dict)
-    """Pairs of nodes that do not hear each other -> since when; from `ReachabilityTracker`."""
+    """Pair of nodes that do not hear each other -> since when, in seconds of the agent's clock; from
+    `ReachabilityTracker`."""
 
 
 @dataclass(frozen=True)
@@ -126,17 +140,22 @@ class Decision:
     members: tuple[str, ...] = ()
     """For `propose`: the nodes of the next generation. For `fail` with too few nodes: the nodes that remain."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Living node -> why it is no member: it and a member do not reach each other."""
+    """Living node that is no member -> the reason: the node and a member do not reach each other."""
     exit_code: int = 0
     """For `stop` and `fail`: exit code of the agent."""
     failure: WorkerFailure | None = None
-    """For `fail` because of a worker's own error: that error."""
+    """For `fail` because of a worker's own error: that error; else None."""
     hung: tuple[WorkerActivity, ...] | None = None
-    """For `end_generation` because of a hang: the ranks that block the others, as far as they are known."""
+    """For `end_generation` because of a hang: the workers that block the others, as far as they are known. None if
+    there is no hang."""
 
 
 def decide(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
-    """Return the next act of this agent, with its reason."""
+    """Return the next act of an agent, with its reason.
+
+    Args:
+        now: seconds of the agent's clock.
+    """
     if view.phase == "running":
         return _while_running(now, view, limits)
     if view.phase in ("joining", "fault"):
@@ -146,22 +165,24 @@ def decide(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
 
 
 def alive(now: float, peer: PeerView, limits: DecisionLimits) -> bool:
-    """Whether a peer can take part: connected, and heard within the heartbeat timeout."""
+    """Return whether a peer can take part in a generation: it is connected, has not crashed, and was heard within
+    the heartbeat timeout."""
     return peer.connected and peer.phase != "crashed" and now - peer.last_seen <= limits.recovery.heartbeat_timeout_s
 
 
 def failures(view: AgentView) -> int:
-    """Return the number of failures in a row, the last generation's included; a new checkpoint restarts the count at
-    one."""
+    """Return how many generations in a row have failed without a new checkpoint, the last one included; 0 before the
+    first generation. A new checkpoint restarts the count at 1."""
     if view.record is None:
         return 0
     return 1 if is_new_checkpoint(view.record.restore, view.checkpoint) else view.record.failures + 1
 
 
 def has_quorum(present: Collection[str], members: Collection[str]) -> bool:
-    """Whether at least half of the last generation's members are present.
+    """Return whether at least half of the last generation's members are present.
 
-    Other nodes do not count, or two halves could form a quorum.
+    Other nodes do not count, so that a minority cannot replace missing members by nodes that were not in the
+    generation.
     """
     return 2 * len(set(present) & set(members)) >= len(members)
 
@@ -210,8 +231,8 @@ def _workers_end(now: float, view: AgentView, limits: DecisionLimits) -> Decisio
 
 
 def _worker_error(view: AgentView, code: int) -> Decision:
-    """Return the decision to end the attempt for all agents after a worker's own error; the fault decides how the run
-    goes on."""
+    """Return the decision to end the attempt on all nodes after a worker's own error. The fault gives the exit code,
+    which decides how the run goes on."""
     failure, reason = view.workers.failure, view.workers.error or f"a worker ended with exit code {code}"
     exit_code = EXIT_INFRASTRUCTURE if failure is not None and failure.fault.is_infrastructure else 1
     return Decision("fail", f"{view.me}: {reason}", exit_code=exit_code, failure=failure)
@@ -225,8 +246,8 @@ def _hung(view: AgentView, limit_s: float) -> Decision:
 
 
 def _peer_end(peer: PeerView, view: AgentView) -> Decision | None:
-    """Return what follows from the end of another agent; None if nothing does. The end of a spectator (an agent outside
-    of the generation) changes nothing: the members may still be saving."""
+    """Return what follows if another agent is done, stopped or failed; None if nothing does. The end of a spectator
+    (an agent outside of the generation) changes nothing, because the members may still be saving."""
     if peer.phase not in ("done", "stopped", "failed"):
         return None
     member = _is_same_member(peer, view)
@@ -245,14 +266,15 @@ def _peer_fault(peer: PeerView, view: AgentView) -> Decision | None:
 
 
 def _is_same_member(peer: PeerView, view: AgentView) -> bool:
-    """Whether a peer is a member of the generation that this agent is in."""
+    """Return whether a peer is a member of the generation that this agent is in."""
     same = view.record is not None and peer.generation == view.record.number
     return same and peer.node in _last_nodes(view)
 
 
 def _peer_loss(now: float, peer: PeerView, view: AgentView, limits: DecisionLimits) -> Decision | None:
-    """Return what follows from another agent that is silent or gone; None if nothing does. A spectator (an agent
-    outside of the generation) does not end the generation for that, because the members know better whom they hear."""
+    """Return what follows if another agent is silent or gone; None if nothing does. A spectator (an agent outside of
+    the generation) does not end the generation because of a lost member, because the members know better whom they
+    hear."""
     record = view.record
     assert record is not None, "a running agent has a record"
     member = next((m for m in record.members if m.node == peer.node), None)
@@ -279,7 +301,8 @@ def _members_seen(view: AgentView) -> list[PeerView]:
 
 
 def _without_members(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
-    """Return what a spectator (an agent outside of the generation) does when it hears no member of the generation."""
+    """Return the decision of a spectator (an agent outside of the generation) that hears no member of the
+    generation."""
     newest = max([view.phase_since, *(peer.last_seen for peer in _members_seen(view))])
     if now - newest <= limits.recovery.heartbeat_timeout_s:
         return Decision("wait", "looking on")
@@ -323,7 +346,7 @@ def _between(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
 def _cut_off(
     now: float, view: AgentView, limits: DecisionLimits, present: set[str], patience_s: float
 ) -> dict[str, str]:
-    """Return node -> why it is left out of the next generation, because of pairs that do not reach each other.
+    """Return node -> why it is left out of the next generation: it and another node do not reach each other.
 
     Args:
         present: nodes that can take part, as this agent sees it.
@@ -360,8 +383,13 @@ def _too_few(
 
 
 def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str]) -> Decision:
-    """Return the decision to fail, for agents that are less than half of the last generation. It names the remaining
-    nodes only if it is known why each other node is missing: a node that is only silent may be going on."""
+    """Return the decision to fail, for agents that are less than half of the last generation. `members` of the decision
+    is empty if some missing node is only silent, because that node may be going on.
+
+    Args:
+        members: the nodes that could form the next generation.
+        out: node that was left out -> the reason.
+    """
     last = _last_nodes(view)
     there = [node for node in members if node in last]
     crashed = {peer.node for peer in view.peers if peer.phase == "crashed"}
@@ -374,17 +402,18 @@ def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str])
 
 
 def _crashes(view: AgentView) -> list[str]:
-    """Return the reasons of the members whose agent crashed."""
+    """Return the reasons that the crashed agents of the last generation's members gave."""
     return [peer.reason for peer in _members_seen(view) if peer.phase == "crashed"]
 
 
 def _last_nodes(view: AgentView) -> tuple[str, ...]:
-    """Return the nodes that a quorum counts: members of the last generation, or all nodes before the first."""
+    """Return the nodes that a quorum counts: the members of the last generation, or all nodes before the first
+    generation."""
     return tuple(member.node for member in view.record.members) if view.record else view.nodes
 
 
 def _is_spectator(view: AgentView) -> bool:
-    """Whether this agent joined, or came back, after the generation was decided."""
+    """Return whether this agent joined, or came back, after the agents had agreed on the generation."""
     return view.record is not None and view.me not in _last_nodes(view)
 
 

@@ -15,11 +15,11 @@ from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.records.history.run_log import Event, EventKind
 
 WAITING_EVENTS = 1000
-"""Events that wait while the disk is full; beyond this the oldest are dropped."""
+"""Most events that wait while the disk is full; of more, the oldest are dropped."""
 
 
 class EventLog:
-    """Appends events of one node in one attempt."""
+    """Appends the events of one node in one attempt to events.jsonl."""
 
     def __init__(self, path: Path, node: str, attempt: int, clock: Clock) -> None:
         self._path = path
@@ -32,7 +32,12 @@ class EventLog:
 
     def write(self, kind: EventKind, generation: int, reason: str, **data: Any) -> None:
         """Append one event, and print it. A full disk does not stop the training: the event waits, and a later call
-        that finds space writes it."""
+        that finds space writes it.
+
+        Args:
+            reason: one sentence for the user.
+            data: further keys of the event.
+        """
         event = Event(
             time_s=self._clock.wall(),
             attempt=self._attempt,
@@ -55,7 +60,7 @@ class EventLog:
 
 
 def crash_message(node: str, error: Exception) -> str:
-    """Return a sentence that says what ended the agent of a node. The whole traceback is in the agent's log."""
+    """Return a sentence that says which error ended the agent of a node. The whole traceback is in the agent's log."""
     if isinstance(error, HpctrainError):
         return f"the agent of {node} ended by an error: {error}"
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -16,19 +16,19 @@ from hpctrain.records.history.generation import Generation, record_file
 
 
 class GenerationStore:
-    """The generations that the agents of a run have agreed on."""
+    """The generations that the agents of a run have agreed on, as files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def newest(self) -> Generation | None:
-        """Return the newest generation that the agents agreed on; None before the first."""
+        """Return the newest generation that the agents agreed on; None before the first generation."""
         files = sorted(self._folder.glob("gen-*.json"))
         return Generation.read(files[-1], owned=True) if files else None
 
     def decide(self, record: Generation) -> Generation:
-        """Make `record` the generation with its number, unless another agent's record was first; return the record that
-        was first.
+        """Publish `record` as the generation with its number, unless another agent was first. Return the record that
+        was published first, on which all agents then agree.
 
         Raises:
             StorageError: the run folder cannot be written.

@@ -1,6 +1,7 @@
-"""The workers of one node in one generation: started by command line, controlled by messages, killed together.
+"""The workers of one node in one generation: the agent starts them by command line, controls them by messages, and
+kills them together.
 
-The reports and ends of workers become events of the run.
+Reports of workers and ends of workers become events of the run.
 """
 
 from __future__ import annotations
@@ -44,42 +45,49 @@ from hpctrain.records.history.fault import EXCEPTION, fault_named
 from hpctrain.records.history.run_log import EventKind
 
 KILL_WAIT_S = 10.0
+"""Seconds to wait for the end of a worker that was killed."""
 
 
 @dataclass
 class WorkerProcess:
-    """A started worker."""
+    """A started worker, as its agent knows it."""
 
     rank: int
     process: Process
     channel: LineChannel
     activity: int
-    """Descriptor of the worker's activity record."""
+    """Descriptor of the worker's activity record in shared memory."""
     log: Path
     log_start: int
     """Bytes of the worker's log file that earlier workers wrote."""
     exit_code: int | None = None
     failure: WorkerFailure | None = None
     raised: bool = False
-    """Whether `failure` is its own error, and not the loss of a peer; such a worker ends at once."""
+    """Whether `failure` is an error of this worker, and not the loss of a peer. A worker ends soon after its own
+    error."""
     compiling: bool = True
-    """Whether it may be compiling: blocks are compiled in the first step, and again when the worker says so."""
+    """Whether the worker may be compiling: it compiles blocks in its first step, and again after each report
+    `compiling`."""
 
 
 @dataclass(frozen=True)
 class WorkerUpdate:
-    """A report of a worker, or the end of a worker."""
+    """News of a worker: a report, or the worker's end. At the end, `exit_code` is set and `report` is None."""
 
     rank: int
     report: Report | None = None
     exit_code: int | None = None
     doing: ActivityRecord | None = None
-    """At its end: its last activity."""
+    """The worker's last activity, in an update about its end."""
     failure: WorkerFailure | None = None
-    """At its end: why it ended, where that is known."""
+    """Why the worker ended, in an update about its end; None if the cause is not known."""
 
     def death(self, node: str) -> tuple[str, dict[str, Any]]:
-        """Return reason and data of the event for a worker that ended unexpectedly."""
+        """Return (reason, data) of the event for a worker that ended unexpectedly.
+
+        Args:
+            node: where the worker ran.
+        """
         code = self.exit_code or 0
         how, data = (f"signal {-code}", {"signal": -code}) if code < 0 else (f"exit code {code}", {"exit_code": code})
         event: dict[str, Any] = {"node": node, "rank": self.rank, **data}
@@ -107,10 +115,12 @@ class WorkerGroup:
         self._last_progress = 0.0
 
     def start(self, now: float, orders: Sequence[StartOrder], store: socket.socket | None) -> None:
-        """Start one worker for each order.
+        """Start one worker for each order, and send it the order.
 
         Args:
-            store: the listening socket of the generation's store; rank 0's worker inherits it.
+            now: seconds of the agent's clock.
+            store: the listening socket of the generation's store, which the worker of rank 0 inherits; None if rank 0
+                is on another node.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         self._last_progress = self._started = now
@@ -133,11 +143,15 @@ class WorkerGroup:
             self.workers.append(WorkerProcess(order.rank, process, channel, activity, log, log_start))
 
     def channels(self) -> list[LineChannel]:
-        """Return the open channels, to wait on."""
+        """Return the channels of the workers that are still open, so that the agent can wait for messages on them."""
         return [worker.channel for worker in self.workers if not worker.channel.closed]
 
     def news(self, now: float) -> list[WorkerUpdate]:
-        """Return the reports and ends of workers since the last call."""
+        """Return the reports and the ends of workers since the last call.
+
+        Args:
+            now: seconds of the agent's clock.
+        """
         self._runner.reap()
         updates: list[WorkerUpdate] = []
         for worker in self.workers:
@@ -161,8 +175,8 @@ class WorkerGroup:
         return updates
 
     def _failure(self, worker: WorkerProcess, code: int, now: float) -> WorkerFailure | None:
-        """Return why a worker ended: its own report, unless the kernel's log names a hardware fault of this node, or
-        the worker's log an abort."""
+        """Return why a worker ended: its own report, unless the kernel's log names a hardware fault of this node or
+        the worker's log a fault behind an abort. None if the cause is not known."""
         reported = worker.failure
         if code in (0, EXIT_RESUMABLE) or (reported is not None and reported.fault.names_a_node):
             return reported
@@ -172,8 +186,8 @@ class WorkerGroup:
         return reported if evidence is None else failure_from_evidence(reported, worker.rank, *evidence)
 
     def view(self) -> WorkerView:
-        """Return the state of the workers as one value. Its exit code is that of the worker that failed by itself, if
-        any, not of one that lost its peers."""
+        """Return the state of the workers as one value. If workers failed, the exit code is that of a worker that
+        failed by itself, if there is one, and not that of a worker that lost its peers."""
         codes = [worker.exit_code for worker in self.workers if worker.exit_code is not None]
         running = len(self.workers) - len(codes)
         # A worker that lost its peers is a consequence; the end of the worker beside it is the cause.
@@ -188,7 +202,7 @@ class WorkerGroup:
         return WorkerView(running, exit_code, self._last_progress, compiling, error, leaving=leaving, failure=failure)
 
     def doing(self, places: Sequence[str]) -> tuple[WorkerActivity, ...]:
-        """Return what each running worker does; workers without a record yet are left out.
+        """Return the activity of each running worker; workers without an activity record yet are left out.
 
         Args:
             places: the device of each rank.
@@ -208,7 +222,7 @@ class WorkerGroup:
             worker.channel.send(StopOrder().to_json())
 
     def kill(self) -> None:
-        """Kill every worker with SIGKILL; after return none of them runs."""
+        """Kill every worker with SIGKILL. When the call returns, none of them runs."""
         for worker in self.workers:
             if worker.exit_code is None:
                 worker.process.kill()
@@ -221,7 +235,7 @@ class WorkerGroup:
 
 
 def _receive(worker: WorkerProcess) -> list[Report]:
-    """Return what the worker has reported since the last call. A malformed report ends the worker."""
+    """Return the reports that a worker has sent since the last call. A malformed report ends the worker."""
     reports = []
     try:
         for message in worker.channel.receive():
@@ -237,11 +251,11 @@ def _receive(worker: WorkerProcess) -> list[Report]:
 
 
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "stuck in the system (disk or driver)"}
-"""Process states, as /proc names them, in which a process cannot run although it has work."""
+"""Letter of a process state in /proc -> words. In these states a process cannot run although it has work."""
 
 
 def process_state(pid: int) -> str:
-    """Return the state of a process as one letter, as in `ps`; empty when it is gone."""
+    """Return the state of a process as one letter, as in `ps`; empty if the process is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -251,19 +265,23 @@ def process_state(pid: int) -> str:
 
 
 def process_incarnation(host: str, started: float) -> str:
-    """Return a name that no other agent process ever has."""
+    """Return a name for this process that no other agent process ever has.
+
+    Args:
+        started: when the process started, in seconds since 1970.
+    """
     return f"{host}-{os.getpid()}-{int(started * 1e6)}"
 
 
 EXPECTED_EXIT_CODES = (0, EXIT_RESUMABLE, EXIT_INFRASTRUCTURE)
-"""Exit codes of workers that are done, stopped on request, or lost their peers."""
+"""Exit codes of workers that are done, were stopped on request, or lost their peers."""
 
 EventFields = tuple[EventKind, str, dict[str, Any]]
 """Kind, reason and data of an event."""
 
 
 def event_of(node: str, update: WorkerUpdate) -> EventFields | None:
-    """Return the event for a worker's report or end; None where it causes none by itself.
+    """Return the event for a worker's report or end; None if no event follows from it.
 
     Args:
         node: where the worker ran.

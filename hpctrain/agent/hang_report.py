@@ -9,36 +9,44 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 MAX_GROUPS_SHOWN = 4
-"""Groups of waiting ranks that a report names; ranks usually wait in few places, and a longer list helps nobody."""
+"""Most hanging ranks, and most groups of waiting ranks, that a report names. Ranks usually wait in few places, and a
+longer list helps nobody."""
 MAX_WORKERS_PER_NODE = 1024
-"""Workers of one node that a heartbeat may list; a node has one for each device."""
+"""Most workers of one node that a heartbeat may list; a node has one worker for each device."""
 
 
 ShortText = Annotated[str, Field(max_length=1000)]
 
 
 class WorkerActivity(NamedTuple):
-    """The current activity of one worker of the generation; heartbeats and events carry it as a list."""
+    """What one worker of the generation does now. Heartbeats and events carry a list of such activities."""
 
     rank: Annotated[int, Field(ge=0)]
     place: ShortText
     """The worker's device, written 'node:device'."""
     step: Annotated[int, Field(ge=0)]
     operation: ShortText
+    """The worker's operation in words: 'forward stage 1 mb 3'."""
     waits: bool
     """Whether the operation ends only when another rank does its part."""
     state: ShortText = ""
-    """The state of the process, where it explains the hang: 'stopped by a signal'; else empty."""
+    """State of the process if the process cannot run, as 'stopped by a signal'; else empty."""
 
 
 def blocking_workers(doing: Sequence[WorkerActivity]) -> tuple[WorkerActivity, ...]:
-    """Return the ranks that block the others: those whose process does not run, else those that wait for no rank."""
+    """Return the workers that block the others: those whose process cannot run; if there are none, those whose
+    operation waits for no other rank."""
     stopped = tuple(item for item in doing if item.state)
     return stopped or tuple(item for item in doing if not item.waits)
 
 
 def describe_hang(doing: Sequence[WorkerActivity]) -> str:
-    """Return 'rank 1 (n0:cpu1) hangs in step 7: forward stage 1 micro-batch 3; ranks 0, 2 wait in step 7: …'."""
+    """Return a text about a hang, as 'rank 1 (n0:cpu1) hangs in step 7: forward stage 1 mb 3; ranks 0, 2 wait in step
+    7: …'.
+
+    Args:
+        doing: activities of the generation's workers, as far as known.
+    """
     guilty = sorted(blocking_workers(doing), key=lambda item: item.rank)
     waiting = sorted((item for item in doing if item not in guilty), key=lambda item: item.rank)
     parts = [_hang_text(item) for item in guilty[:MAX_GROUPS_SHOWN]]
@@ -54,7 +62,8 @@ def _hang_text(item: WorkerActivity) -> str:
 
 
 def _group(waiting: Sequence[WorkerActivity]) -> list[str]:
-    """Return a text for each group of ranks that wait in the same step and operation."""
+    """Return a text for each group of ranks that wait in the same step and operation, and one for all groups beyond
+    `MAX_GROUPS_SHOWN`."""
     groups: dict[tuple[int, str], list[int]] = {}
     for item in waiting:
         groups.setdefault((item.step, item.operation), []).append(item.rank)

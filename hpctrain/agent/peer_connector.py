@@ -1,6 +1,7 @@
-"""Connects to the agents that are missing, without ever waiting for one of them.
+"""Connects to the agents that have no connection to this agent yet, without ever waiting for one of them.
 
-An agent publishes its address in a file. A new address is dialled at once; one that does not answer, with a backoff.
+An agent publishes its address in a file. A new address is dialled at once. An address that does not answer is
+dialled again after pauses that double each time (backoff).
 """
 
 from __future__ import annotations
@@ -22,31 +23,43 @@ from hpctrain.base.net.wire import Watch
 from hpctrain.base.owned_files import read_owned
 
 ADDRESS_POLL_S = 0.2
+"""Seconds between two looks at the address files."""
 ADDRESS_READS_PER_CALL = 8
-"""Address files read in one call; each costs a round trip on a shared file system."""
+"""Most address files that one call of `PeerConnector.dial` reads: each read costs a round trip on a shared file
+system."""
 INITIAL_BACKOFF_S = 0.2
+"""Seconds after which an address that did not answer is dialled for the second time."""
 MAX_BACKOFF_S = 5.0
+"""Longest pause before an address is dialled again, in seconds."""
 ADDRESS_BYTES_MAX = 4096
 """Largest address file that is read."""
 CONNECT_TIMEOUT_S = 3.0
-"""Long enough for a second request: the kernel repeats a lost one after 1 s."""
+"""Seconds after which a connection attempt is given up: long enough for a second request, because the kernel repeats
+a lost request after 1 s."""
 
 Address = tuple[str, int]
+"""(IP address, port)"""
 
 
 @dataclass
 class ConnectionAttempt:
-    """A node to connect to: its published address, and the state of the connection attempt."""
+    """A node to connect to: its published address, and the state of the connection attempt. Times are seconds of the
+    agent's clock."""
 
     address: Address | None = None
+    """The published address; None if there is none yet."""
     backoff_s: float = INITIAL_BACKOFF_S
+    """Pause after the next attempt, in seconds."""
     not_before: float = float("-inf")
+    """Time before which the node is not dialled again."""
     connecting: socket.socket | None = None
+    """Socket of the attempt that runs; None if none runs."""
     give_up: float = 0.0
+    """Time at which the running attempt is given up."""
 
 
 class PeerConnector:
-    """Makes connections to the agents that publish their address in `folder`."""
+    """Connects to the agents that publish their addresses in `folder`. No method waits."""
 
     def __init__(self, folder: Path, watch: Watch) -> None:
         self._folder = folder
@@ -56,7 +69,12 @@ class PeerConnector:
         self._last_look = float("-inf")
 
     def dial(self, now: float, missing: Collection[str]) -> list[tuple[str, socket.socket]]:
-        """Begin the connections that are due, and return those made since the last call. Never waits."""
+        """Begin the connections that are due. Return (node, connected socket) of those made since the last call.
+
+        Args:
+            now: seconds of the agent's clock.
+            missing: the nodes to connect to.
+        """
         if not self._to_look and now - self._last_look >= ADDRESS_POLL_S:
             self._last_look = now
             self._to_look.extend(missing)
@@ -73,7 +91,7 @@ class PeerConnector:
             target.backoff_s, target.not_before = INITIAL_BACKOFF_S, float("-inf")
 
     def close(self) -> None:
-        """Close every connection that is being made."""
+        """Close every connection that is still being made."""
         for target in self._targets.values():
             self._abandon(target)
 
@@ -126,7 +144,7 @@ class PeerConnector:
 
 
 def publish_address(folder: Path, node: str, address: Address) -> None:
-    """Publish the address at which a node listens.
+    """Write the address at which a node listens to the node's file in `folder`.
 
     Raises:
         StorageError: the file cannot be written.
@@ -136,7 +154,8 @@ def publish_address(folder: Path, node: str, address: Address) -> None:
 
 
 def published_address(folder: Path, node: str) -> Address | None:
-    """Return a node's published address; None where there is none, or none that needs no name look-up."""
+    """Return the address in a node's file in `folder`; None if there is no file, or no IP address and port in it. A
+    host name is no address: looking it up could take long."""
     try:
         content = parse_json(read_owned(folder / f"{node}.json", ADDRESS_BYTES_MAX))
         addr, port = str(ipaddress.ip_address(content["addr"])), content["port"]

@@ -1,9 +1,10 @@
-"""The agents' mesh: one TCP connection a pair, JSON lines, a heartbeat each quarter of a second.
+"""The mesh of agents: one TCP connection for each pair, JSON lines, a heartbeat every 0.25 s.
 
-An agent publishes its address in the run folder; of each pair of agents, the later one in node order connects. A closed
-connection is noticed at once, silence after a timeout. Every connection starts with a mutual proof that both sides know
-the run's key, which only the run's owner can read, and every line after it carries a MAC (`base.net.authentication`).
-Nothing here waits: neither for a node that hangs or cannot be reached, nor for a stranger on the port.
+An agent publishes its address in the run folder. Of each pair of agents, the later one in node order connects. A
+closed connection is noticed at once, silence after a timeout. Every connection starts with a mutual proof that both
+sides know the run's key, which only the run's owner can read, and every line after it carries a MAC
+(`base.net.authentication`). Except for `PeerMesh.wait`, nothing in this module waits: neither for a node that hangs
+or cannot be reached, nor for a stranger on the port.
 """
 
 from __future__ import annotations
@@ -26,22 +27,26 @@ from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Me
 from hpctrain.records.history.generation import Generation
 
 HEARTBEAT_S = 0.25
+"""Seconds between two heartbeats."""
 HANDSHAKE_TIMEOUT_S = 2.0
 """Seconds after which a caller that has not authenticated is disconnected."""
 HANDSHAKE_LINE_BYTES = 16384
-"""The longest line accepted from a dialled node: its first heartbeat may follow its proof at once."""
+"""The longest line accepted from a dialled node until it has authenticated: its first heartbeat may follow its proof
+at once."""
 CALL_S = 5.0
-"""Seconds after which a dialled node that has not authenticated is dialled again: its process may hang while its kernel
-answers."""
+"""Seconds after which a dialled node that has not authenticated is dialled again. The node's process may hang
+although its kernel has accepted the connection."""
 REASON_CHARS = 1000
+"""Most characters of a reason in a heartbeat."""
 GIVE_UP_MS = 60_000
-"""The kernel closes a connection over which nothing got through for this long: the agent may listen elsewhere now."""
+"""Milliseconds without any answer after which the kernel closes a connection: the agent may listen at another
+address now."""
 
 Text = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class Announcement(BaseModel):
-    """What an agent sends about itself with each heartbeat."""
+    """What an agent says about itself in each heartbeat. The fields are those of `PeerView`."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -60,9 +65,10 @@ class Announcement(BaseModel):
 
 @dataclass(frozen=True)
 class _OutgoingHandshake:
-    """A dialled node that has not authenticated yet."""
+    """A connection to a dialled node that has not authenticated yet."""
 
     since: float
+    """When the connection was made, in seconds of the agent's clock."""
     channel: LineChannel
     proof: HandshakeClient
 
@@ -109,11 +115,11 @@ class PeerMesh:
         self._watch.close()
 
     def watch(self, file: Watchable) -> None:
-        """Wake `wait` also when `file` (anything with a fileno) has something to read."""
+        """Let `wait` also return when `file` has something to read."""
         self._watch.add(file)
 
     def unwatch(self, file: Watchable) -> None:
-        """Stop waking `wait` for this file."""
+        """Let `wait` no longer return because of `file`."""
         self._watch.remove(file)
 
     def wait(self, seconds: float) -> None:
@@ -121,18 +127,23 @@ class PeerMesh:
         self._watch.wait(seconds)
 
     def views(self) -> tuple[PeerView, ...]:
-        """Return the peers as last seen, in node order."""
+        """Return the other agents as last seen, in node order."""
         return tuple(self._views.values())
 
     def store_secret(self, record: Generation) -> str:
         """Return the secret of a generation's store, which every node derives from the run's key.
 
-        It is never written, and only sent to the node's own workers.
+        The secret is written to no file, and sent only to the node's own workers.
         """
         return derive_key(self._key, "store", record.number, record.proposer).hex()
 
     def exchange(self, now: float, announcement: Announcement, at_once: bool = False) -> None:
-        """Process what has arrived, dial missing nodes, and send a heartbeat when one is due (or `at_once`)."""
+        """Process what has arrived, dial nodes without a connection, and send a heartbeat when one is due.
+
+        Args:
+            now: seconds of the agent's clock.
+            at_once: whether to send a heartbeat even if none is due.
+        """
         self._accept_peers(now)
         self._finish_handshakes(now)
         for node, channel in list(self._channels.items()):
@@ -141,7 +152,7 @@ class PeerMesh:
         self._send_heartbeats(now, announcement, at_once)
 
     def _accept_peers(self, now: float) -> None:
-        """Accept callers; those that prove to know the run's key become peers, the others are disconnected."""
+        """Accept callers. Those that prove to know the run's key become peers; the others are disconnected."""
         assert self._listener is not None, "open comes first"
         # First the callers that had time to answer: new callers may replace pending ones.
         self._admit(now, self._listener)
@@ -154,8 +165,12 @@ class PeerMesh:
             self._join(session.claims["node"], channel)
 
     def _is_peer(self, claims: Message) -> bool:
-        """Whether the caller is a node of this run that meant to call this one. Otherwise a process on a dead agent's
-        port could forward calls for that agent here, and each would replace a living connection."""
+        """Return whether the caller is another node of this run that meant to call this node. A process on a dead
+        agent's port could forward calls for that agent to this one, and each would replace a living connection.
+
+        Args:
+            claims: what the caller has proved about itself.
+        """
         node = claims.get("node")
         return isinstance(node, str) and node in self._views and claims.get("to") == self._me
 
@@ -169,7 +184,8 @@ class PeerMesh:
                 self._watch.add(self._called[node].channel)
 
     def _finish_handshakes(self, now: float) -> None:
-        """Continue the handshakes with dialled nodes, which must prove the key and be the node that was dialled."""
+        """Continue the handshakes with dialled nodes. A dialled node must prove that it knows the run's key and is
+        the node that was dialled."""
         for node, called in list(self._called.items()):
             message = called.channel.wait_message(0)
             if message is None and not called.channel.closed and now - called.since < CALL_S:
@@ -208,7 +224,7 @@ class PeerMesh:
             self._disconnect(node)
 
     def _send_heartbeats(self, now: float, announcement: Announcement, at_once: bool) -> None:
-        """Send a heartbeat to all peers when one is due, else only to those that have just joined."""
+        """Send a heartbeat to all peers if one is due, else only to those that have just joined."""
         due = at_once or now - self._last_beat >= HEARTBEAT_S
         if due:
             self._last_beat = now
@@ -236,7 +252,7 @@ def parse_announcement(message: Message) -> Announcement:
     """Return the announcement in a heartbeat.
 
     Raises:
-        MalformedMessage: it is no heartbeat, or not one that this program sends.
+        MalformedMessage: the message is no heartbeat, or not one that this program sends.
     """
     content = dict(message)
     if (kind := content.pop("type", None)) != "heartbeat":
@@ -253,10 +269,11 @@ def parse_announcement(message: Message) -> Announcement:
 
 
 def _channel(connection: socket.socket, line_limit: int) -> LineChannel:
-    """Return the channel of a connection between agents. Full socket buffers, minutes of heartbeats, mean a hung peer.
+    """Return the channel of a connection between agents. A send never waits: full socket buffers hold minutes of
+    heartbeats, so the peer hangs, and the connection ends.
 
     Raises:
-        OSError: the other side closed it.
+        OSError: the other side has closed the connection.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVE_UP_MS)
@@ -271,10 +288,14 @@ class ReachabilityTracker:
         self._nodes = nodes
         self._limits = limits
         self.silent: dict[NodePair, float] = {}
-        """Pair of nodes that do not hear each other -> since when."""
+        """Pair of nodes that do not hear each other -> since when, in seconds of the agent's clock."""
 
     def unheard(self, now: float, peers: Sequence[PeerView]) -> tuple[int, ...]:
-        """Return the indices in node order of the nodes that this agent does not hear."""
+        """Return the indices, in the order of the job's nodes, of the nodes that this agent does not hear.
+
+        Args:
+            now: seconds of the agent's clock.
+        """
         heard = {peer.node for peer in peers if alive(now, peer, self._limits)} | {self._me}
         return tuple(place for place, node in enumerate(self._nodes) if node not in heard)
 
@@ -289,9 +310,10 @@ class ReachabilityTracker:
 
 
 def unreachable_pairs(me: str, nodes: Sequence[str], unheard: Mapping[str, Collection[str]]) -> set[NodePair]:
-    """Return the pairs of nodes, in node order, of which one does not hear the other although some node does.
+    """Return the pairs of nodes, each in node order, of which one does not hear the other although a third node does.
 
-    A node that no node hears is lost, and in no pair. A node that others hear may be at work.
+    A node that no node hears is lost, and in no pair. A node that some node hears may be at work, so it counts as
+    unreachable for the others and not as lost.
 
     Args:
         me: this agent's node.

@@ -1,6 +1,7 @@
-"""Why a worker ended, as its agent records it.
+"""Why a worker ended, as the node's agent records it.
 
-The cause is in the worker's report. Without a report, it may be in the kernel's log or at the end of the worker's log.
+The cause is in the worker's report. Without a report, the cause may be in the kernel's log or at the end of the
+worker's log.
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ class WorkerFailure:
     sentence: str
     """One line for a person: which rank did what, kind, message and place of the error."""
     fault: Fault
-    """Whose fault it is."""
+    """Row of the fault table: what is to blame."""
     details: dict[str, Any] = field(default_factory=dict)
-    """kind, message (whole), where, step and operation, as far as the worker reported them."""
+    """The keys kind, message (whole), where, step and operation, as far as the worker reported them."""
 
     def to_event(self) -> dict[str, Any]:
-        """Return the data of an event about this failure."""
+        """Return the keys `rank`, `fault` and `error` of an event about the failure."""
         return {"rank": self.rank, "fault": self.fault.name, "error": self.details}
 
 
 def failure_from_evidence(reported: WorkerFailure | None, rank: int, fault: Fault, line: str) -> WorkerFailure:
-    """Return the failure of a worker that did not report whose fault its end was.
+    """Return the failure of a worker for whose end a log names the fault.
 
     Args:
-        reported: the worker's own report, if any.
-        line: the log line that names the fault.
+        reported: the failure that the worker reported, whose fault was not the cause; None if it reported none.
+        fault: the fault that the log names.
+        line: text of the log that names the fault.
     """
     sentence = f"rank {rank}: {fault.words}: {line}"
     if reported is None:
@@ -47,26 +49,29 @@ def failure_from_evidence(reported: WorkerFailure | None, rank: int, fault: Faul
 
 
 def failure_from_report(rank: int, report: WorkerError) -> WorkerFailure:
-    """Return the failure that a worker reports."""
+    """Return the failure that the worker of `rank` reported."""
     return WorkerFailure(rank, report.sentence, fault_named(report.fault), report.details.to_json())
 
 
 KERNEL_LOG = Path("/dev/kmsg")
-"""Each read returns one record. Only root may read it under kernel.dmesg_restrict; most containers lack it."""
+"""Device file of the kernel's log. Each read returns one record. Only root may read the file under
+kernel.dmesg_restrict; most containers lack it."""
 KERNEL_LOG_WINDOW_S = 600.0
-"""How long before a worker's end the kernel may have logged the cause; NCCL waits for so long by default."""
+"""How many seconds before a worker's end the kernel may have logged the cause: NCCL by default waits for so long."""
 LOG_TAIL_BYTES = 1 << 16
+"""Bytes at the end of a worker's log that are searched."""
 _READ_BYTES = 1 << 13
 _MOST_READS = 20_000
 _RECORD = re.compile(rb"^\d+,\d+,(\d+),[^;]*;(.*)$")
-"""Priority, number, microseconds since boot; message. Documentation/ABI/testing/dev-kmsg of the Linux kernel."""
+"""A record of the kernel's log: priority, number, microseconds since boot; message. See
+Documentation/ABI/testing/dev-kmsg of the Linux kernel."""
 _ABORT = "terminate called after throwing"
 """The message of C++ for an uncaught exception; torch's NCCL watchdog ends a process in this way."""
 
 
 def hardware_fault(since_s: float, kernel_log: Path = KERNEL_LOG) -> tuple[Fault, str] | None:
-    """Return the first hardware fault of this node since a time, with its log line; None where the log has none or may
-    not be read.
+    """Return (fault, log line) of the first hardware fault of this node since a time; None if the kernel's log has none
+    or may not be read.
 
     Args:
         since_s: seconds on the monotonic clock.
@@ -78,10 +83,11 @@ def hardware_fault(since_s: float, kernel_log: Path = KERNEL_LOG) -> tuple[Fault
 
 
 def abort_cause(log: Path, start: int) -> tuple[Fault, str] | None:
-    """Return the fault that made a worker abort, with the text at the end of the worker's log; None where the log shows
-    no abort.
+    """Return (fault, text) for a worker that aborted: the fault, and the text at the end of the worker's log that names
+    it. None if the log shows no abort or names no fault.
 
     Args:
+        log: the log file of the worker's device, to which earlier workers also wrote.
         start: bytes of the log that earlier workers wrote.
     """
     try:

@@ -1,6 +1,7 @@
-"""The messages between an agent and its workers: orders to the workers, reports from them.
+"""The messages between an agent and its workers: orders of the agent, and reports of the workers.
 
-Both sides send and read only these models. The side that reads a malformed message ends the connection with an error.
+Both sides send and read only these models. The side that reads a malformed message ends the connection with an
+error.
 """
 
 from __future__ import annotations
@@ -14,28 +15,30 @@ from hpctrain.records.format.document import Part
 from hpctrain.records.format.message import parse_message
 
 TEXT_CHARS = 8000
+"""Most characters of a text in a message."""
 
 
 def _sendable(text: object) -> object:
-    """Return a text cut to `TEXT_CHARS`, with bytes of file names that are no text escaped."""
+    """Return a text cut to `TEXT_CHARS` characters. Bytes of file names that are not valid text are escaped."""
     return text.encode(errors="backslashreplace").decode()[:TEXT_CHARS] if isinstance(text, str) else text
 
 
 Name = Annotated[str, Field(max_length=TEXT_CHARS)]
 Sentence = Annotated[str, BeforeValidator(_sendable)]
-"""Text for the user; a longer one is cut, and the worker's log has all of it."""
+"""Text for the user, cut to `TEXT_CHARS` characters; the worker's log has the whole text."""
 Count = Annotated[int, Field(ge=0)]
 
 
 class StoreConnection(Part):
-    """How a worker reaches the TCPStore of its generation's process group."""
+    """How a worker reaches the TCPStore through which the ranks of its generation find each other."""
 
     addr: Name
     port: Annotated[int, Field(gt=0, lt=1 << 16)]
     secret: Annotated[str, Field(max_length=TEXT_CHARS, repr=False)]
     """Prefix of every key that the generation's workers write to the store."""
     fd: Count | None = None
-    """Descriptor of the listening socket that the worker of rank 0 inherits and serves; None for the others."""
+    """Descriptor of the store's listening socket, which the worker of rank 0 inherits and serves; None for the other
+    workers."""
 
 
 class StartOrder(Part):
@@ -43,12 +46,12 @@ class StartOrder(Part):
 
     kind: Literal["start"] = "start"
     plan: Name
-    """Path of the plan in the run folder."""
+    """Path of the generation's plan, relative to the run folder."""
     rank: Count
     generation: Count
     store: StoreConnection
     restore: Name | None = None
-    """Path of a verified checkpoint in the run folder; None: start from the seed."""
+    """Path of a verified checkpoint, relative to the run folder; None: the run begins with its first weights."""
 
 
 class StopOrder(Part):
@@ -58,10 +61,11 @@ class StopOrder(Part):
 
 
 class WorkerReady(Part):
-    """Report: the worker has built its model and begins to train."""
+    """Report: the worker has built its part of the model and begins to train."""
 
     kind: Literal["ready"] = "ready"
     step: Count
+    """Number of steps done before."""
 
 
 class Compiling(Part):
@@ -75,7 +79,9 @@ class StepDone(Part):
 
     kind: Literal["step"] = "step"
     step: Count
+    """Number of the step, counted from 1."""
     loss: float
+    """Mean loss of the global batch."""
 
 
 class CheckpointSaved(Part):
@@ -83,41 +89,46 @@ class CheckpointSaved(Part):
 
     kind: Literal["saved"] = "saved"
     step: Count
+    """Number of the steps that the checkpoint contains."""
     seconds: float
+    """Seconds from the start of the save to its end."""
     size_bytes: Count
     error: Sentence | None = None
+    """Why the checkpoint was not published; None if it was."""
 
 
 class NoDiskSpace(Part):
-    """Report: the worker waits for disk space for the last writes of the run."""
+    """Report: the disk is full, and the worker waits for space for the last writes of the run."""
 
     kind: Literal["no_room"] = "no_room"
     step: Count
     reason: Sentence
+    """One sentence for the user."""
 
 
 class Waiting(Part):
-    """Report: the worker still waits for disk space."""
+    """Report, sent every few seconds: the worker still waits for disk space, so it does not hang."""
 
     kind: Literal["waiting"] = "waiting"
 
 
 class ResidualsDropped(Part):
-    """Report: the residuals in the checkpoint were not restored."""
+    """Report: the worker did not restore the residuals in the checkpoint."""
 
     kind: Literal["residuals_dropped"] = "residuals_dropped"
     reason: Sentence
+    """Why the residuals do not fit, in one sentence for the user."""
 
 
 class WeightsHash(Part):
-    """Report: the hash of the trained weights."""
+    """Report of a deterministic run: the SHA-256 hash of the trained weights."""
 
     kind: Literal["weights"] = "weights"
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class ErrorDetails(Part):
-    """An error as the events and `status` show it."""
+    """An error of a worker, as the events and `status` show it."""
 
     kind: Name
     """Name of the exception class."""
@@ -126,17 +137,20 @@ class ErrorDetails(Part):
     """Place of the error, as '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is
     enough."""
     step: Count
+    """Step in which the error happened."""
     operation: Sentence
+    """The worker's operation at that moment, in words."""
 
 
 class WorkerError(Part):
-    """Report: why the worker ends, by an error of its own or because it lost a peer."""
+    """Report: why the worker ends."""
 
     kind: Literal["error", "lost"]
+    """`error`: an error of this worker. `lost`: the worker lost another rank or the network."""
     sentence: Sentence
     """One line for the user: which rank did what, and kind, message and place of the error."""
     fault: Name
-    """Name of its row in the fault table."""
+    """Name of the error's row in the fault table."""
     details: ErrorDetails
 
 

@@ -1,1 +1,1 @@
-"""Every path of the devices and of the training code, run once on a machine or on the nodes of a job."""
+"""The selfcheck: every path of the devices and of the training code, run once on a machine or on the nodes of a job."""

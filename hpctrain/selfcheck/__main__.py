@@ -1,4 +1,5 @@
-"""`python -m hpctrain.selfcheck --folder F`: the paths of this node of a job; writes F/selfcheck-NODE.json."""
+"""`python -m hpctrain.selfcheck --folder F`: runs the selfcheck's paths on one node of a job and writes the report
+F/selfcheck-NODE.json."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from hpctrain.selfcheck.report import check_machine
 
 
 def main(argv: list[str]) -> int:
-    """Run the paths and write the report; return the exit code."""
+    """Run the paths and write the report. Return 0, or the exit code of an error that prevented the selfcheck; a
+    failed path is no such error."""
     parser = argparse.ArgumentParser(prog="hpctrain.selfcheck")
     parser.add_argument("--folder", type=Path, required=True, help="a folder that the nodes of the job share")
     parser.add_argument("--only", action="append", default=[], help="part of the name of a path to run")

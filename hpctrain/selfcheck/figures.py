@@ -1,4 +1,4 @@
-"""Rows of the selfcheck from a topology: what the probe measured of devices and of messages between nodes."""
+"""Rows of the selfcheck from a topology: what the probe measured of devices, and of messages between nodes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from hpctrain.records.history.selfcheck import PathResult, PathVerdict
 from hpctrain.records.topology.topology import Device, Node, Topology
 
 FEWEST_OF_PEAK = 0.5
-"""Share of the data sheet's FLOP/s below which matrix products are slow. Sustained products reach 0.6 to 0.8."""
+"""Share of the FLOP/s in the data sheet below which the verdict on matrix products is slow. Healthy GPUs reach 0.6
+to 0.8 in sustained products."""
 
 
 def rows_of(topology: Topology) -> list[PathResult]:
-    """Return the rows of every node's devices, and those of messages between nodes."""
+    """Return the rows of every node's devices, then the rows of messages between nodes."""
     rows = [row for node in topology.nodes for row in _rows_of_node(node, topology)]
     return rows + _messages(topology)
 
@@ -92,7 +93,7 @@ def _nvml(device: Device) -> tuple[str, str, PathVerdict, str]:
 
 
 def _messages(topology: Topology) -> list[PathResult]:
-    """Return a row for each backend by which nodes sent each other messages."""
+    """Return a row for each backend (gloo, NCCL) over which the probe measured messages between nodes."""
     rows = []
     for kind in topology.fabric.classes:
         for name, figures in kind.backend.items():

@@ -1,4 +1,4 @@
-"""The selfcheck as a Slurm job: on each node a part of one probe, then the paths of that node."""
+"""The selfcheck as a Slurm job: each node first takes part in one probe of all nodes, then runs its paths."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ POLL_S = 0.5
 def selfcheck_job(
     job: ProbeJob, folder: Path, request: ProbeRequest, runner: Runner, clock: Clock, only: Sequence[str] = ()
 ) -> SelfcheckReport:  # fmt: skip
-    """Check the nodes that Slurm allocates, or those of the allocation that this process is in.
+    """Run the selfcheck on nodes that Slurm allocates, or on those of the allocation in which this process runs. Return
+    one report of all nodes.
 
     Args:
+        job: what to ask Slurm for.
         folder: an empty folder on a file system that the nodes share; the caller removes it.
-        only: parts of the names of the paths to run, without a probe; empty: all, with the probe.
+        request: what the probe measures.
+        only: parts of the names of the paths to run, without a probe; empty: all paths, with the probe.
 
     Raises:
         CommandError: srun is not on the path.
@@ -58,7 +61,12 @@ def selfcheck_job(
 
 
 def _wait(process: Process, folder: Path, nodes: int, clock: Clock) -> None:
-    """Wait until srun has ended, or has had time to end after every node's result."""
+    """Wait until srun has ended, but after the last node's result at most `FINAL_WAIT_S`.
+
+    Args:
+        folder: where each node writes its result.
+        nodes: number of nodes.
+    """
     complete: float | None = None
     while process.poll() is None:
         if complete is None and len(list(folder.glob("selfcheck-*.json"))) == nodes:

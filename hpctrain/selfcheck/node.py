@@ -1,4 +1,5 @@
-"""Runs the selfcheck on one node: each path in processes of its own, so that no failure stops the others."""
+"""Runs the selfcheck's paths on one node, each path in processes of its own, so that a failed path does not stop the
+others."""
 
 from __future__ import annotations
 
@@ -29,33 +30,38 @@ PATH_S = 120.0
 """Time limit of one path in seconds: compiling takes the longest."""
 POLL_S = 0.02
 LOG_BYTES = 64 * 1024
-"""End of a process's log that is searched for its error."""
+"""Bytes at the end of a process's log that are searched for its error."""
 
 RECOVERY = "recovery after a killed worker"
+"""Name of the path that kills a worker."""
 Tell = Callable[[PathResult], None]
+"""A function that is called with each row of the selfcheck as soon as the row is known."""
 
 
 def is_chosen(name: str, only: Sequence[str]) -> bool:
-    """Whether a path is among those that were asked for: all, or those whose name contains one of `only`."""
+    """Return whether a path is to run: all are if `only` is empty, else those whose name contains one of the texts
+    in `only`."""
     return not only or any(part.casefold() in name.casefold() for part in only)
 
 
 @dataclass
 class NodeCheck:
-    """The selfcheck of this machine."""
+    """The selfcheck of the machine on which this process runs."""
 
     folder: Path
     """An empty folder; the caller removes it."""
     tell: Tell
     """Called with each row as soon as it is known."""
     only: Sequence[str] = ()
-    """Parts of the names of the paths to run; empty: all. What a path is compared with runs, too."""
+    """Parts of the names of the paths to run; empty: all. The reference of a chosen path runs too."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     _results: dict[str, PathResult] = field(default_factory=dict)
+    """Name of a path -> its row."""
     _losses: dict[str, list[float]] = field(default_factory=dict)
+    """Name of a path -> losses of its steps."""
 
     def run(self) -> tuple[dict[str, Any], list[PathResult]]:
-        """Run all paths; return facts about the machine, and a row for each path.
+        """Run the chosen paths. Return (facts about the machine, one row for each path).
 
         Raises:
             HpctrainError: torch cannot be loaded.
@@ -83,7 +89,7 @@ class NodeCheck:
         self.tell(result)
 
     def _checked(self, path: CheckedPath, runner: ForkingRunner) -> PathResult:
-        """Return the row of a path, after running its processes."""
+        """Run the processes of a path and return its row; left out if the path's reference has no losses."""
         if path.reference is not None and path.reference not in self._losses:
             return _left_out(LeftOut(path.name, f"'{path.reference}' failed, with which it is compared"))
         return self._timed(path.name, path.next_step, lambda folder: self._run_processes(path, folder, runner))
@@ -101,7 +107,11 @@ class NodeCheck:
         )  # fmt: skip
 
     def _run_processes(self, path: CheckedPath, folder: Path, runner: ForkingRunner) -> CheckResult:
-        """Run a path's processes to their end, and return what rank 0 wrote.
+        """Run a path's processes to their end, and return the result that rank 0 wrote.
+
+        Args:
+            folder: a new folder for the path.
+            runner: starts processes by the fork server.
 
         Raises:
             HpctrainError: a process failed, or the path took longer than `PATH_S`.
@@ -134,10 +144,13 @@ class NodeCheck:
 
 
 def _wait(processes: Sequence[Process], folder: Path) -> None:
-    """Wait until all processes have ended well.
+    """Wait until all processes of a path have ended with exit code 0.
+
+    Args:
+        folder: the path's folder, with a log of each rank.
 
     Raises:
-        HpctrainError: one failed, or they took longer than `PATH_S`; the message is the first error in their logs.
+        HpctrainError: a process failed, or they took longer than `PATH_S`; the message has the last line of a log.
     """
     deadline = time.monotonic() + PATH_S
     while True:
@@ -157,7 +170,7 @@ def _wait(processes: Sequence[Process], folder: Path) -> None:
 
 
 def _last_line(log: Path) -> str:
-    """Return the last line of a log, which is the error of a process that ended with one."""
+    """Return the last line of a log, which names the error if the process ended by one; empty if the log is empty."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - LOG_BYTES))
         lines = file.read().decode(errors="replace").strip().splitlines()
@@ -169,7 +182,7 @@ def _left_out(path: LeftOut) -> PathResult:
 
 
 def _rocm(state: Mapping[str, Any]) -> PathResult:
-    """Return the row that says whether the paths above ran on ROCm."""
+    """Return the row that says whether the paths on GPUs ran on ROCm."""
     if state["hip_version"] is None:
         return _left_out(LeftOut("ROCm", f"this torch is built for {_build(state)}"))
     if not state["devices"]:
@@ -183,10 +196,11 @@ def _build(state: Mapping[str, Any]) -> str:
 
 
 def machine_facts(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a reader of the report has to know of the machine; nothing that identifies a person.
+    """Return what a reader of the report has to know about the machine, and nothing that identifies a person: name of a
+    fact -> value.
 
     Args:
-        state: the answer of `hpctrain.worker torch`.
+        state: the answer of `hpctrain.worker torch`: versions, backends and GPUs.
     """
     system = platform.uname()
     with open_nvml():

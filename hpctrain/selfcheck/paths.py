@@ -1,4 +1,4 @@
-"""The paths of the selfcheck: what each one runs, on how many processes and devices, and what to do when it fails."""
+"""The paths of the selfcheck: what each path runs, on how many processes and devices, and what to do if it fails."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.optimizer import Optimizer
 
 SPEC = DecoderSpec(layers=4, dim=64, heads=4, vocab=BYTES_VOCABULARY)
+"""The small model that the paths train."""
 SEQUENCES, SEQ_LEN = 8, 64
 OPTIMIZER = Optimizer(lr=3e-3, warmup_steps=0, eps=1e-3)
-"""Few steps must change the loss visibly. AdamW divides each gradient by its own size, so with a small eps the rounding
-of a gradient near 0 would show in a parameter."""
+"""AdamW for the small model. Few steps must change the loss visibly, so the learning rate is high. AdamW divides
+each gradient by its own size, so with a smaller eps the rounding of a gradient near 0 would show in a parameter."""
 REFERENCE = "train, one process"
-"""Path whose losses are the reference of all plans."""
+"""Name of the path whose losses all other training paths are compared with."""
 
 BUG = "attach the file of -o to a report of a bug"
+"""Next step if a path fails that should work on every machine."""
 DRIVER = "compare driver and torch: `hpctrain doctor`; a newer driver or a torch for an older CUDA helps"
+"""Next step if a path fails that depends on the GPU's driver."""
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """How a path cuts the model."""
+    """The degrees of parallelism and the ZeRO level of a path's plan."""
 
     pp: int = 1
     dp: int = 1
@@ -38,7 +41,7 @@ class Degrees:
         return self.pp * self.dp * self.tp
 
     def plan(self, devices: list[str]) -> Plan:
-        """Return the plan of these degrees for a global batch of `SEQUENCES`.
+        """Return the plan with these degrees for the small model and a global batch of `SEQUENCES` sequences.
 
         Args:
             devices: one 'node:device' for each rank.
@@ -49,31 +52,32 @@ class Degrees:
 
 @dataclass(frozen=True)
 class CheckedPath:
-    """One path of the selfcheck that runs in processes of `hpctrain.worker check`."""
+    """A path of the selfcheck that runs in processes of `hpctrain.worker check`."""
 
     name: str
     check: str
     """Name in `hpctrain.worker.checks.check.CHECKS`."""
     next_step: str
-    """What to do if it fails or is slow."""
+    """What the user should do if the path fails or is slow."""
     device: Literal["cpu", "cuda"]
     world: int = 1
+    """Number of processes, one for each rank."""
     degrees: Degrees | None = None
     """Degrees of the plan; None for a check that trains nothing."""
     keys: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of run.yaml that differ from the defaults of the small run."""
+    """Keys of run.yaml for the path's run that differ from the defaults of `launch.small_run.make_run`."""
     reference: str | None = None
-    """Path whose losses this one is compared with."""
+    """Name of the path whose losses this path's losses are compared with; None: no comparison."""
 
     def devices(self) -> list[str]:
-        """Return the device of each rank: GPUs of one node, or the CPUs of virtual nodes."""
+        """Return the device id of each rank: GPUs of one node, or CPUs of virtual nodes."""
         name = "local0:cuda{}" if self.device == "cuda" else "local{}:cpu0"
         return [name.format(rank) for rank in range(self.world)]
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A path that cannot run on this machine."""
+    """A path that cannot run on this machine, and the reason."""
 
     name: str
     reason: str
@@ -87,15 +91,16 @@ PLANS = {
     "pipeline, pp 2": Degrees(pp=2),
     "tensor, tp 2": Degrees(tp=2),
 }
+"""Name of a path -> the degrees of the plan that it trains by."""
 
 
 def paths_of(gpus: int, compiles: bool) -> list[CheckedPath | LeftOut]:
-    """Return all paths in the order in which they run.
+    """Return all paths of a machine, in the order in which they run.
 
     Args:
-        gpus: visible GPUs of the node. Plans of two ranks use NCCL from two GPUs on; with fewer they run on CPUs with
-            gloo, because NCCL refuses two ranks on one GPU.
-        compiles: whether torch.compile has a compiler for the device.
+        gpus: GPUs of the node that this process may use. Plans of two ranks use NCCL on two GPUs or more. With fewer
+            GPUs they run on CPUs with gloo, because NCCL refuses two ranks on one GPU.
+        compiles: whether there is a C++ compiler, which torch.compile needs.
     """
     device: Literal["cpu", "cuda"] = "cuda" if gpus else "cpu"
     several: Literal["cpu", "cuda"] = "cuda" if gpus > 1 else "cpu"
@@ -126,7 +131,7 @@ def paths_of(gpus: int, compiles: bool) -> list[CheckedPath | LeftOut]:
 
 
 def _sums(gpus: int) -> list[CheckedPath | LeftOut]:
-    """Return the paths of collectives: NCCL on one GPU and between GPUs, gloo between processes."""
+    """Return the paths of collectives: gloo between processes, NCCL on one GPU and between GPUs."""
     name, several = "NCCL, one GPU", "NCCL between GPUs"
     nccl = "look for NCCL's warning in the error; NCCL_DEBUG=INFO tells more"
     paths: list[CheckedPath | LeftOut] = [

@@ -1,4 +1,4 @@
-"""The selfcheck's path of recovery: a real run of two virtual nodes, of which one loses its worker."""
+"""The selfcheck's path of recovery: a real run on two virtual nodes, in which one worker is killed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from hpctrain.selfcheck.paths import SEQ_LEN, SEQUENCES, SPEC
 
 NODES = 2
 SAVE_EVERY, KILL_AT = 10, 20
-"""Steps between checkpoints, and the step after which a worker is killed."""
+"""Steps between two checkpoints (`SAVE_EVERY`), and the step after which a worker is killed (`KILL_AT`)."""
 LIMIT_S = 120.0
-"""Time limit of the run in seconds; most of it is the probe, and loading torch on both nodes."""
+"""Time limit of the run in seconds; most of the time goes to the probe and to loading torch on both nodes."""
 
 
 def check_recovery(folder: Path) -> CheckResult:
-    """Train on two virtual nodes without end, kill a worker, and stop after the recovery; no step may be missing.
+    """Train on two virtual nodes, kill a worker, and stop the run once it has recovered. Return the seconds from the
+    kill to the next step.
 
     Args:
-        folder: a new folder; the caller removes it.
+        folder: path of a folder to create; the caller removes it.
 
     Raises:
         HpctrainError: the run failed, did not recover within `LIMIT_S`, or lost a step.
@@ -57,7 +58,7 @@ def check_recovery(folder: Path) -> CheckResult:
 
 
 class _Fault:
-    """Kills one worker when the run has made `KILL_AT` steps, and stops the run after it has recovered."""
+    """Kills one worker after the run has made `KILL_AT` steps, and stops the run once it has recovered."""
 
     def __init__(self, job: LocalJob) -> None:
         self.injected = False
@@ -67,7 +68,8 @@ class _Fault:
         self._deadline = time.monotonic() + LIMIT_S
 
     def tick(self) -> None:
-        """Look at the run's files, and do what is due."""
+        """Read the run's metrics and events, then kill the worker or stop the run if it is time. Called again and
+        again while the run goes on."""
         folder = self._job.folder.path
         if self.seconds is not None:
             return

@@ -1,4 +1,4 @@
-"""The report of a selfcheck: made of one machine, merged over the nodes of a job."""
+"""The report of a selfcheck: made of one machine, or merged from the reports of a job's nodes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from hpctrain.selfcheck.node import NodeCheck, Tell
 
 
 def check_machine(name: str, tell: Tell, only: Sequence[str] = ()) -> SelfcheckReport:
-    """Run the paths of this machine, without a probe.
+    """Run the paths of this machine, without a probe, and return the report.
 
     Args:
         name: the node's name in the report.
+        tell: called with each row as soon as it is known.
         only: parts of the names of the paths to run; empty: all.
 
     Raises:
@@ -36,10 +37,11 @@ def check_machine(name: str, tell: Tell, only: Sequence[str] = ()) -> SelfcheckR
 
 
 def check_here(tell: Tell, only: Sequence[str] = ()) -> SelfcheckReport:
-    """Measure the devices of this machine as a probe of one virtual node, then run its paths.
+    """Measure the devices of this machine as a probe of one virtual node, then run the paths. Return the report.
 
     Args:
-        only: parts of the names of the paths to run, without a probe; empty: all, with the probe.
+        tell: called with each row as soon as it is known.
+        only: parts of the names of the paths to run, without a probe; empty: all paths, with the probe.
 
     Raises:
         HpctrainError: the probe failed, or torch cannot be loaded.
@@ -57,10 +59,12 @@ def check_here(tell: Tell, only: Sequence[str] = ()) -> SelfcheckReport:
 def merged(
     reports: Sequence[SelfcheckReport], measured: Sequence[PathResult], topology: Topology | None
 ) -> SelfcheckReport:
-    """Return one report of several nodes.
+    """Return one report from the reports of several nodes.
 
     Args:
-        measured: rows of `topology`, which come first.
+        reports: the reports of the nodes' paths.
+        measured: rows that follow from `topology`; they come first.
+        topology: what the probe measured; None if there was no probe.
     """
     return reports[0].model_copy(
         update={

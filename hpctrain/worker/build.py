@@ -161,7 +161,6 @@ class Trainer:
     past_scale: LossScale | None = None
     """Loss scale in the checkpoint that this worker restored, if the checkpoint was written in fp16; else None. It
     counts the steps that were skipped, which the optimizer does not count."""
-    """The optimizer over the replicas' weights; only with local SGD."""
     residuals_dropped: str | None = None
     """Why the residuals in the checkpoint were not restored; None if they were, or if there are none."""
 

@@ -1,5 +1,5 @@
-"""`python -m tools.probe_simulation`: how often a good node is called slow, which switches are found, and how long a
-probe of many nodes takes."""
+"""`python -m tools.probe_simulation`: how often a probe calls a good node slow, how well it finds the switches, and
+how long it takes with many nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLES = ("health", "switches", "runtime")
 
 
 def main() -> None:
-    """Simulate and print the three tables, or with --json the record."""
+    """Simulate probes and print the three tables; with --json, print the record on stdout and the tables on stderr."""
     defaults = SimulationPlan()
     parser = argparse.ArgumentParser(prog="python -m tools.probe_simulation", description=__doc__)
     parser.add_argument("--runs", type=int, default=defaults.runs, help="seeded runs of each health row")

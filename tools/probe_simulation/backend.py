@@ -1,7 +1,7 @@
-"""The ranks of a simulated probe that measure the training backend: their replies, and when they send them.
+"""The ranks of a simulated probe that measure the training backend: what they reply, and when.
 
-All ranks go through the rounds of `worker.measure.measure` together, so a round takes as long as its slowest
-pair. The time to form a process group is not simulated: it was measured for few ranks only.
+All ranks go through the rounds of `worker.measure.measure` together, so a round takes as long as its slowest pair.
+The time to form a process group is not simulated, because it was measured for few ranks only.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from hpctrain.probe.protocol.messages import LIMIT_S, SIZES, TIMES_MIN, backend_
 from tools.probe_simulation.fabric import Floats, SimulatedFabric
 
 GLOO_S = 35e-6
-"""Time that gloo adds to a message one way: over 1 Gb/s links of a lab 41 µs against 6 µs of TCP."""
+"""Seconds that gloo adds to a message one way. Over 1 Gb/s links of a lab, a message took 41 µs with gloo and 6 µs
+with TCP alone."""
 
 Reply = tuple[float, str, Message]
-"""(time, node, message)"""
+"""(simulated seconds at which it is sent, node, message)"""
 
 
 class SimulatedRanks:
-    """The measuring processes of all nodes; their devices take no time and have no figures."""
+    """The ranks of all nodes that measure the training backend. Their devices take no time and have no figures."""
 
     def __init__(self, fabric: SimulatedFabric, names: Sequence[str]) -> None:
         self._fabric = fabric
@@ -31,8 +32,12 @@ class SimulatedRanks:
         self._ranks: dict[int, tuple[str, float]] = {}
 
     def replies(self, node: str, order: Message, when: float) -> list[Reply]:
-        """Return the replies to a message that reaches `node` at `when`. All ranks reply at once when the last one is
-        asked to exchange messages."""
+        """Return the replies to an order that reaches a node. The order to exchange messages has no reply until the
+        last rank gets it; then all ranks reply, at the simulated time at which the exchange ends.
+
+        Args:
+            when: simulated seconds at which the order arrives.
+        """
         kind = order["kind"]
         if kind == "devices":
             return [(when, node, {"kind": "ready"})]
@@ -59,7 +64,12 @@ class SimulatedRanks:
         ]
 
     def _round(self, met: Sequence[tuple[int, int]], times: dict[int, dict[int, list[tuple[int, float]]]]) -> float:
-        """Return the seconds of one round, barrier included; adds its figures to `times`."""
+        """Simulate one round of the exchange. Return its seconds, barrier included.
+
+        Args:
+            met: the pairs of ranks of the round.
+            times: rank -> other rank -> (bytes, one-way seconds); the round's figures are added.
+        """
         ends = [(self._index[self._ranks[a][0]], self._index[self._ranks[b][0]]) for a, b in met]
         figures = self._fabric.measure(ends)
         one_way = figures.latency_s[:, :, 1].mean(axis=1) + GLOO_S
@@ -73,9 +83,14 @@ class SimulatedRanks:
 
 
 def size_sweep_times(one_way_s: Floats, rate: Floats) -> tuple[Floats, list[Floats]]:
-    """Return the seconds that `worker.measure.measure` takes for its size sweep, and the one-way time of each
-    size, for pairs with these latencies and rates. A slow link sends fewer of the large sizes here, while a real one
-    may skip them."""
+    """Return (seconds of a whole size sweep, one-way seconds of a message of each size in `SIZES`) as
+    `worker.measure.measure` would measure them; each array has a value for each pair. A slow link sends fewer of the
+    large messages; a real sweep may skip those sizes instead.
+
+    Args:
+        one_way_s: seconds of an empty message, by pair.
+        rate: bytes per second, by pair.
+    """
     spent = np.zeros(len(rate))
     one_way_times = []
     for size in SIZES:

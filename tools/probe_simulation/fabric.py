@@ -1,7 +1,9 @@
-"""A simulated fat tree with nodes of different rates, faults, noise and bursts, as arrays: what pairs would measure.
+"""A simulated fat tree: what pairs of nodes would measure at the same time, with different rates, faults, noise and
+bursts of foreign traffic.
 
 Rates are max-min fair over the nodes' ports and the uplinks of each switch, which count as one pipe (adaptive
-routing). Latency is that of the highest switch crossed, times a node's factor. Times are seconds, rates bytes/s.
+routing). Latency is that of the highest switch crossed, times a factor of the slower node. Times are seconds, rates
+bytes/s.
 """
 
 from __future__ import annotations
@@ -18,50 +20,55 @@ Ints = npt.NDArray[np.int_]
 
 @dataclass(frozen=True)
 class FabricSpec:
-    """Size, latency, oversubscription and noise of the fabric."""
+    """Size, speed, latency, oversubscription and noise of the fabric."""
 
     nodes: int
     per_leaf: int = 32
+    """Nodes below one leaf switch."""
     leaves_per_pod: int | None = None
-    """Leaf switches below one spine; None: all of them, so there are two levels of latency."""
+    """Leaf switches below one spine, which form a pod; None: all of them, so there are two levels of latency."""
     bytes_per_s: float = 25e9 / 8
+    """Bandwidth of a node's port in each direction."""
     latency_s: float = 8e-6
     """One-way latency below one leaf switch."""
     hop_gap: float = 0.25
     """Share of `latency_s` that each further switch level adds."""
     oversubscription: tuple[float, ...] = (1.0, 1.0)
-    """Oversubscription of the leaves, and of the spines, each separately."""
+    """Oversubscription of the leaves' uplinks, and of the spines' uplinks, each relative to the level below."""
     noise: float = 0.03
-    """Standard deviation of a bandwidth, and of a single round trip, as a share."""
+    """Standard deviation of a measured bandwidth, and of a single round trip, as a share of its value."""
     bursts: float = 0.0
-    """Share of the slots in which foreign traffic takes some of the bandwidth."""
+    """Share of the measurements in which foreign traffic takes some of the bandwidth."""
 
 
 @dataclass(frozen=True)
 class FabricFaults:
-    """Faults of the fabric; factors of 1 are healthy."""
+    """Faults of the fabric, by number of the node; a factor of 1 is healthy."""
 
     sends: dict[int, float] = field(default_factory=dict)
-    """Share of its bandwidth at which a node sends."""
+    """Node -> share of its port's bandwidth at which it sends."""
     receives: dict[int, float] = field(default_factory=dict)
+    """Node -> share of its port's bandwidth at which it receives."""
     latency: dict[int, float] = field(default_factory=dict)
-    """Factor on the latency of all pairs of a node."""
+    """Node -> factor on the latency of all its pairs."""
     links: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Share of the bandwidth of one pair, in both directions."""
+    """Pair of nodes -> share of a port's bandwidth that their link reaches, in each direction."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a round of K pairs measured, from the first to the second node of each pair and back; arrays of K."""
+    """What the K pairs of a round measured; arrays with K rows."""
 
     there_bytes_per_s: Floats
+    """Bandwidth from the first to the second node of each pair."""
     back_bytes_per_s: Floats
+    """Bandwidth from the second to the first node of each pair."""
     latency_s: Floats
-    """[K, 2, 3]: for each end, the smallest, the median and the 95th percentile."""
+    """[K, 2, 3]: as measured by the first and by the second node, the smallest, the median and the 95th percentile."""
 
 
 class SimulatedFabric:
-    """A fabric with its faults; the same seed gives the same figures for the same rounds in the same order."""
+    """A fabric with its faults. The same seed gives the same figures for the same rounds in the same order."""
 
     def __init__(self, spec: FabricSpec, faults: FabricFaults | None = None, seed: int = 0, pings: int = 50) -> None:
         self.spec = spec
@@ -81,21 +88,21 @@ class SimulatedFabric:
         return Measured(self._noisy(self._rates(a, b)), self._noisy(self._rates(b, a)), self._latencies(a, b))
 
     def base_latency(self, a: Ints, b: Ints) -> Floats:
-        """Return the one-way latency of pairs in seconds, before noise."""
+        """Return the one-way latency in seconds between the nodes `a[i]` and `b[i]`, for each i, without noise."""
         hops = (self.leaf[a] != self.leaf[b]).astype(float) + (self.pod[a] != self.pod[b])
         return self.spec.latency_s * (1 + self.spec.hop_gap * hops) * np.maximum(self._slow[a], self._slow[b])
 
     def _capacities(self) -> Floats:
-        """Return the capacity in bytes/s of every resource: ports out, ports in, leaves up, leaves down, pods up, pods
-        down."""
+        """Return the capacity of every resource in bytes/s, one after the other: all ports out, ports in, uplinks of
+        leaves, downlinks of leaves, uplinks of pods, downlinks of pods."""
         spec, rate = self.spec, self.spec.bytes_per_s
         per_leaf = np.bincount(self.leaf) * rate / spec.oversubscription[0]
         per_pod = np.bincount(self.pod) * rate / np.prod(spec.oversubscription)
         return np.concatenate([rate * self._sends, rate * self._receives, per_leaf, per_leaf, per_pod, per_pod])
 
     def _rates(self, source: Ints, target: Ints) -> Floats:
-        """Return the max-min fair rates of flows that run at the same time (progressive filling, bottlenecks in
-        parallel)."""
+        """Return the max-min fair rates in bytes/s of the flows from `source[i]` to `target[i]`, which run at the
+        same time."""
         n, leaves, pods = self.spec.nodes, int(self.leaf.max()) + 1, int(self.pod.max()) + 1
         none = -1
         leaves_left = self.leaf[source] != self.leaf[target]
@@ -114,7 +121,7 @@ class SimulatedFabric:
         return _max_min(path, self._capacity, self._limits(source, target))
 
     def _limits(self, source: Ints, target: Ints) -> Floats:
-        """Return the rate limit in bytes/s of each flow, where its link is slow."""
+        """Return the rate limit of each flow in bytes/s: below infinity only where the pair's link has a fault."""
         limits = np.full(len(source), np.inf)
         for (a, b), share in self._faults.links.items():
             hit = ((source == a) & (target == b)) | ((source == b) & (target == a))
@@ -128,7 +135,8 @@ class SimulatedFabric:
         return rates * noise
 
     def _latencies(self, a: Ints, b: Ints) -> Floats:
-        """Return minimum, median and 95th percentile of simulated latencies, in seconds."""
+        """Return the simulated latencies of the pairs in seconds, of shape [K, 2, 3]: for both nodes of a pair the
+        minimum, the median and the 95th percentile."""
         base = self.base_latency(a, b)
         trips = np.abs(1 + self.spec.noise * self._rng.standard_normal((len(a), 2, self._pings)))
         hit = self._rng.random(len(a)) < self.spec.bursts
@@ -142,10 +150,11 @@ class SimulatedFabric:
 
 
 def _max_min(path: Ints, capacity: Floats, limits: Floats) -> Floats:
-    """Return the max-min fair rates of flows over resources.
+    """Return the max-min fair rates of flows over resources, by progressive filling: all resources that are a
+    bottleneck in a step are filled at once.
 
     Args:
-        path: [flow, hop] resource, -1 for none.
+        path: [flow, hop], the resources that each flow uses; -1 for none.
         capacity: of each resource.
         limits: rate limit of each flow.
     """

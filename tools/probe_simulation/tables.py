@@ -26,78 +26,98 @@ from tools.probe_simulation.fabric import FabricFaults, FabricSpec, Ints, Simula
 from tools.probe_simulation.transport import Failures, SimulatedClock, SimulatedTransport
 
 SLOW_20, SLOW_10 = 0.8, 0.9
-"""Bandwidth factors of the two bad nodes of a run."""
+"""Factors on the bandwidth of the two bad nodes of a run: one is 20 % slower, one 10 %."""
 
 
 @dataclass(frozen=True)
 class RuntimeRow:
-    """Times of one whole probe of the links."""
+    """How long one whole probe of a healthy fabric takes."""
 
     nodes: int
     mode: Mode
     gbit_per_s: float
+    """Bandwidth of a node's port in Gb/s."""
     rounds: int
+    """Number of rounds."""
     wall_s: float
-    """Time of measuring the links, on the simulated clock."""
+    """Seconds of measuring the links, on the simulated clock."""
     overhead_s: float
-    """Seconds of a round without transfers and size sweep, spent on the coordinator's messages, connections and round
+    """Seconds of one round without transfers and size sweep: the coordinator's messages, connections and round
     trips."""
     backend_s: float
-    """Time of the messages over the training backend."""
+    """Seconds of measuring messages over the training backend, on the simulated clock."""
     told: bool = False
-    """Whether the switches were declared, by Slurm or an earlier file."""
+    """Whether Slurm declared the switches."""
 
 
 @dataclass(frozen=True)
 class HealthRow:
-    """Accuracy of health probes, over different seeds, on a fabric with two bad nodes: one 20 % and one 10 % slower."""
+    """How right the verdicts of health probes are, over runs with different seeds, on a fabric with two bad nodes:
+    one 20 % and one 10 % slower."""
 
     rounds: int
+    """Rounds of a probe."""
     noise: float
+    """Standard deviation of a measured bandwidth as a share of its value."""
     bursts: float
+    """Share of the measurements that foreign traffic disturbs."""
     runs: int
+    """Number of simulated probes."""
     false_positive: float
-    """Share of the good nodes that were reported as slow."""
+    """Share of the good nodes, over all runs, that were reported as slow."""
     found_20: float
     """Share of the runs in which the 20 % slower node was reported as slow."""
     found_10: float
+    """Share of the runs in which the 10 % slower node was reported as slow."""
 
 
 @dataclass(frozen=True)
 class SwitchRow:
-    """Accuracy of the inferred switches."""
+    """How well probes infer the leaf switches and their oversubscription, over runs with different seeds."""
 
     nodes: int
     mode: Mode
     hop_gap: float
+    """Share of the latency below one leaf that each further switch level adds."""
     noise: float
     oversubscription: float
+    """The true oversubscription of the leaves."""
     runs: int
     rounds: int
     """Median number of rounds."""
     f1_min: float
-    """Pair-F1 of the leaves, in the worst run."""
+    """F1 score of 'these two nodes share a leaf' over all pairs (`pair_f1`), in the worst run."""
     ratio_error_max: float
-    """Relative error of the oversubscription ratio, in the worst run."""
+    """Relative error of the inferred oversubscription, in the worst run."""
 
 
 @dataclass(frozen=True)
 class SimulationPlan:
-    """Settings of the simulation."""
+    """What to simulate for the three tables: sizes, speeds, noise and numbers of runs."""
 
     sizes: Sequence[int] = (64, 256, 1000)
+    """Numbers of nodes in the table of runtimes."""
     gbit_per_s: Sequence[float] = (10.0, 25.0)
+    """Bandwidths of a node's port in the table of runtimes, in Gb/s."""
     runs: int = 1000
+    """Simulated probes for each row of the table of health probes."""
     nodes: int = 64
     """Nodes of the fabric in the health probes."""
     rounds: Sequence[int] = (2, 5, 9, 15)
+    """Numbers of rounds in the table of health probes."""
     noise: Sequence[tuple[float, float]] = ((0.03, 0.1), (0.05, 0.1))
-    """(noise, bursts) of each row of the table."""
+    """(noise, bursts) in the table of health probes; each combination with `rounds` is a row."""
     switch_runs: int = 5
+    """Simulated probes for each row of the table of switches."""
 
 
 def simulate(plan: SimulationPlan, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Simulate all three tables; return the record of the bench."""
+    """Simulate the probes of all three tables. Return the record: the settings, and the rows of `health`, `switches`,
+    `runtime`.
+
+    Args:
+        tell: called with a text about each row as the work goes on.
+    """
     record = machine_and_versions("probe-simulated", asdict(plan))
     health = [health_row(plan, *cell, tell) for cell in _cells(plan)]
     switches = list(_switch_rows(plan, tell))
@@ -119,12 +139,15 @@ def simulated_probe(
     progress: Callable[[str, int, int], None] | None = None,
     clock: SimulatedClock | None = None,
 ) -> ProbeOutcome:
-    """Run a whole probe with the real coordinator; its `wall_s` is on the simulated clock.
+    """Run a whole probe on a simulated fabric with the real coordinator. The times of the outcome are those of the
+    simulated clock.
 
     Args:
-        switches: whether Slurm declares each node's switches.
-        prior: the switches of an earlier topology.
-        clock: the clock of the simulation.
+        failures: nodes that fail during the probe; None: none.
+        switches: whether Slurm declares the switches above each node.
+        prior: the switches of an earlier topology; None: there is none.
+        progress: called with the phase, the rounds done and the number of rounds.
+        clock: the clock of the simulation; None: a new one.
     """
     names = node_names(fabric.spec.nodes)
     clock = clock or SimulatedClock()
@@ -138,7 +161,12 @@ def node_names(count: int) -> list[str]:
 
 
 def runtime_row(nodes: int, mode: Mode, gbit_per_s: float, told: bool = False) -> RuntimeRow:
-    """Return the time of one probe of a healthy fabric with 2:1 oversubscription, and the overhead of its rounds."""
+    """Return how long one probe of a healthy fabric with 2:1 oversubscription takes, and the overhead of its rounds.
+
+    Args:
+        gbit_per_s: bandwidth of a node's port.
+        told: whether Slurm declares the switches.
+    """
     spec = FabricSpec(nodes, bytes_per_s=gbit_per_s * 1e9 / 8, oversubscription=(2.0, 1.0))
     clock, began = SimulatedClock(), dict[str, float]()
     done = simulated_probe(
@@ -164,8 +192,15 @@ def _note(began: dict[str, float], phase: str, now: float) -> None:
 def health_row(
     plan: SimulationPlan, rounds: int, noise: float, bursts: float, tell: Callable[[str], None] = lambda _: None
 ) -> HealthRow:
-    """Return how often the verdict on nodes is right; each run has another seed, other bad nodes and another
-    schedule."""
+    """Return how often health probes judge nodes rightly. Each run has another seed, other bad nodes and another
+    schedule.
+
+    Args:
+        rounds: rounds of a probe.
+        noise: standard deviation of a measured bandwidth as a share of its value.
+        bursts: share of the measurements that foreign traffic disturbs.
+        tell: called with a text about the row.
+    """
     tell(f"health: {rounds} rounds, noise {noise:.0%}, bursts {bursts:.0%}, {plan.runs} runs")
     names = node_names(plan.nodes)
     wrong = slow_20 = slow_10 = 0
@@ -187,7 +222,8 @@ def health_row(
 
 
 def play(outcome: ProbeOutcome, fabric: SimulatedFabric, settings: ProbeSettings) -> None:
-    """Carry out the measurement schedule without coordinator and clock, to save time; adds the figures to `outcome`."""
+    """Carry out the measurement schedule on the fabric without coordinator and clock, which saves time. The figures
+    are added to `outcome`."""
     for step in measurement_schedule(outcome, settings):
         for planned in step:
             results = _results(outcome.nodes, planned, fabric)
@@ -201,7 +237,13 @@ def play(outcome: ProbeOutcome, fabric: SimulatedFabric, settings: ProbeSettings
 
 
 def switch_row(nodes: int, mode: Mode, ratio: float, runs: int, hop_gap: float = 0.2, noise: float = 0.05) -> SwitchRow:
-    """Return the accuracy of the inferred leaves and their oversubscription, over runs with different seeds."""
+    """Return how well probes infer leaves and their oversubscription, over runs with different seeds.
+
+    Args:
+        ratio: the true oversubscription of the leaves.
+        hop_gap: share of the latency below one leaf that each further switch level adds.
+        noise: standard deviation of a measured bandwidth as a share of its value.
+    """
     measured = []
     for seed in range(runs):
         spec = FabricSpec(nodes, per_leaf=16, hop_gap=hop_gap, noise=noise, oversubscription=(ratio, 1.0))
@@ -219,7 +261,13 @@ def switch_row(nodes: int, mode: Mode, ratio: float, runs: int, hop_gap: float =
 
 
 def pair_f1(labels: Ints, truth: Ints) -> float:
-    """Return how well clusters were recovered: F1 of 'these two share a switch' over all pairs; 1 is perfect."""
+    """Return how well clusters of nodes were recovered: the F1 score of 'these two nodes share a switch' over all
+    pairs; 1 is perfect.
+
+    Args:
+        labels: inferred cluster of each node; below 0: none.
+        truth: true cluster of each node.
+    """
     upper = np.triu_indices(len(truth), 1)
     inferred = (labels[:, None] == labels[None, :])[upper] & (labels >= 0)[upper[0]]
     true = (truth[:, None] == truth[None, :])[upper]

@@ -1,8 +1,8 @@
 """The nodes of a probe on a simulated clock, as a transport of the real coordinator.
 
-The coordinator pays for every message that it sends and receives, and messages have a latency. A pair connects, pings,
-makes its size sweep and its transfers for as long as the fabric's figures say; so do the ranks that measure the
-training backend. Devices measure themselves in no time. Nodes may die, hang or never join.
+Each message costs the coordinator time, and messages have a latency. A pair connects, pings, makes its size sweep
+and its transfers for as long as the fabric's figures say; so do the ranks that measure the training backend. The
+nodes measure their devices in no time. Nodes may die, hang or never join.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from tools.probe_simulation.backend import SimulatedRanks
 from tools.probe_simulation.fabric import Floats, Ints, SimulatedFabric
 
 SEND_S = 20e-6
+"""Seconds of the coordinator for sending one message: on one core of a cloud machine with 400 sockets, 5 to 25 µs."""
 RECEIVE_S = 20e-6
-"""Time of the coordinator per message; over 400 sockets, one core of a cloud machine took 5 to 25 and 20 µs."""
+"""Seconds of the coordinator for receiving one message, measured over 400 sockets on one core of a cloud machine."""
 KEEP_S = 25e-6
-"""Additional time for a reply with figures: reading and checking them took such a core 10 µs, the line through its
-messages 14 µs."""
+"""Additional seconds of the coordinator for a reply with figures. On one core of a cloud machine, reading and
+checking the figures took 10 µs, and fitting a line through the times of its messages 14 µs."""
 CONNECT_TRIPS = 4
-"""Round trips before the first ping: the connection, the hello, the welcome and the wake-up of the peer."""
+"""Round trips of a pair before its first ping: the connection, the hello, the welcome and the wake-up of the peer."""
 
 
 class SimulatedClock:
-    """A clock that advances only when somebody waits."""
+    """A clock that advances only when the simulation sets it or somebody sleeps."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -51,31 +52,34 @@ class SimulatedClock:
 
 @dataclass(frozen=True)
 class Failures:
-    """Nodes that fail during the probe, by index; times are simulated seconds."""
+    """Nodes that fail during the probe, by number of the node; times are simulated seconds."""
 
     absent: frozenset[int] = frozenset()
+    """Nodes that never join."""
     dies_at: dict[int, float] = field(default_factory=dict)
-    """The node's process ends; the system closes its connections."""
+    """Node -> when its process ends; the operating system then closes its connections."""
     hangs_at: dict[int, float] = field(default_factory=dict)
-    """The node keeps its connections and sends nothing more."""
+    """Node -> from when on it keeps its connections and sends nothing more."""
 
 
 @dataclass(frozen=True)
 class _Measurement:
-    """The measurement of a pair as one of its ends makes it."""
+    """The measurement of a pair as one of its two nodes makes it."""
 
     node: int
     peer: int
     begin: float
     end: float
     latency: Floats
+    """Seconds: minimum, median, 95th percentile."""
     bytes_per_s: float
-    """Rate at which this end receives."""
+    """Rate at which this node receives."""
     ladder: list[tuple[int, float]]
+    """The size sweep: (bytes, one-way seconds) by size."""
 
 
 class SimulatedTransport:
-    """A transport whose nodes run on a simulated clock and measure a simulated fabric."""
+    """A transport of the coordinator whose nodes run on a simulated clock and measure a simulated fabric."""
 
     def __init__(
         self,
@@ -108,7 +112,12 @@ class SimulatedTransport:
             self._at(when, self._names[node], None)
 
     def admit(self, expected: set[str], deadline: float) -> Join | None:
-        """Return the join message of the next node out of `expected`; None when none joined before `deadline`."""
+        """Return the join message of the next node; None if no node joins before `deadline`.
+
+        Args:
+            expected: names of the nodes that may join.
+            deadline: simulated seconds.
+        """
         if not self._joining:
             self._clock.time = deadline
             return None
@@ -120,7 +129,7 @@ class SimulatedTransport:
         return read_join({"kind": "join", "node": self._names[index], **place, **declared})
 
     def send(self, node: str, message: Message) -> None:
-        """Send one message to a node. A lost connection shows in `receive`."""
+        """Send one message to a node. If the node's connection is lost, `receive` says so."""
         self._clock.time += SEND_S
         index = self._index[node]
         arrival = self._clock.time + self._fabric.spec.latency_s
@@ -134,7 +143,8 @@ class SimulatedTransport:
             self._calls.append((message["round"], index, self._index[message["peer"]], arrival))
 
     def receive(self, seconds: float) -> Iterator[tuple[str, Answer | ConnectionLost]]:
-        """Wait up to `seconds` for answers, and return (node, answer) for each one that arrived."""
+        """Wait up to `seconds`. Yield (node, answer) for each answer that arrived, and (node, `ConnectionLost`) for
+        a node that died."""
         self._measure()
         limit = self._clock.time + seconds
         if not self._events or self._events[0][0] > limit:
@@ -153,7 +163,7 @@ class SimulatedTransport:
         heapq.heappush(self._events, (when, next(self._order), name, message))
 
     def _measure(self) -> None:
-        """Measure the requested round, and queue its replies."""
+        """Measure the pairs that the coordinator has ordered to measure, and queue their replies."""
         calls, self._calls = self._calls, []
         if not calls:
             return
@@ -175,8 +185,13 @@ class SimulatedTransport:
             self._answer(number, _Measurement(b, a, begin, end, at_b, to_b, sweep_b))
 
     def _ladder_s(self, trip: Floats, rate: Floats) -> tuple[Floats, Ints]:
-        """Return the seconds of the size sweep of one end, and the number of sizes that it reaches, as `size_sweep` in
-        `probe.protocol.pair_measurement` would make it."""
+        """Return (seconds of the size sweep, number of sizes that it reaches) in one direction for each pair, as
+        `size_sweep` in `probe.protocol.pair_measurement` would make it.
+
+        Args:
+            trip: seconds of a round trip, by pair.
+            rate: bytes per second, by pair.
+        """
         settings = self._settings
         spent, rungs = np.zeros(len(trip)), np.zeros(len(trip), dtype=np.int_)
         for size in settings.ladder_bytes:
@@ -192,7 +207,12 @@ class SimulatedTransport:
         return [(size, float(latency[1]) + size / rate) for size in self._settings.ladder_bytes[:count]]
 
     def _transfer_s(self, rate: Floats) -> Floats:
-        """Return the seconds that one direction sends, as `stream_send` in `probe.protocol.pair_measurement` does."""
+        """Return for each pair the seconds of the transfers in one direction, as `stream_send` in
+        `probe.protocol.pair_measurement` would make them.
+
+        Args:
+            rate: bytes per second, by pair.
+        """
         settings = self._settings
         enough = np.maximum(settings.bulk_bytes / rate, settings.bulk_s)
         least = 8 * BLOCK_BYTES / rate
@@ -200,7 +220,12 @@ class SimulatedTransport:
         return np.maximum(limited, least) + PING_BYTES / rate
 
     def _answer(self, number: int, made: _Measurement) -> None:
-        """Queue the reply of one end: late and without figures when the other end is dead, none when this end is."""
+        """Queue the reply of one node of a pair. If the other node is dead or hangs, the reply comes late and has no
+        figures; if this node is, there is no reply.
+
+        Args:
+            number: number of the round.
+        """
         answer: Message = {"kind": "pair", "round": number}
         end = made.end
         if self._gone(made.node, end):

@@ -1,1 +1,2 @@
-"""Compares the cost model with published runs, and fits its constants to them."""
+"""Compares the cost model's predictions with published runs of other frameworks, and fits its constants to such
+runs."""

@@ -1,4 +1,4 @@
-"""`python -m tools.published_runs`: the cost model compared with a table of published runs."""
+"""`python -m tools.published_runs`: the cost model's predictions compared with a table of published runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tools.published_runs.show import show
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compare, show tables, and print the record with --json."""
+    """Compare the predictions with the runs, and print tables; with --json, print the record on stdout and the
+    tables on stderr."""
     parser = argparse.ArgumentParser(prog="python -m tools.published_runs", description=__doc__)
     parser.add_argument("--data", type=Path, help=f"table of measured runs; default: the one in ${DATA_VARIABLE}")
     parser.add_argument("--json", action="store_true", help="print the record as JSON on stdout")

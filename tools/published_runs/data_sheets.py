@@ -1,4 +1,4 @@
-"""Figures of GPUs and their links from vendors' data sheets, for published runs."""
+"""Figures of GPUs and their links from vendors' data sheets, and the GPUs and rates in the table of published runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class DataSheet:
     half_flops: float
     """Peak FLOP/s of fp16 matrix products, dense, on tensor cores."""
     single_flops: float
-    """Peak FLOP/s for fp32 inputs: TF32 on Ampere and later, where frameworks of the time allowed it, else fp32."""
+    """Peak FLOP/s for fp32 inputs: TF32 on GPUs that have it and where frameworks of the time allowed it, else fp32."""
     memory_bytes: float
     bytes_per_s: float
-    """Memory bandwidth."""
+    """Memory bandwidth in bytes per second."""
     link_bytes_per_s: float
-    """Bandwidth to a neighbour in the node, one direction: NVLink, else PCIe."""
+    """Bandwidth to another GPU of the node in one direction, in bytes per second: NVLink, else PCIe."""
 
 
 SHEETS = {
@@ -38,20 +38,21 @@ SHEETS = {
     "RTX-2080": DataSheet(53.8e12, 13.4e12, 11e9, 616e9, 16e9),
     "Titan-RTX": DataSheet(130e12, 16.3e12, 24e9, 672e9, 16e9),
 }
+"""Name of a GPU in the table of runs -> its data sheet."""
 TCP_FLOW_BYTES_PER_S = 1.25e9
-"""Limit of a single TCP flow between instances in one placement group (10 Gb/s; Amazon EC2 user guide, network
-bandwidth): what a ring without RDMA reaches there, whatever the instance's own bandwidth."""
+"""Limit of a single TCP flow between instances of one placement group (10 Gb/s; Amazon EC2 user guide, network
+bandwidth). A ring without RDMA reaches no more, whatever the instance's own bandwidth."""
 NODE_BYTES_PER_S = 4 * 25e9
-"""Bandwidth of a node whose row states no network: four HDR InfiniBand ports."""
+"""Bandwidth of a node whose table row states no network: four HDR InfiniBand ports."""
 LINK_SHARE = 0.77
-"""Share of a stated bandwidth that collectives reach: 230 of NVLink's 300 GB/s among eight A100s (nccl-tests)."""
+"""Share of a stated bandwidth that collectives reach: 230 of NVLink's 300 GB/s between eight A100s (nccl-tests)."""
 ALPHA_S = 1e-5
 """Assumed start-up time of a message between nodes; no published figure exists."""
 
 
 def gpu_of(text: str) -> str | None:
-    """Return the data sheet's name in a run's GPU column, '16xT4-16 (4x g4dn.12xlarge)' -> 'T4'; None without a data
-    sheet."""
+    """Return the name in `SHEETS` for the GPU column of a run's row: '16xT4-16 (4x g4dn.12xlarge)' -> 'T4'. None if
+    there is no data sheet of the GPU."""
     for name in sorted(SHEETS, key=len, reverse=True):
         if re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![0-9])", re.sub(r"^\d+x", "", text)):
             return name
@@ -59,8 +60,8 @@ def gpu_of(text: str) -> str | None:
 
 
 def gpus_of(text: str) -> list[str] | None:
-    """Return one name per GPU for a mixed column, '12xV100+4xT4' -> 12 times V100, 4 times T4; None where one is
-    unknown."""
+    """Return the name in `SHEETS` of each GPU for the GPU column of a mixed run: '12xV100+4xT4' -> 12 times 'V100',
+    then 4 times 'T4'. None if one has no data sheet."""
     found: list[str] = []
     for part in text.split("(")[0].split("+"):
         match = re.match(r"\s*(\d+)x(.+)", part)
@@ -72,8 +73,8 @@ def gpus_of(text: str) -> list[str] | None:
 
 
 def stated_bytes_per_s(text: str) -> float | None:
-    """Return the last 'N Gb/s' in a column as bytes per second; 'NxName MGb/s' counts N links. None if there is
-    none."""
+    """Return the last 'N Gb/s' in a link column of the table as bytes per second; None if there is none. 'NxName
+    MGb/s' means N links of M Gb/s."""
     found = re.findall(r"(?:(\d+)x[^0-9]*)?([\d.]+)\s*Gb/s", text)
     if not found:
         return None

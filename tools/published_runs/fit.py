@@ -1,4 +1,4 @@
-"""Fits the planner's constants to measured runs, and measures their error on held-out runs."""
+"""Fits the cost model's constants to measured runs, and predicts runs with constants that were fitted without them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from hpctrain.planner.devices.constants import CUDA_CONSTANTS, CostConstants, Up
 from tools.published_runs.scenario import PublishedScenario
 
 FITTED_FAMILIES = ("vTrain multi-node", "vTrain single node")
-"""Families of runs that constants are fitted on: many runs, one kind of GPU, no profiles of their own. All other
-families are only predicted."""
+"""Families of runs that constants are fitted on: they have many runs, one kind of GPU, and no measured layer times.
+Runs of all other families are only predicted."""
 MOST_OF_A_PROBLEM = 48
-"""Most runs of one problem in a fit, evenly spaced: more runs of the same kind change little and take time."""
+"""Most runs of one problem (`MeasuredRun.problem`) in a fit, evenly spaced: more runs of the same kind change little
+and take time."""
 PACKAGED: Mapping[str, float] = {
     "efficiency": CUDA_CONSTANTS.efficiency,
     "half_width": CUDA_CONSTANTS.half_width,
@@ -32,9 +33,10 @@ PACKAGED: Mapping[str, float] = {
     "action_ops": CUDA_CONSTANTS.action_ops,
     "overlap_power": CUDA_CONSTANTS.overlap_power,
 }
-"""Result of `fit` on all runs of `FITTED_FAMILIES`. `optimizer_bytes` is that of Megatron's fused optimizer."""
+"""The cost model's constants for GPUs, which are the result of `fit` on the runs for which `was_fitted` is true.
+`optimizer_bytes` is that of Megatron's fused optimizer."""
 LAST_MULTI = 40
-"""Number of the last vTrain run on several nodes that was used for `PACKAGED`."""
+"""Number of the last vTrain run on several nodes that `PACKAGED` was fitted on; the first is 0."""
 START: Mapping[str, float] = {
     "efficiency": 0.75,
     "half_width": 30.0,
@@ -48,19 +50,25 @@ START: Mapping[str, float] = {
     "action_ops": 38.0,
     "overlap_power": 4.0,
 }
-"""Start values of a fit, kept where the runs do not decide: the counts of CPU (calls times 0.15, activations halved,
-because kernels are fused) and a typical efficiency. None comes from the runs, so held-out runs stay unseen."""
+"""Start values of a fit, kept where the runs do not decide: the counts of the constants for CPUs (calls times 0.15,
+activations halved, because kernels are fused) and a typical efficiency. None comes from the runs, so held-out runs
+stay unseen."""
 LARGEST_EFFICIENCY = 0.95
+"""Upper limit of the constant `efficiency`."""
 PULL = 0.02
-"""Weight of the regularisation that pulls a constant to its start value."""
+"""Weight of the regularisation that pulls each constant to its start value."""
 NOISE = 0.02
-"""Relative errors above this count linearly instead of squared, so that single disturbed runs do not dominate."""
+"""Relative errors above this count linearly instead of squared, so that single disturbed runs do not dominate a fit."""
 BACKWARD_OPS = 1.6
-"""Calls in a block's backward pass divided by those in its forward pass; as on CPU."""
+"""Calls in a block's backward pass divided by those in its forward pass, as in the constants for CPUs."""
 
 
 def constants_by(values: Mapping[str, float]) -> CostConstants:
-    """Return the constants of Megatron's blocks, with these values."""
+    """Return the cost model's constants for Megatron's blocks.
+
+    Args:
+        values: name of a constant -> its fitted value, with the names of `PACKAGED`.
+    """
     forward, logits, weights = values["activation_passes"], values["logits_passes"], values["weight_passes"]
     update = UpdateCost(values["optimizer_bytes"], CUDA_CONSTANTS.optimizer.ops)
     return replace(
@@ -83,7 +91,8 @@ def constants_by(values: Mapping[str, float]) -> CostConstants:
 
 
 def fit(scenes: Sequence[PublishedScenario], start: Mapping[str, float] = START, steps: int = 14) -> dict[str, float]:
-    """Return the constants with the least relative error; each problem has the same weight, however many runs it has.
+    """Return name of a constant -> the value with the least relative error of step times. Each problem
+    (`MeasuredRun.problem`) has the same weight, however many runs it has.
 
     Args:
         start: the constants to fit, with their start values.
@@ -110,7 +119,8 @@ def fit(scenes: Sequence[PublishedScenario], start: Mapping[str, float] = START,
 
 
 def was_fitted(scene: PublishedScenario) -> bool:
-    """Whether `PACKAGED` was fitted on this run: vTrain's first 41 on several nodes and its odd ones on one node."""
+    """Return whether `PACKAGED` was fitted on the scenario's run: those are vTrain's first 41 runs on several nodes,
+    and its runs with odd numbers on one node."""
     run = scene.run
     if run.family not in FITTED_FAMILIES or run.step_s is None:
         return False
@@ -119,9 +129,11 @@ def was_fitted(scene: PublishedScenario) -> bool:
 
 
 def held_out(scenes: Sequence[PublishedScenario], progress: Callable[[str], None]) -> dict[str, float]:
-    """Return step times by run, each predicted with constants that were fitted without its whole problem.
+    """Return run id -> predicted seconds of a step. A run that `PACKAGED` was fitted on is predicted with constants
+    that were fitted without its whole problem (`MeasuredRun.problem`); other runs are predicted with `PACKAGED`.
 
-    Runs that `PACKAGED` was not fitted on are predicted with `PACKAGED`.
+    Args:
+        progress: called with a text about each fit.
     """
     seen = [scene for scene in scenes if was_fitted(scene)]
     problems = dict.fromkeys(scene.run.problem for scene in seen)
@@ -139,7 +151,7 @@ def held_out(scenes: Sequence[PublishedScenario], progress: Callable[[str], None
 
 
 def packaged(scenes: Sequence[PublishedScenario]) -> dict[str, float]:
-    """Return the step times by run, predicted with `PACKAGED`."""
+    """Return run id -> seconds of a step, predicted with `PACKAGED`."""
     constants = constants_by(PACKAGED)
     return {scene.run.id: scene.step_s(constants) for scene in scenes}
 

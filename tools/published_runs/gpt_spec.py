@@ -1,4 +1,5 @@
-"""The model of the published runs: GPT-2's block as Megatron-LM computes it, which keeps attention scores in memory."""
+"""The model of the published runs: GPT-2's block as Megatron-LM computes it, which keeps the attention scores in
+memory."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ from hpctrain.records.model.families import DecoderSpec
 
 
 class GptSpec(DecoderSpec):
-    """GPT-2 block: LayerNorm, learned positions, GELU, biases, tied embedding, attention that is not fused.
+    """GPT-2 with LayerNorm, learned positions, GELU, biases, tied embedding, and attention that is not fused.
 
-    Sizes after Korthikanti et al. 2022, section 4: a block keeps s·b·h·(10 + 24/t + 5·a·s/(h·t)) bytes in fp16. Of
-    these, 2 in the 10, and 1 of the 5 for each score, are dropout masks of one byte. Without dropout there are no masks
-    and no second copy of the scores.
+    Activation bytes follow Korthikanti et al. 2022, section 4: a block keeps s·b·h·(10 + 24/t + 5·a·s/(h·t)) bytes
+    in fp16, with sequence s, micro-batch b, width h, a heads and tensor parallelism t. Of these, 2 in the 10, and 1
+    of the 5 for each score, are dropout masks of one byte. Without dropout there are no masks and no second copy of
+    the scores.
     """
 
     tied: bool = True
@@ -32,8 +34,12 @@ class GptSpec(DecoderSpec):
         return super().end_parameters(tp, first=first, last=last) + positions
 
     def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """Return the forward FLOPs as in Korthikanti et al. 2022, appendix A: all attention scores count, including
-        masked ones."""
+        """Return the FLOPs of the forward pass of the blocks [start, stop) and, with the last block, the head, for
+        `rows` sequences. All attention scores count, including masked ones, as in Korthikanti et al. 2022, appendix A.
+
+        Args:
+            stop: end of the blocks; None: all from `start` on.
+        """
         stop = self.layers if stop is None else stop
         matrices = 4 * self.dim * self.dim + 2 * self.dim * self.hidden
         flops = (stop - start) * rows * seq_len * 2.0 * matrices
@@ -52,16 +58,18 @@ class GptSpec(DecoderSpec):
         return int(rows * seq_len * self.dim * (4 * bytes_per_value + 2 * self.dropout))
 
     def matmul_output_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes kept in addition to the residual stream with selective recomputation of attention."""
+        """Return the activation bytes that a block keeps with selective recomputation, which computes the attention
+        scores again."""
         kept = self.activation_bytes(rows, seq_len, tp, bytes_per_value)
         return kept - self.selective_bytes(rows, seq_len, tp, bytes_per_value)
 
     def selective_flops(self, rows: int, seq_len: int) -> float:
-        """Return the FLOPs of the scores and their product with the values, which Megatron's selective recomputation
-        repeats."""
+        """Return the FLOPs of a block that Megatron's selective recomputation repeats: the attention scores and
+        their product with the values."""
         return 4.0 * rows * seq_len * seq_len * self.dim
 
     def selective_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes of the softmax output and, with dropout, of its mask and the result after it."""
+        """Return the bytes that a block keeps of its attention scores: the softmax output and, with dropout, the
+        mask and the result after it. Selective recomputation does not keep them."""
         each = 2 * bytes_per_value + 1 if self.dropout else bytes_per_value
         return self.heads * seq_len * seq_len * rows * each // tp

@@ -1,4 +1,4 @@
-"""Measured times of a model's layers; where they exist they replace the roofline."""
+"""Measured times of a model's layers, and a cost model that uses them in place of the roofline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Seconds (forward, backward) of one micro-batch, including tensor-parallel all-reduces."""
+    """Measured seconds of a block, the embedding and the head for one micro-batch, each as (forward, backward),
+    including all-reduces of tensor parallelism."""
 
     block: ForwardBackward
     embedding: ForwardBackward
@@ -26,10 +27,10 @@ class LayerTimes:
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """Measured layer times of one model."""
+    """Measured layer times of one model on several kinds of devices."""
 
     times: Mapping[tuple[str, int, int], LayerTimes]
-    """(device type, tp, micro-batch) -> its times."""
+    """(device type, tp, micro-batch size) -> measured times."""
 
     def at(self, device_type: str, tp: int, micro_batch: int) -> LayerTimes | None:
         """Return the times for exactly this device type, tp and micro-batch size; None if they were not measured."""
@@ -37,7 +38,8 @@ class LayerProfile:
 
 
 class ProfiledCostModel(CostModel):
-    """A cost model for one size of micro-batch that takes measured times of layers where a profile has them."""
+    """A cost model for one micro-batch size that uses measured layer times where the profile has them, else the
+    roofline."""
 
     def __init__(
         self, work: Workload, links: Links, constants: Mapping[str, CostConstants], profile: LayerProfile,
@@ -48,8 +50,8 @@ class ProfiledCostModel(CostModel):
         self._micro_batch = micro_batch
 
     def module_times(self, unit: TensorParallelGroup, micro_batch: int) -> ModuleTimes:
-        """Return the measured times of a micro-batch; for a part that was not measured separately, the roofline's
-        estimate."""
+        """Return the measured times of a micro-batch, or the roofline's estimate if the profile has none. The time
+        to split a backward pass is always the estimate, because it was not measured."""
         estimate = super().module_times(unit, micro_batch)
         times = self._profile.at(unit.devices[0].type, len(unit.devices), micro_batch)
         if times is None:
@@ -57,7 +59,13 @@ class ProfiledCostModel(CostModel):
         return ModuleTimes(times.block, (0.0, 0.0), times.embedding, times.head, estimate.block_split)
 
     def optimizer_s(self, unit: TensorParallelGroup, share: ModelPart, shards: int = 1) -> float:
-        """Return the measured time; the ends were measured together with the blocks, each about as long."""
+        """Return the measured seconds of the optimizer for a part of the model, or the roofline's estimate if the
+        profile has none. Embedding and head count like one block each.
+
+        Args:
+            share: the part of the model that the group holds.
+            shards: number of ranks over which the optimizer state is sharded.
+        """
         times = self._profile.at(unit.devices[0].type, len(unit.devices), self._micro_batch)
         if times is None:
             return super().optimizer_s(unit, share, shards)

@@ -24,14 +24,15 @@ from tools.published_runs.score import baseline, by_problem, rankings, time_erro
 from tools.published_runs.table import read_runs
 
 FILE = "measured_runs.csv"
+"""Name of the table in the folder that HPCTRAIN_DATA names."""
 DATA_VARIABLE = "HPCTRAIN_DATA"
 
 
 def data_file(given: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the table to score: `given`, else the table in the folder that HPCTRAIN_DATA names.
+    """Return the path of the table of runs: `given`, else the table in the folder that HPCTRAIN_DATA names.
 
     Raises:
-        InputError: neither table exists.
+        InputError: no table was given, and HPCTRAIN_DATA is not set.
     """
     if given is not None:
         return given
@@ -42,10 +43,16 @@ def data_file(given: Path | None, environment: Mapping[str, str] = os.environ) -
 
 
 def measure(path: Path, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Score the table; layer profiles come from the folder beside it, else from the one in HPCTRAIN_DATA's folder.
+    """Score the planner's predictions for the runs of a table. Return the record: errors, rankings, baseline, and runs
+    that were left out. Sailor's layer times come from a folder beside the table, else in the folder that HPCTRAIN_DATA
+    names.
+
+    Args:
+        path: the table of runs.
+        progress: called with a text about each part of the work.
 
     Raises:
-        InputError: the table or the profiles cannot be read.
+        InputError: the table or the layer times cannot be read.
     """
     scenes, left_out = scenes_of(read_runs(path), read_figures(_profile_folder(path)))
     if not scenes:
@@ -79,7 +86,8 @@ def _profile_folder(path: Path) -> Path:
 
 
 def _by_problem(errors: Mapping[str, Errors]) -> dict[str, Any]:
-    """Return the errors by problem and their mean, in percent; every problem has the same weight."""
+    """Return {"mean": mean of the problems' errors, "by_problem": problem -> mean absolute error}, in percent. Every
+    problem has the same weight."""
     return {
         "mean": _mean([each.mean for each in errors.values()]),
         "by_problem": {problem: each.mean for problem, each in errors.items()},
@@ -87,7 +95,7 @@ def _by_problem(errors: Mapping[str, Errors]) -> dict[str, Any]:
 
 
 def _memory_errors(scenes: Sequence[PublishedScenario]) -> dict[str, Errors]:
-    """Return the errors of the predicted memory, for runs with a measured peak."""
+    """Return problem -> errors of the predicted peak memory, for runs whose peak was measured."""
     found = {}
     for problem, same in by_problem(scenes).items():
         pairs = [(scene.memory_bytes(), scene.run.peak_bytes) for scene in same if scene.run.peak_bytes is not None]

@@ -1,4 +1,5 @@
-"""Layer times and link bandwidths that the Sailor authors measured (SOSP 2025); they lie in a folder with the runs."""
+"""Reads the layer times and link bandwidths that Sailor's authors measured (Strati et al., SOSP 2025). They are in a
+folder beside the table of runs."""
 
 from __future__ import annotations
 
@@ -13,26 +14,31 @@ from hpctrain.planner.devices.constants import ForwardBackward
 from tools.published_runs.layer_profile import LayerProfile, LayerTimes
 
 FOLDER = "sailor_profiles"
+"""Name of the folder."""
 ZONE = "us-central1-a"
-"""The zone to read; its entries describe one cluster."""
+"""The cloud zone whose bandwidths are read; the file's entries for one zone describe one cluster."""
 
 
 @dataclass(frozen=True)
 class SailorFigures:
-    """The figures in the folder; empty where there is no folder."""
+    """The figures in Sailor's folder; empty if there is no such folder."""
 
     profiles: dict[str, LayerProfile]
-    """Layer profiles by model."""
+    """Name of a model -> its layer times."""
     bandwidths: dict[tuple[str, str, int], float]
-    """(GPU, GPU, active GPUs of a node) -> bytes per second between two such nodes."""
+    """(GPU of a node, GPU of another node, GPUs in use on each node) -> bytes per second between the two nodes."""
 
     def between(self, a: str, b: str, gpus: int) -> float | None:
-        """Return the bytes per second from a node of GPU `a` to one of `b`; None where it was not measured."""
+        """Return the bytes per second between a node with GPUs `a` and a node with GPUs `b`; None if not measured.
+
+        Args:
+            gpus: GPUs in use on each node.
+        """
         return self.bandwidths.get((a, b, gpus)) or self.bandwidths.get((b, a, gpus))
 
 
 def read_figures(folder: Path) -> SailorFigures:
-    """Read the folder's profiles and bandwidths.
+    """Return the layer times and bandwidths in Sailor's folder.
 
     Raises:
         InputError: a file has an unexpected form.
@@ -63,8 +69,13 @@ def _profile(folder: Path) -> LayerProfile:
 
 
 def _smoothed(key: tuple[str, int, int], times: dict[tuple[str, int, int], LayerTimes]) -> LayerTimes:
-    """Return the layer times of a micro-batch size, at most those of each larger size: a longer measured time was
-    disturbed."""
+    """Return the layer times for a key, each at most that of larger micro-batches: a longer measured time was
+    disturbed.
+
+    Args:
+        key: (GPU, tp, micro-batch size).
+        times: all measured layer times by such keys.
+    """
     larger = [other for (gpu, tp, size), other in times.items() if (gpu, tp) == key[:2] and size >= key[2]]
 
     def least(pairs: Sequence[ForwardBackward]) -> ForwardBackward:

@@ -1,4 +1,4 @@
-"""A published run as the planner sees it: its model, its devices by data sheet, and its plan as a layout."""
+"""Describes a published run as the planner sees it: its model, its devices by data sheet, and its plan as a layout."""
 
 from __future__ import annotations
 
@@ -45,11 +45,13 @@ HALF = Framework(
     bucket_bytes=1e9, split_streams=0,
 )  # fmt: skip
 """Megatron in fp16: weights and gradients in fp16, a master copy and moments in fp32 (Rajbhandari et al. 2020).
-Memory that tensors do not take is the most that a GH200 of the Sailor runs held (context, communicators, workspaces,
-allocator cache). Gradients are summed in DeepSpeed's buckets of 5e8 numbers (its configuration reference)."""
+`process_bytes` (context, communicators, workspaces, allocator cache) is the most that a GH200 of the Sailor runs
+held besides tensors. Gradients are summed in DeepSpeed's buckets of 5e8 numbers (DeepSpeed's configuration
+reference)."""
 SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, residual_stream_bytes=4)
+"""Megatron in fp32: weights, gradients and two moments in fp32."""
 PRE_UNITS = 3
-"""AMP's pipeline units before the first block, and after the last one."""
+"""Number of AMP's pipeline units before the first block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +63,14 @@ class PublishedScenario:
     layout: Layout
     links: Links
     profile: LayerProfile | None
+    """Measured layer times of the model; None: the roofline predicts them."""
 
     def step_s(self, constants: CostConstants) -> float:
-        """Return the predicted seconds of a step."""
+        """Return the predicted seconds of a step.
+
+        Args:
+            constants: the cost model's constants for GPUs.
+        """
         by_kind = {"cuda": constants}
         cost = CostModel(self.work, self.links, by_kind)
         if self.profile is not None:
@@ -71,12 +78,12 @@ class PublishedScenario:
         return predict(cost, self.layout).total
 
     def memory_bytes(self) -> float:
-        """Return the predicted peak memory of the fullest device."""
+        """Return the predicted peak memory of the fullest device in bytes."""
         return max(self.layout.memory(MemoryModel(self.work)).values())
 
 
 def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str:
-    """Return the run's scenario, or the reason why it cannot be described."""
+    """Return the run's scenario, or a text with the reason why the cost model cannot describe the run."""
     placement = _cells(run)
     if isinstance(placement, str):
         return placement
@@ -103,7 +110,8 @@ def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str
 
 
 def _cells(run: MeasuredRun) -> Placement | str:
-    """Return the placement `placement[replica][rank]`, with ranks in Megatron's order: tp within dp within pp."""
+    """Return the placement `placement[replica][pipeline rank]`, with ranks in Megatron's order: tp within dp within
+    pp. If the run's plan cannot be described, return the reason."""
     if run.stages is not None:
         return _stated_cells(run)
     kinds = gpus_of(run.gpu) if "+" in run.gpu else [gpu_of(run.gpu)] * run.num_gpus
@@ -124,7 +132,8 @@ def _cells(run: MeasuredRun) -> Placement | str:
 
 
 def _stated_cells(run: MeasuredRun) -> Placement | str:
-    """Return the placement of a stated plan. Each tensor-parallel group is on a node of its own, as in these runs."""
+    """Return the placement of a run whose table row states the devices of each stage, or the reason why it cannot be
+    described. Each tensor-parallel group is on a node of its own, as in these runs."""
     assert run.stages is not None
     if len({len(stage) for stage in run.stages}) != 1 or len({tp for stage in run.stages for _, tp in stage}) != 1:
         return "its stages differ in replicas or in tensor parallelism, which a plan cannot say"
@@ -152,8 +161,8 @@ def _device_spec(name: str, kind: str, half: bool) -> DeviceSpec:
 
 
 def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
-    """Return the number of blocks of each stage, as the table's row states it, else equal; or the reason why they
-    cannot be described."""
+    """Return the number of blocks of each stage, as the table's row states it, else evenly divided. If the row does
+    not fit the model, return the reason."""
     stages = run.pp * run.chunks
     if run.units is not None:
         counts = list(run.units)
@@ -171,8 +180,12 @@ def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
 
 
 def _topology(run: MeasuredRun, placement: Placement, sailor: SailorFigures | None) -> Topology:
-    """Return a topology with the figures of data sheets for devices; those of links come from the table's row, the data
-    sheets or Sailor's measurements."""
+    """Return a topology of the placement's nodes. The figures of links come from the table's row, else from data
+    sheets; those between nodes of Sailor's runs were measured by Sailor's authors.
+
+    Args:
+        sailor: Sailor's measured figures; None for runs of other families.
+    """
     kinds = {worker.node: worker.type for row in placement for unit in row for worker in unit.devices}
     # Data sheets are per direction and GPU; a PCIe rate in the row is closer to the truth.
     stated = stated_bytes_per_s(run.intra_node)
@@ -207,7 +220,8 @@ def _measured_links(kinds: dict[str, str], gpus: int, sailor: SailorFigures) -> 
 
 
 def scenes_of(runs: Sequence[MeasuredRun], sailor: SailorFigures) -> tuple[list[PublishedScenario], dict[str, str]]:
-    """Return the scenarios of the runs that can be described, and run id -> the reason why another run cannot."""
+    """Return (scenarios of the runs that can be described, run id -> why another run cannot be described or is left
+    out)."""
     scenes, left = [], {}
     for run in runs:
         found = "the table says that it is suspect" if run.suspect else scene_of(run, sailor)

@@ -1,4 +1,6 @@
-"""Scores of predicted times: errors by problem, ranking of plans, and regret of the plan that is ranked first."""
+"""Scores predicted step times of published runs: errors by problem, ranking of plans, and regret of the plan that is
+ranked first. A problem is a group of similar runs (`MeasuredRun.problem`), a search a group of plans for the same
+work."""
 
 from __future__ import annotations
 
@@ -21,19 +23,21 @@ TIE = 1e-9
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well predictions rank the plans of one or several searches."""
+    """How well predicted step times rank the plans of one or several searches."""
 
     searches: int
+    """Number of searches."""
     rank_correlation: float
-    """Spearman's correlation, mean over the searches."""
+    """Spearman's correlation of predicted and measured times, mean over the searches."""
     regret_pct: float
-    """How much slower than the best measured plan the plan predicted to be fastest was (with ties, their average); mean
-    over the searches."""
+    """How much slower, in percent, the plan predicted to be fastest was than the plan measured to be fastest
+    (average over plans with the same prediction); mean over the searches."""
     largest_regret_pct: float
+    """The largest regret of a search, in percent."""
 
 
 def by_problem(scenes: Sequence[PublishedScenario]) -> dict[str, list[PublishedScenario]]:
-    """Group the scenarios by problem, in order of appearance."""
+    """Return problem -> its scenarios, in order of appearance."""
     groups: dict[str, list[PublishedScenario]] = {}
     for scene in scenes:
         groups.setdefault(scene.run.problem, []).append(scene)
@@ -41,7 +45,11 @@ def by_problem(scenes: Sequence[PublishedScenario]) -> dict[str, list[PublishedS
 
 
 def time_errors(scenes: Sequence[PublishedScenario], predicted: Mapping[str, float]) -> dict[str, Errors]:
-    """Return the errors of step times by problem; failed runs have no time and are left out."""
+    """Return problem -> errors of its predicted step times. Failed runs have no time and are left out.
+
+    Args:
+        predicted: run id -> predicted seconds of a step.
+    """
     found = {}
     for problem, same in by_problem(scenes).items():
         pairs = [(predicted[scene.run.id], scene.run.step_s) for scene in same if scene.run.step_s is not None]
@@ -51,7 +59,11 @@ def time_errors(scenes: Sequence[PublishedScenario], predicted: Mapping[str, flo
 
 
 def rankings(scenes: Sequence[PublishedScenario], predicted: Mapping[str, float]) -> dict[str, Ranking]:
-    """Return the rankings by problem, over searches with at least `LEAST_PLANS` plans that ran."""
+    """Return problem -> ranking over its searches with at least `LEAST_PLANS` plans that ran.
+
+    Args:
+        predicted: run id -> predicted seconds of a step.
+    """
     found = {}
     for problem, same in by_problem(scenes).items():
         searches: dict[tuple[object, ...], list[MeasuredRun]] = {}
@@ -70,7 +82,11 @@ def rankings(scenes: Sequence[PublishedScenario], predicted: Mapping[str, float]
 
 
 def _rank(runs: Sequence[MeasuredRun], seconds: Callable[[MeasuredRun], float]) -> tuple[float, float]:
-    """Return (Spearman's correlation, regret in percent) for one search."""
+    """Return (Spearman's correlation, regret in percent) for the plans of one search.
+
+    Args:
+        seconds: run -> predicted seconds of a step.
+    """
     measured = [run.step_s or 0.0 for run in runs]
     told = [seconds(run) for run in runs]
     chosen = [
@@ -83,8 +99,8 @@ def _rank(runs: Sequence[MeasuredRun], seconds: Callable[[MeasuredRun], float]) 
 
 
 def bubble_only(scene: PublishedScenario) -> float:
-    """Return the relative step time by the trivial baseline: model FLOPs at one rate, and the bubble of 1F1B, 1 + (pp −
-    1)/m."""
+    """Return a number in proportion to the step time by a simple baseline: model FLOPs of a GPU times 1 + (pp −
+    1)/(v·m), which is the bubble of 1F1B with v virtual stages and m micro-batches."""
     run, work = scene.run, scene.work
     flops = work.spec.forward_flops(run.rows, run.seq_len)
     count = run.rows / run.dp / run.micro_batch
@@ -92,7 +108,8 @@ def bubble_only(scene: PublishedScenario) -> float:
 
 
 def baseline(scenes: Sequence[PublishedScenario]) -> dict[str, float]:
-    """`bubble_only` times the one rate that fits each problem best; fitted in-sample, so it looks better than it is."""
+    """Return run id -> seconds of a step by `bubble_only`, with the rate that fits each problem best. The rate is
+    fitted on the runs that it then predicts, so the baseline looks better than it is."""
     found = {}
     for same in by_problem(scenes).values():
         ratios = [scene.run.step_s / bubble_only(scene) for scene in same if scene.run.step_s is not None]

@@ -1,4 +1,4 @@
-"""Prints the comparison with published runs as tables."""
+"""Prints the record of the comparison with published runs as tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from rich.table import Table
 
 
 def show(record: dict[str, Any], console: Console) -> None:
-    """Print the errors and rankings by problem."""
+    """Print the errors of step times and memory, the rankings, and the runs that were left out.
+
+    Args:
+        record: the result of `measure`.
+    """
     console.print(_times(record))
     if record["memory_errors"]:
         console.print(_memory(record))

@@ -16,6 +16,7 @@ COLUMNS = (
     "hidden", "heads", "ffn", "seq", "vocab", "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "recompute",
     "seq_parallel", "dtype", "iter_time_s", "peak_mem_GiB", "heterogeneous", "plan_detail", "notes",
 )  # fmt: skip
+"""Columns that a table of runs must have."""
 FAMILIES = (
     ("korthikanti", "Korthikanti"),
     ("ground_truth_multi", "vTrain multi-node"),
@@ -23,26 +24,32 @@ FAMILIES = (
     ("sailor", "Sailor"),
     ("amp", "AMP"),
 )
-"""Word in the source column -> name of the family."""
+"""(word in the source column, name of the family)"""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One run of the table."""
+    """One run of the table, with its model, hardware, plan and measured time."""
 
     id: str
     family: str
+    """Publication that the run is from."""
     framework: str
     model: str
     gpu: str
+    """GPUs as the table writes them: 'A100', '16xT4-16', '12xV100+4xT4'."""
     num_gpus: int
     gpus_per_node: int
     intra_node: str
+    """Links within a node, as the table writes them."""
     inter_node: str
+    """Links between nodes, as the table writes them."""
     layers: int
     hidden: int
+    """Width of the residual stream."""
     heads: int
     ffn: int
+    """Width of the feed-forward layer."""
     seq_len: int
     vocab: int
     rows: int
@@ -61,19 +68,22 @@ class MeasuredRun:
     step_s: float | None
     """Measured seconds of a step; None: the run failed."""
     peak_bytes: float | None
+    """Measured peak memory in bytes; None: not measured."""
     mixed: bool
     """Whether the GPUs are of several kinds."""
     stages: tuple[tuple[tuple[str, int], ...], ...] | None
-    """stages[stage][replica]: (GPU, tp), where the row states it."""
+    """stages[stage][replica] = (GPU, tp); None if the row does not state it."""
     units: tuple[int, ...] | None
-    """Layers by stage, embedding and head counted as one each, where the row states it."""
+    """Layers of each stage, where embedding and head count as a layer each; None if the row does not state them."""
     cuts: tuple[int, ...] | None
-    """Edges of the stages in AMP's 30 pipeline units, where the row states them."""
+    """Edges of the stages in AMP's 30 pipeline units; None if the row does not state them."""
     suspect: bool
+    """Whether the table says that the row may be wrong."""
 
     @property
     def problem(self) -> str:
-        """Name of the problem: errors are averaged over its runs, and a fit holds out all of them together."""
+        """Name of the group of similar runs to which the run belongs. Errors are averaged over such a group, and a
+        fit holds out all of its runs together."""
         if self.family == "vTrain single node":
             return f"{self.family}, width {self.hidden}"
         if self.family == "vTrain multi-node":
@@ -86,7 +96,8 @@ class MeasuredRun:
 
     @property
     def search(self) -> tuple[object, ...]:
-        """Key of the search: runs with the same key are plans for the same work on the same devices."""
+        """Key of the runs that are plans for the same work on the same devices, and can be ranked against each
+        other."""
         return (
             self.family, self.model, self.gpu, self.num_gpus, self.layers, self.hidden, self.seq_len, self.rows,
             self.recompute,
