@@ -27,7 +27,6 @@ from hpctrain.records.plan.plan import Plan
 TICK_S = 0.1
 """Longest time between two decisions, in seconds."""
 LINGER_S = 5.0
-"""Most seconds for which an agent stays reachable after its end."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Proposal:
     """What the agent that proposes knows about the next generation before it makes the record."""
 
     number: int
-    """Number of the next generation."""
     attempt: int
     members: tuple[Member, ...]
     previous: Generation | None
@@ -381,7 +379,7 @@ class Agent:
 
     def _doing(self) -> tuple[WorkerActivity, ...]:
         """Return the activity of this node's workers, if they have made no step for half of the progress timeout;
-        else (). A hang blocks all nodes, so when the timeout is over, every agent knows the activity of all ranks."""
+        else (). So every agent knows the activity of all ranks when the timeout is over."""
         silent_s = self._clock.now() - self._group.view().last_progress
         if self._state.phase != "running" or silent_s < self._limits.recovery.progress_timeout_s / 2:
             return ()

@@ -21,16 +21,13 @@ from hpctrain.records.history.ledger import is_new_checkpoint, retries_spent_tex
 from hpctrain.records.run.run import Recovery
 
 Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "crashed"]
-"""State of an agent. joining: before its first generation. fault: between two generations. done, stopped, failed,
-crashed: at its end."""
+"""State of an agent; `joining` is before its first generation, `fault` between two generations."""
 Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]
-"""What an agent can do next."""
 
 HANG_REPORT_STAGGER_S = 0.5
 """Seconds by which each further node waits longer to report a hang. All agents see a hang at the same time; usually
 only the first node reports it."""
 HANG_REPORT_MAX_TURNS = 10
-"""Most nodes for which the wait grows by `HANG_REPORT_STAGGER_S`."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,8 @@ class DecisionLimits:
     """If no record of the next generation appears for this long, the next node in order proposes one. The time is
     long, because the proposer hashes a checkpoint first."""
     broken_links: tuple[NodePair, ...] = ()
-    """Pairs of nodes whose link the probe could not measure. A generation has at most one node of each pair. A pair
-    with a node in `advised_against` does not count: no plan uses that node, so its links carry nothing."""
+    """Pairs of nodes whose link the probe could not measure: a generation has at most one node of each pair. Pairs
+    with a node in `advised_against` do not count, because no plan uses that node."""
     advised_against: tuple[str, ...] = ()
     """Nodes that the probe's verdict excludes; of two nodes that do not reach each other, these are left out first."""
 
@@ -64,16 +61,13 @@ class PeerView:
     lost: bool = False
     """Whether a connection existed and closed; False again once the peer is back."""
     last_seen: float = 0.0
-    """When the last heartbeat came, in seconds of this agent's clock."""
     generation: int = -1
-    """Number of the generation that the peer is in, or was in last; -1 before the first."""
     phase: Phase = "joining"
     reason: str = ""
-    """Why the peer is in its phase."""
     doing: tuple[WorkerActivity, ...] = ()
     """Activity of the peer's workers, if they have made no step for half of the progress timeout; else empty."""
     unheard: tuple[int, ...] = ()
-    """Indices, in the order of the job's nodes, of the nodes that the peer does not hear."""
+    """Indices in node order of the nodes that the peer does not hear."""
     addr: str = ""
     """Address at which other nodes reach the peer."""
     store_port: int = 0
@@ -85,7 +79,6 @@ class WorkerView:
     """The state of the workers of this node, taken together."""
 
     running: int = 0
-    """Number of workers that have not ended."""
     exit_code: int | None = None
     """The first exit code that is not 0; 0 if all workers are done; None while workers run without a failure, or if
     there are none."""
@@ -108,16 +101,14 @@ class AgentView:
     """What an agent knows of itself, its workers and the other agents; its decisions depend on this knowledge alone."""
 
     me: str
-    """This agent's node."""
     nodes: tuple[str, ...]
     """All nodes of the allocation, in order; the first living node proposes the next generation."""
     phase: Phase
     phase_since: float
-    """When the phase began, in seconds of the agent's clock."""
     reason: str = ""
     """Why this agent is in its phase."""
     record: Generation | None = None
-    """The generation that this agent is in, or was in last; None before the first."""
+    """The generation that this agent is in, or was in last."""
     peers: tuple[PeerView, ...] = ()
     working: tuple[str, ...] = ()
     """Nodes that hold ranks in the generation's plan. The loss of another node does not end the generation."""
@@ -144,18 +135,13 @@ class Decision:
     exit_code: int = 0
     """For `stop` and `fail`: exit code of the agent."""
     failure: WorkerFailure | None = None
-    """For `fail` because of a worker's own error: that error; else None."""
+    """For `fail` because of a worker's own error: that error."""
     hung: tuple[WorkerActivity, ...] | None = None
-    """For `end_generation` because of a hang: the workers that block the others, as far as they are known. None if
-    there is no hang."""
+    """For `end_generation` because of a hang: the workers that block the others, as far as they are known."""
 
 
 def decide(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
-    """Return the next act of an agent, with its reason.
-
-    Args:
-        now: seconds of the agent's clock.
-    """
+    """Return the next act of an agent, with its reason, at `now` seconds of the agent's clock."""
     if view.phase == "running":
         return _while_running(now, view, limits)
     if view.phase in ("joining", "fault"):
@@ -179,11 +165,8 @@ def failures(view: AgentView) -> int:
 
 
 def has_quorum(present: Collection[str], members: Collection[str]) -> bool:
-    """Return whether at least half of the last generation's members are present.
-
-    Other nodes do not count, so that a minority cannot replace missing members by nodes that were not in the
-    generation.
-    """
+    """Return whether at least half of the last generation's members are present; other nodes do not replace a
+    missing member."""
     return 2 * len(set(present) & set(members)) >= len(members)
 
 
@@ -273,8 +256,7 @@ def _is_same_member(peer: PeerView, view: AgentView) -> bool:
 
 def _peer_loss(now: float, peer: PeerView, view: AgentView, limits: DecisionLimits) -> Decision | None:
     """Return what follows if another agent is silent or gone; None if nothing does. A spectator (an agent outside of
-    the generation) does not end the generation because of a lost member, because the members know better whom they
-    hear."""
+    the generation) leaves the decision to the members, who know better whom they hear."""
     record = view.record
     assert record is not None, "a running agent has a record"
     member = next((m for m in record.members if m.node == peer.node), None)
@@ -383,13 +365,8 @@ def _too_few(
 
 
 def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str]) -> Decision:
-    """Return the decision to fail, for agents that are less than half of the last generation. `members` of the decision
-    is empty if some missing node is only silent, because that node may be going on.
-
-    Args:
-        members: the nodes that could form the next generation.
-        out: node that was left out -> the reason.
-    """
+    """Return the decision to fail, for agents that are less than half of the last generation. It names the remaining
+    nodes only if no missing node is merely silent, because a silent node may be going on."""
     last = _last_nodes(view)
     there = [node for node in members if node in last]
     crashed = {peer.node for peer in view.peers if peer.phase == "crashed"}
