@@ -292,12 +292,13 @@ def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> tuple[st
     tokenizer.json also names the special tokens that the objective adds.
 
     Args:
+        folder: the corpus folder.
         special: special tokens of the run's objective.
         longest: most tokens of a sequence that the model takes.
 
     Raises:
         InputError: the folder is missing, or its tokenizer is damaged.
-        FileError: its index is damaged.
+        FileError: the folder's index.json is damaged.
     """
     index = read_index(folder, "data.train[0]")
     if index.tokenizer.file is None:

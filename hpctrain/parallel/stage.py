@@ -45,7 +45,7 @@ class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
     def __init__(
         self, what: str, step: int, owners: Sequence[int], device: torch.device, timeout: timedelta | None
     ) -> None:
-        """Create the table without entries.
+        """Create the table of pending receives, without entries.
 
         Args:
             what: what is received, for the recorded text: 'output of' (the stage before) or 'gradient for' (the stage

@@ -176,7 +176,8 @@ def check_collective_order(plan: Plan) -> None:
     order.
 
     Raises:
-        InputError: the order on a pipeline rank differs between replicas, or `schedule_of` raises the error.
+        InputError: the order on a pipeline rank differs between replicas, or the table of a replica is incomplete or
+            not defined (see `schedule_of`).
     """
     tables = [schedule_of(plan, replica)[0] for replica in range(plan.dp)]
     if plan.shards == 1:

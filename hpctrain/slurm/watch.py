@@ -90,7 +90,8 @@ class JobWatcher:
         return [job_id for job_id in self._job_ids if job_id not in self._forgotten]
 
     def _update(self, answer: dict[str, JobInfo]) -> bool:
-        """Update `known` from Slurm's answer; return whether a job is new, changed or no longer known."""
+        """Update `known`, the watched jobs by id, from Slurm's answer; return whether a job is new, changed or no
+        longer known to Slurm."""
         asked = self._asked()
         present = {job_id: answer[job_id] for job_id in asked if job_id in answer}
         before, self.known = self.known, {**self.known, **present}

@@ -50,12 +50,13 @@ def _greedy_cover(partners: dict[str, set[str]], rank: _Rank) -> set[str]:
 
 
 def _minimum_cover(partners: dict[str, set[str]], rank: _Rank) -> set[str]:
-    """Return the smallest set of nodes that holds a node of each pair; among equally small ones, that with the most
-    nodes in `first`. The node with the most partners is in the set, or all of its partners are: both cases are tried by
-    recursion.
+    """Return the smallest set of nodes that holds at least one node of each pair that does not reach each other. Among
+    equally small sets it is the one with the most nodes in `first` of `vertex_cover`. The node with the most partners
+    is in the set, or all of its partners are: both cases are tried by recursion.
 
     Args:
         partners: node -> the nodes that it does not reach.
+        rank: which of equal nodes to prefer.
     """
     if not partners:
         return set()

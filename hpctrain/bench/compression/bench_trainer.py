@@ -50,8 +50,8 @@ class GradientSync:
 
 
 class BenchTrainer:
-    """A model with its optimizer and the gradient synchronisation of one method; trains on the sequences of this
-    process."""
+    """A model with its optimizer and the gradient synchronisation of one method of the compression bench. It trains on
+    the sequences that its process passes to `step`."""
 
     def __init__(
         self,

@@ -209,10 +209,11 @@ def _fsdp2(dtype: torch.dtype | None) -> Open:
 
 
 def _codec(settings: dict[str, Any], planned: CodecSpec | None = None) -> Open:
-    """Return the function that opens whole replicas with the reducer that `settings`, the `compression` of a run file,
-    selects. The reducer overlaps the backward pass where it does so in a worker.
+    """Return the function that opens a method in which every process holds a whole replica and sums gradients with one
+    of hpctrain's reducers. The reducer overlaps the backward pass where it does so in a worker.
 
     Args:
+        settings: the `compression` of a run file, which selects the reducer.
         planned: the codec that the planner chose; None for a method that does not ask the planner.
     """
 

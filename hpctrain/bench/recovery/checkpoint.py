@@ -48,7 +48,8 @@ class SaveSettings:
 
 
 def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure all four ways of saving in one training process; return the record of the bench.
+    """Measure four ways of saving (hpctrain's in the background and waited for, torch's `dcp.save` and
+    `dcp.async_save`) in one training process; return the record of the bench.
 
     Args:
         progress: called with the name of the measurement before it begins.

@@ -84,7 +84,8 @@ def selfcheck_command(
 
 
 def _image(image: Path | None) -> PathResult:
-    """Return the row of the image."""
+    """Check that the container image starts; return its row of the table. The row's verdict is 'left out' if `image`
+    is None."""
     name = "image"
     if image is None:
         return PathResult(path=name, verdict="left out", figure="no --image was given", seconds=0.0)

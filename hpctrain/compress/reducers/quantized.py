@@ -158,7 +158,8 @@ class IntegerResiduals(Residuals):
 
 @dataclass
 class _Residual:
-    """The residuals of the gradients of one sum, one after the other, padded with zeros."""
+    """The residuals of the gradients that are summed together (a bucket, or a `fully_shard` module), one after the
+    other, padded with zeros at the end."""
 
     names: Sequence[object]
     sizes: list[int]
@@ -291,7 +292,8 @@ class QuantizedReduceScatter(ReduceScatter):
 
         Args:
             rows: [world, part]: the gradient, by owner.
-            outgoing: [world, bytes], uint8; written to. Only the head of the message to this rank itself is written.
+            outgoing: [world, bytes], uint8; written to. In the message to this rank itself, only the head is written:
+                the flag and the numbers that are summed exactly.
             rank: this rank.
         """
         world, numbers = len(rows), sum(self._sizes)

@@ -214,7 +214,7 @@ class _Choice:
             feedback: the residuals of the reducer.
             arrived: bool, whether each of this rank's selected numbers was decoded.
             union: positions that any rank sent of the tensor, counted over all compressed tensors.
-            sums: int32, in quanta, at the positions of `union`.
+            sums: int32, multiples of `quantum`, at the positions of `union`.
         """
         sent = self.numbers().float() * self.quantum
         feedback.store_residual(self.key, self.whole, self.places[arrived], sent[arrived])

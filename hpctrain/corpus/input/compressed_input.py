@@ -74,7 +74,7 @@ class _ExpansionGuard(io.RawIOBase):
     MAX_EXPANSION allow for the compressed bytes read so far."""
 
     def __init__(self, unpack: Callable[[memoryview], int], packed: BinaryIO) -> None:
-        """Guard a stream.
+        """Create the stream; nothing is read yet.
 
         Args:
             unpack: fills the beginning of a buffer with decompressed bytes and returns their number. It raises an error

@@ -145,8 +145,8 @@ def usable_cpus() -> int:
 
 
 def _begin(folder: Path, advanced: Any) -> None:
-    """Prepare a worker process: change to `folder`, store `advanced` for progress reports, and end when the parent has
-    ended."""
+    """Prepare a worker process: change to `folder`, store `advanced` (a number in shared memory, to which tasks add the
+    bytes that they have done), and end when the parent has ended."""
     global _advanced
     _advanced = advanced
     os.chdir(folder)

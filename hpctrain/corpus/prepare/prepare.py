@@ -282,10 +282,11 @@ def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, s
 def encode_all(
     works: Sequence[SourceWork], partial: Path, target: Path, pool: WorkerPool, tokenizer: Tokenizer, progress: Progress
 ) -> list[list[Part]]:
-    """Encode every unit of each source to shards in the work folder DIR.partial (`partial`). Return, for each source,
-    the units' folders with their shards.
+    """Encode every work unit of each source to shards in the work folder `partial`. Return, for each source, the units'
+    folders with their shards.
 
     Args:
+        partial: the work folder DIR.partial beside the output folder DIR.
         target: the output folder of the whole command, which errors name.
     """
     report = _counter(progress, "encoding", sum(work.text_bytes for work in works))

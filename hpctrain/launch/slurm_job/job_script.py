@@ -320,8 +320,8 @@ def adopt_job(folder: Path, run: Run, job: str) -> list[str]:
 
 
 def check_is_slurm(run: Run) -> None:
-    """Check that the run has `cluster.kind: slurm`. With `local` it would start processes on the first node of its job
-    only.
+    """Check that the run has `cluster.kind: slurm`. With `local`, the run would start its processes on the first
+    node of the job only.
 
     Raises:
         InputError: the run has `cluster.kind: local`.

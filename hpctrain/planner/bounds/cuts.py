@@ -170,7 +170,7 @@ class ReplicaFinish:
 
     def _after_a_pass(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """Return [replica] -> a bound in seconds that counts the forward pass through all stages before each rank's
-        first backward.
+        first backward. The arguments are those of `end_s`.
         """
         many, forward = numbers[:, None], self.forward[at]
         first_pass = forward.sum(axis=1, keepdims=True) + self.hops
@@ -338,7 +338,8 @@ def cap_by_passes(
 
 @lru_cache(maxsize=1024)
 def bound_weights(pp: int, micro_batches: int, end_ranks: int) -> FloatArray:
-    """Return [set, kind, rank] -> weights of lower bounds on a replica's time; the weights of a set add up to one.
+    """Return [set, kind, rank] -> weights of lower bounds on a replica's time; the weights of a set add up to one. The
+    schedule is interleaved 1F1B with two stages on each rank.
 
     Each rank has two kinds of bound. In the first kind, rank r starts after the first stages of the ranks before it,
     and ends before their last backwards. The second kind is a whole pass, plus all that rank r does between its first

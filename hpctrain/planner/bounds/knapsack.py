@@ -2,10 +2,11 @@
 
 The bound asks whether any layout finishes within a time limit. A column is the tensor-parallel groups of one pipeline
 rank over all replicas; all of them hold the same blocks. A column with b blocks can do a step's micro-batches only if
-its groups together can: the sum over groups of floor(limit / time of a micro-batch), limited by memory. For each rank
-and each mixture of classes of groups, the bound computes the largest such b. A knapsack over ranks then gives the most
-blocks that all columns hold together, with no more groups of a class than there are. If these are fewer blocks than the
-model has, no layout finishes within the limit.
+its groups together can: the sum over groups of floor(limit / time of a micro-batch), limited by memory. Groups of one
+class (`UnitClass`) count alike, with the least time and the largest memory of any of them; a mixture says how many
+groups of each class a column has. For each rank and each mixture, the bound computes the largest such b. A knapsack
+over ranks then gives the most blocks that all columns hold together, with no more groups of a class than there are. If
+these are fewer blocks than the model has, no layout finishes within the limit.
 
 The bound relaxes two conditions. Each column may distribute its micro-batches over replicas as suits it best; only the
 largest number of any replica is common to all columns. A pass through the pipeline counts as if all its groups were the
@@ -192,7 +193,8 @@ class KnapsackBound(RankTimes):
         """Return [rank, class, blocks] -> micro-batches that a tensor-parallel group ends within `limit_s` seconds.
 
         Args:
-            times: seconds of the ranks; None: those that count all columns as within a node where that is possible.
+            times: seconds of the ranks; None: `self.times`, in which every column (the replicas of one pipeline
+                rank) lies within one node if any column can.
         """
         times, option = times or self.times, self.option
         forward, backward, both = times.forward, times.backward, times.both

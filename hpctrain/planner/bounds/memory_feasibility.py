@@ -119,7 +119,8 @@ def micro_batches_held(memory: MemoryModel, role: RankRole, memory_bytes: float,
 
 
 def _most_held(memory: MemoryModel, role: RankRole, memory_bytes: float) -> int:
-    """Return the most blocks of a rank for any split over its stages; -1 if not even a rank without blocks fits."""
+    """Return the most blocks that a rank can hold in the usable share of `memory_bytes`, with the split over its stages
+    that takes the least memory; -1 if not even a rank without blocks fits."""
     if role.stages == role.pp:
         return memory.max_blocks(role, memory_bytes)
     usable = memory.work.usable * memory_bytes

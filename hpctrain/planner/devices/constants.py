@@ -26,7 +26,7 @@ class UpdateCost(NamedTuple):
     """Tiny operations per tensor, each of which takes the device's launch time."""
 
     def scaled(self, factor: float) -> UpdateCost:
-        """Return the costs with both figures multiplied by `factor`."""
+        """Return the costs with `touched_bytes` and `ops` multiplied by `factor`."""
         return UpdateCost(factor * self.touched_bytes, factor * self.ops)
 
 

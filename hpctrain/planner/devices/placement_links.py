@@ -69,7 +69,7 @@ class PlacementLinks:
 
     @cached_property
     def representatives(self) -> tuple[int, ...]:
-        """[link pattern] -> the first replica with this pattern."""
+        """[number of a link pattern, as in `link_patterns`] -> the first replica with this pattern."""
         return first_of_each(self.link_patterns)
 
     def _shard_ring_groups(self, shards: int) -> tuple[list[RingGroup], list[RingGroup]]:

@@ -45,7 +45,8 @@ def rejected_neighbours(space: SearchSpace, best: Prediction, candidate_dims: Se
 def shortage(space: SearchSpace, dims: ParallelDims) -> MemoryShortage | str | None:
     """Return why no layout of these degrees runs; None if one does.
 
-    The reason is the device that lacks memory with the smallest micro-batch that has a layout, or a sentence.
+    If some micro-batch size has a layout, the reason is the device that lacks memory with the smallest such size. If
+    none has one, the reason is a sentence.
     """
     reason: str | None = None
     for size in space.work.micro_batch_sizes():

@@ -214,7 +214,8 @@ class OptionBounds:
         return KnapsackBound(self.cost, counts, option, shards, waits, self.space.limits)
 
     def _most_shards(self, dims: ParallelDims) -> int:
-        """Return the largest number of replicas that share one state in any placement of these degrees."""
+        """Return the largest number of replicas over which a state is sharded in any placement of these degrees; 1
+        without ZeRO."""
         memory_options = self.cost.work.memory_options
         if memory_options.zero and memory_options.shard == "node":
             return max((shard_group_size(p, memory_options) for p in self.space.placements(dims)), default=1)

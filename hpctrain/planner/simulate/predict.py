@@ -49,7 +49,7 @@ class SimulatedStep:
 
     @property
     def last(self) -> int:
-        """The replica whose pipeline ends last."""
+        """Index of the replica whose pipeline ends last."""
         return max(range(len(self.lines)), key=lambda replica: self.lines[replica].makespan)
 
     def all_reduced_at(self, rank: int) -> float:

@@ -138,7 +138,7 @@ def _without_node_effects(distances: Floats) -> Floats:
 
 def _cuts(distances: Floats) -> list[Ints]:
     """Return an array for each switch level, the lowest first: the number of each node's cluster. `distances` are
-    latencies [a, b]."""
+    the latencies [a, b] between nodes, in seconds."""
     # Imported here, because scipy takes a third of an agent's start and few agents need it.
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform

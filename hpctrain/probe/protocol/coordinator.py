@@ -175,7 +175,7 @@ class Coordinator:
 
     def _backend(self) -> None:
         """Measure messages over the training backend between the processes that measured the devices. Skipped if there
-        are fewer than two, or if the link between two of their nodes is broken."""
+        are fewer than two such processes, or if the link between two of their nodes is broken."""
         # A process group forms only when all members reach each other, so a broken pair would cost a time-out.
         names = [name for name in self.outcome.alive if name in self.outcome.devices]
         apart = [pair for pair in self.outcome.broken if set(pair) <= set(names)]

@@ -14,7 +14,8 @@ SUMMARY_CHARS = 1000
 
 
 class CheckOrder(Document):
-    """What a checking process is asked to do: one of the processes of one path."""
+    """What a process of `hpctrain selfcheck` is asked to do. The check of one path of devices and training has `world`
+    such processes."""
 
     schema_kind: ClassVar[str] = "check_order"
 
