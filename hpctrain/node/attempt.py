@@ -169,10 +169,13 @@ def _continue_run(ended: _EndedAttempt, run: Run, state: AttemptState, slurm: Sl
 def _decide_and_requeue(
     ended: _EndedAttempt, run: Run, state: AttemptState, slurm: Slurm, same_job: bool
 ) -> JobVerdict:
-    """Record the verdict, queue the run again if the verdict is `again`, and return the verdict.
+    """Decide how the run goes on, record the verdict, queue the run again if the verdict is `again`, and return it.
 
     An unreachable controller is asked again for CONTROLLER_WAIT_S, because nothing else would queue the run again. The
     verdict is recorded before the run is queued again, because a requeue ends this process.
+
+    Args:
+        same_job: whether to requeue this job instead of queueing a new one.
     """
     job, clock = os.environ["SLURM_JOB_ID"], SystemClock()
     deadline = clock.now() + CONTROLLER_WAIT_S
@@ -201,6 +204,9 @@ def _decide_and_requeue(
 
 def _queue_again(folder: RunFolder, run: Run, job: str, slurm: Slurm, same_job: bool) -> None:
     """Requeue this job, or queue the run's next job; if sbatch refuses the next job, requeue this one.
+
+    Args:
+        same_job: whether to requeue this job instead of queueing a new one.
 
     Raises:
         CommandError: Slurm refused, or the controller does not answer.

@@ -165,6 +165,13 @@ class _AllGather(DefaultAllGather):
 class _ReduceScatter(DefaultReduceScatter):
     """The reduce-scatter within a shard group, with its bytes counted; torch's all-reduce between shard groups follows
     at once.
+
+    Args:
+        count: called with the bytes that this rank sends.
+        sums_replicate_axis: returns whether an all-reduce between shard groups follows the next reduce-scatter.
+        replicate_degree: number of shard groups, each of which holds the whole state.
+        scatter: the codec's reduce-scatter; None: torch's own.
+        operation: text that `ACTIVITY` records meanwhile.
     """
 
     count: CountBytes

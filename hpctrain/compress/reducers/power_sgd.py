@@ -200,7 +200,7 @@ class PowerSgdReducer(CodecReducer):
         Args:
             flat: the message.
             shapes: (rows, columns) -> indices of the gradients with this shape.
-            side: 0: the message with P, by rows. 1: the message with Q, by columns.
+            side: 0: the message with the factors P [rows, rank] of the matrices. 1: with the factors Q [columns, rank].
         """
         rank = self._codec.rank
         pairs = zip(flat.split(self._sizes(shapes, side)), shapes.items(), strict=True)

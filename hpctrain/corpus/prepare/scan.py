@@ -180,7 +180,12 @@ class _Sample:
 @dataclass
 class _Tally:
     """What the scan of a work unit counts: the UnitScan, the bytes in each hash bucket, and the sample for a tokenizer.
-    `full` is whether the limit of bytes was reached."""
+    `full` is whether the limit of bytes was reached.
+
+    Args:
+        limit_bytes: most bytes of text that are counted; None: no limit.
+        sample_bytes: most bytes of text in the sample, unless its only text is longer; 0: no sample.
+    """
 
     limit_bytes: int | None
     sample_bytes: int

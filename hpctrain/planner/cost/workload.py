@@ -198,7 +198,8 @@ class Workload:
         return size / tp if self.framework.split_sends and not self.memory_options.sequence_parallel else size
 
     def messages_behind(self, stage: int) -> Messages:
-        """Return the codec of messages between a stage and the next one if the two stages lie on different nodes."""
+        """Return the codec of messages between a stage and the next one where the two stages lie on different nodes;
+        within a node, messages are not encoded."""
         return self.messages if isinstance(self.messages, str) else self.messages[stage]
 
     def parameters(self, share: ModelPart, tp: int) -> int:

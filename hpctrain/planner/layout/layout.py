@@ -63,6 +63,7 @@ class Layout:
     placement: Placement
     schedule: str
     micro_batch: int
+    """Sequences of a micro-batch."""
     micro_batches: tuple[int, ...]
     """[replica] -> number of micro-batches."""
     blocks: tuple[int, ...]

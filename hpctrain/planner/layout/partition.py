@@ -100,7 +100,8 @@ def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
 
 
 def _cut(cost: CostModel, layout: Layout) -> Layout:
-    """Return the layout with the model's blocks distributed anew over its pipeline ranks."""
+    """Return the layout with the model's blocks distributed anew over its pipeline ranks, so that the slowest rank
+    computes for the least time. The ranks' memory limits their blocks, unless the model then does not fit."""
     layers, pp, chunks = cost.work.spec.layers, layout.pp, layout.schedule_spec.virtual_stages
     times = [_rank_seconds(cost, layout, rank) for rank in range(pp)]
 

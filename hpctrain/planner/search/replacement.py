@@ -289,8 +289,8 @@ def _by_node(layout: Layout) -> UnitsByNode:
 
 
 def _missing(slots: UnitsByNode, held: HeldState) -> NDArray[np.int64]:
-    """Return [node, other] -> number of blocks that would have to be sent to the node `other` if it took over the
-    groups of `node`.
+    """Return [node, other], both in the order of `slots`, -> number of blocks that would have to be sent to the node
+    `other` if it took over the groups of `node`.
     """
     none: frozenset[int] = frozenset()
     present = [[held.get(unit.device_ids[0], (0, none))[1] for unit, _ in units] for units in slots.values()]

@@ -100,8 +100,8 @@ class BlockStack(Part):
         return sequences * self.boundary_length(seq_len, cut) * self.dim * bytes_per_value
 
     def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
-        """Return the sequence positions in a stage message, with the model cut before block number `cut` (None: the cut
-        with the largest messages)."""
+        """Return the number of sequence positions in a stage message, with the model cut before block number `cut`
+        (None: the cut with the largest messages)."""
         return seq_len
 
     def selective_flops(self, sequences: int, seq_len: int) -> float:
