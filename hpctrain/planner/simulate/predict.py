@@ -134,7 +134,8 @@ class _ReplicaRun(NamedTuple):
 
 
 def _replica_kinds(cost: CostModel, layout: Layout) -> list[tuple[int, int]]:
-    """Return [replica] -> (number of its link pattern, its number of micro-batches)."""
+    """Return [replica] -> (number of its link pattern, its number of micro-batches). Replicas with equal devices and
+    equal links between their stages have the same link pattern."""
     return list(zip(cost.placement_links(layout.placement).link_patterns, layout.micro_batches, strict=True))
 
 

@@ -54,7 +54,8 @@ class RelativePerformance:
 
     @property
     def bandwidth(self) -> Floats:
-        """Relative bandwidth of each node's slower direction: the smaller one of `sent` and `received`."""
+        """[node] -> bandwidth of the node's slower direction, relative to the median of all nodes: the smaller one of
+        `sent` and `received`."""
         return np.fmin(self.sent, self.received)
 
 
