@@ -179,8 +179,8 @@ def _build(machine: Machine, blueprint: Blueprint, tell: Tell) -> None:
 
 
 def _record(machine: Machine, blueprint: Blueprint) -> None:
-    """Write the lab's files and /etc/hosts. The spec comes first: it marks the state folder as a lab's even if the rest
-    is interrupted."""
+    """Write the lab's files and /etc/hosts. The spec is written first: it marks the state folder as a lab's even if
+    this function is interrupted afterwards."""
     layout = blueprint.layout
     with storage_errors(layout.folder):
         layout.folder.mkdir(parents=True, exist_ok=True)

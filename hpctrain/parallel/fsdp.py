@@ -282,7 +282,7 @@ class ShardedStage(InstrumentedStage):
         groups.
 
         Args:
-            sums: whether to sum gradients over replicas.
+            sums: whether to sum gradients over replicas; otherwise they are added to those of earlier micro-batches.
             frees: whether to free weights after use.
             last: whether the backward pass is the stage's last in the step.
         """

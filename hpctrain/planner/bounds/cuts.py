@@ -270,7 +270,7 @@ def round_counts(pp: int, micro_batches: IntArray) -> RoundCounts:
 
 
 class TwoStageRanks:
-    """Seconds of the two stages of each rank, by the number of blocks in the rank's first stage.
+    """Seconds of the two stages of each rank; they depend on how many of the rank's blocks are in its first stage.
 
     All arrays have the shape of `cuts`.
 

@@ -183,7 +183,7 @@ class CostModel:
         return self._updates[key]
 
     def step_overhead_s(self, unit: TensorParallelGroup) -> float:
-        """Return the seconds that a step costs once, however little it computes."""
+        """Return the seconds of a step on a tensor-parallel group that do not depend on how much the step computes."""
         return self.constants[unit.kind].step_ops * unit.launch_s
 
     def all_reduce_times(

@@ -227,9 +227,9 @@ class Workload:
 
     @cached_property
     def least_blocks(self) -> float:
-        """The least number of blocks of mean size that takes as long as all blocks of the model, over all cuts.
+        """The compute time of all blocks of the model, in blocks of mean size: the least over all cuts.
 
-        The blocks of the first and the last stage may take less time than mean blocks.
+        It depends on the cut, because the blocks of the first and the last stage may take less time than mean blocks.
         """
         layers = self.spec.layers
         return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in ends) for ends in self._ends)

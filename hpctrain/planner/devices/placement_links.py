@@ -51,7 +51,7 @@ class RingGroup:
 
 
 class PlacementLinks:
-    """The links that the messages and all-reduces of one placement cross; caches its results."""
+    """The links that the messages and all-reduces of one placement cross. Each result is computed once and kept."""
 
     def __init__(self, placement: Placement, links: Links) -> None:
         self.placement = placement
