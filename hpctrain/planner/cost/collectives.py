@@ -116,7 +116,7 @@ def overlapped_share(work: Workload, stages: int, tp: int) -> float:
 
 
 def flat_copy_share(work: Workload, stages: int, tp: int) -> float:
-    """Return the share of the copies between gradients and flat buckets that the reducer makes.
+    """Return which share of two copies the reducer makes: of the gradients into flat buckets, and of the sums back.
 
     The share is one half for exact sums that overlap the backward pass, because the sums are not copied back; else 1.
 

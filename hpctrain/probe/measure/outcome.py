@@ -134,7 +134,8 @@ class ProbeOutcome:
         _enter_lines(self._matrix, results, bulk_bytes)
 
     def unmeasured(self) -> list[tuple[str, str]]:
-        """Return the pairs of living nodes that tried to measure and failed each time, in node order."""
+        """Return the names of each pair of living nodes that tried to measure and failed each time. Pairs, and the two
+        names of a pair, are in the order of `nodes`."""
         matrix, order = self.matrix(), {name: place for place, name in enumerate(self.nodes)}
         there = {
             (a, b) if order[a] < order[b] else (b, a)

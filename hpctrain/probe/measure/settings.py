@@ -25,9 +25,9 @@ judge each node."""
 class ProbeSettings:
     """Settings of one probe, equal on every node: what is measured, how often, and the time limits.
 
-    Names with `ladder` belong to the size sweep, names with `bulk` to the transfer. Nodes below `slow_ratio` of their
-    peers' median get a warning, those below `exclude_ratio` are excluded. The `…_deadline_s` limit the phases of the
-    probe, `slot_deadline_s` one pair.
+    Names with `ladder` belong to the size sweep, names with `bulk` to the transfer that measures bandwidth.
+    Nodes slower than `slow_ratio` times their peers' median get a warning, those slower than `exclude_ratio` times the
+    median are excluded. The settings `…_deadline_s` limit the phases of the probe, `slot_deadline_s` one pair.
     """
 
     seed: int = 0
