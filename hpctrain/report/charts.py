@@ -37,6 +37,7 @@ class Chart:
     """A plotly figure with its title and a note of one line."""
 
     id: str
+    """Name of the chart on its page; part of the ids of its HTML elements."""
     title: str
     note: str
     traces: list[Trace]

@@ -127,9 +127,11 @@ class Bar:
     """One action in a row of a timeline. Its times are seconds from the start of the step."""
 
     row: int
+    """Pipeline rank of the action."""
     kind: str
     """Kind of the action, a key of `KINDS`."""
     label: str
+    """Text that names the action, such as '2F0'."""
     start_s: float
     end_s: float
 

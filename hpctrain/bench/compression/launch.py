@@ -67,6 +67,7 @@ class LaunchSpec:
     carries the messages. Each node has one process."""
 
     nodes: int
+    """Number of nodes, and of processes."""
     interface: str
     """Network interface that carries the messages and whose counters are read."""
     methods: tuple[str, ...]

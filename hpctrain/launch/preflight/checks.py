@@ -119,7 +119,7 @@ def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: s
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return up to eight of the names as text, and the number of the others."""
+    """Return up to eight of the names as text, and the number of the others: 'n0, n1', 'n0, …, n7 and 4 more'."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 

@@ -182,7 +182,7 @@ class ClosedFormBound:
         """Return a bound in seconds for replicas of one tensor-parallel group each, which compute whole micro-batches.
 
         Args:
-            tail: seconds after a group's last action.
+            tail: seconds of all-reduce and update after a group's last action.
         """
         seconds = sorted(s for _, count, s in self.kinds for _ in range(min(count, dp)))[:dp]
         if seconds[0] == seconds[-1]:

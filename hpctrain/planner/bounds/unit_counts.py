@@ -43,7 +43,7 @@ class UnitCounts:
         self.alpha, self.between_beta = cost.links.least()
 
     def least_nodes(self, size: int) -> int:
-        """Return the fewest nodes that hold `size` tensor-parallel groups."""
+        """Return the smallest number of nodes on whose devices `size` tensor-parallel groups lie."""
         return 1 + bisect_left(list(accumulate(self.by_node)), size)
 
     def ring(self, size: int, chunks: int, apart: bool = False) -> tuple[float, float]:

@@ -44,7 +44,8 @@ class Links:
         return cost
 
     def least(self) -> tuple[float, float]:
-        """Return the smallest alpha in seconds and the smallest beta in seconds per byte, each of any pair of nodes."""
+        """Return the smallest alpha in seconds and the smallest beta in seconds per byte over all pairs of nodes; the
+        two may be those of different pairs."""
         alpha, beta = self._costs.least()
         return alpha * self._factor, beta * self._factor
 
