@@ -267,7 +267,8 @@ def _switches(node: int, tree: SwitchTree) -> list[tuple[int, int]]:
 def retested_nodes(
     results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
 ) -> dict[str, NodePerformance]:
-    """Return suspect -> its ratios to good pairs in the retest. A suspect that was not measured again is absent.
+    """Return suspect -> its bandwidth and latency in the retest as ratios to those of good pairs. A suspect that was
+    not measured again is absent.
 
     Args:
         results: measurements of the retest rounds.

@@ -79,8 +79,15 @@ class BlockStack(Part):
         return blocks * self.block_parameters(tp) + self.end_parameters(tp, first=first, last=last)
 
     def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
-        """Return the size of a stage, in blocks of mean size: (by FLOPs, by activations kept for the backward pass).
-        Both equal `blocks` if all blocks of the model are alike."""
+        """Return the size of a stage in blocks of mean size, twice: (by FLOPs, by activations kept for the backward
+        pass). Both equal `blocks` if all blocks of the model are alike.
+
+        Args:
+            blocks: number of blocks of the stage.
+            seq_len: tokens of a sequence.
+            first: whether the stage holds the embedding.
+            last: whether the stage holds the last norm and the head.
+        """
         return blocks, blocks
 
     @property

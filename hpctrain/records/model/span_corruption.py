@@ -27,9 +27,11 @@ class Lengths:
 
 
 def longest_text(seq_len: int, fraction: float = FRACTION, mean_span: float = MEAN_SPAN) -> Lengths:
-    """Return the token counts of the longest text that span corruption turns into at most `seq_len` input tokens.
+    """Return the token counts of a sample whose text is the longest that span corruption turns into at most `seq_len`
+    input tokens.
 
     Args:
+        seq_len: most tokens that the encoder reads.
         fraction: share of the text's tokens that lies in spans.
         mean_span: mean number of tokens in a span.
     """

@@ -99,8 +99,8 @@ class LinkCost:
         return min((alpha for alpha, _ in known), default=0.0), min((beta for _, beta in known), default=0.0)
 
     def _least_of_matrix(self) -> list[Cost]:
-        """Return (smallest alpha, smallest beta) of the pairs in the pair matrix, for each link class, as estimated for
-        messages over the training backend."""
+        """Return (smallest alpha, smallest beta) of the pairs in the pair matrix, once for each level of clusters, in s
+        and s/byte, as estimated for messages over the training backend; [] without a pair matrix."""
         if self._pairs is None or self._matrix is None:
             return []
         import numpy as np  # only for large clusters, as the matrix itself
