@@ -91,7 +91,8 @@ class _Layout:
 
 
 def _cells_of(slots: Tensor, cells: int) -> Tensor:
-    """Return the three cells of each slot, int64 [3, slots], as positions in the `cells` cells of the slot's piece.
+    """Return the three cells of each slot, int64 [3, slots], as positions in the `cells` cells of the slot's piece (one
+    of the equal parts into which a sketch is cut).
 
     Each of the three lies in another third of the piece, so they differ.
     """

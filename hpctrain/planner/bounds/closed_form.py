@@ -1,9 +1,10 @@
 """Lower bound of the step time for given degrees, by the cost model that predicts layouts, but without a layout.
 
 For a replica of M micro-batches let x_r be the seconds of rank r for one micro-batch, and t_r the seconds of its
-all-reduce and update afterwards. Every rank needs M·x_r + t_r seconds. The last rank starts and ends later by a share
-of the time of the ranks before it. A rank of relative speed s_r does at most s_r·x_r of the model's work w. These are
-linear programs; the code solves them in closed form.
+all-reduce and update afterwards. Every rank needs M·x_r + t_r seconds. A rank also waits for a share of the x of each
+rank before it: for the actions of one micro-batch that come before its first action or after its last one. A rank of
+relative speed s_r does at most s_r·x_r of the model's work w. These are linear programs; the code solves them in closed
+form.
 """
 
 from __future__ import annotations
