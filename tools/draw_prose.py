@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+Definition = ast.Module | ast.ClassDef | ast.FunctionDef
 FEWEST_WORDS = 4
 """Fewest words of a paragraph that is drawn. A shorter paragraph only labels the table or the listing below it."""
 
@@ -25,24 +26,46 @@ NO_PROSE = ("#", "|", "    ", "<", "Status:")
 def docstrings() -> Iterator[tuple[str, str]]:
     """Yield the place, the signature and the text of each docstring of a module, a class or a function."""
     for path in sorted((ROOT / "hpctrain").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                continue
+        for node, owner in _definitions(ast.parse(path.read_text()), ""):
             text = ast.get_docstring(node)
             if text:
-                yield f"{path.relative_to(ROOT)}: {_head(node)}", text
+                yield f"{path.relative_to(ROOT)}: {_head(node, owner)}", text + _field_texts(node)
 
 
-def _head(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
-    """Return the line to print above a docstring: the signature of a function, or the name and the fields of a
-    class."""
+def _definitions(node: Definition, owner: str) -> Iterator[tuple[Definition, str]]:
+    """Yield this definition and those within it, each with the names of the classes around it, as 'Loop.'."""
+    yield node, owner
+    within = owner + f"{node.name}." if isinstance(node, ast.ClassDef) else owner
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef):
+            yield from _definitions(child, within)
+
+
+def _head(node: Definition, owner: str) -> str:
+    """Return the line to print above a docstring: the signature of a function, or the name of a class."""
     if isinstance(node, ast.Module):
         return "the module"
-    if isinstance(node, ast.FunctionDef):
-        returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-        return f"def {node.name}({ast.unparse(node.args)}){returned}"
-    fields = [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign)]
-    return f"class {node.name}({', '.join(fields)})"
+    if isinstance(node, ast.ClassDef):
+        return f"class {owner}{node.name}"
+    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"def {owner}{node.name}({ast.unparse(node.args)}){returned}"
+
+
+def _field_texts(node: Definition) -> str:
+    """Return the fields of a class with the texts below them, as they stand below the docstring; empty otherwise."""
+    if not isinstance(node, ast.ClassDef):
+        return ""
+    lines = []
+    for field, below in zip(node.body, [*node.body[1:], ast.Pass()], strict=True):
+        if isinstance(field, ast.AnnAssign):
+            lines.append(f"    {ast.unparse(field)}")
+            if (
+                isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
+            ):
+                lines.append(f"        {below.value.value}")
+    return "\n" + "\n".join(lines) if lines else ""
 
 
 def paragraphs() -> Iterator[tuple[str, str]]:
