@@ -35,6 +35,7 @@ class EventLog:
         that finds space writes it.
 
         Args:
+            generation: number of the generation; -1 before the first one.
             reason: one sentence for the user.
             data: further keys of the event.
         """

@@ -75,6 +75,7 @@ def hardware_fault(since_s: float, kernel_log: Path = KERNEL_LOG) -> tuple[Fault
 
     Args:
         since_s: seconds on the monotonic clock.
+        kernel_log: the file in which the kernel reports errors of devices.
     """
     for stamp_s, line in _kernel_lines(kernel_log):
         if stamp_s >= since_s and xid_of(line) is not None and (fault := fault_of(line)).names_a_node:

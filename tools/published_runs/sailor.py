@@ -14,7 +14,7 @@ from hpctrain.planner.devices.constants import ForwardBackward
 from tools.published_runs.layer_profile import LayerProfile, LayerTimes
 
 FOLDER = "sailor_profiles"
-"""Name of the folder."""
+"""Name of the folder with Sailor's layer times and bandwidths."""
 ZONE = "us-central1-a"
 """The cloud zone whose bandwidths are read; the file's entries for one zone describe one cluster."""
 
