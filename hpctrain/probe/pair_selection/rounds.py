@@ -1,4 +1,5 @@
-"""Makes the rounds of a probe: rounds with all pairs, rounds that show oversubscription, and retests of suspects.
+"""Makes rounds of a probe: those that together measure every pair of nodes, those that show oversubscription, and
+retests of suspects.
 
 The module also computes the oversubscription and the results of retests from the measurements. Pure.
 

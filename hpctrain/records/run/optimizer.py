@@ -48,8 +48,13 @@ class Optimizer(Part):
     """Largest norm of the gradient of all parameters; a larger gradient is scaled down to it. null: no clipping."""
 
     def warmup(self, steps: int) -> int:
-        """Return the number of steps in which the learning rate warms up, in a run that now has `steps` steps. It is at
-        most a tenth of the steps with which the run began, but at least 1 if `warmup_steps` is not 0."""
+        """Return the number of steps in which the learning rate warms up: at most a tenth of the steps with which the
+        run began, but at least 1 if `warmup_steps` is not 0.
+
+        Args:
+            steps: present number of steps of the run. The run began with the number in the first of `steps_changed`, or
+                with `steps` if there is none.
+        """
         first = self.steps_changed[0].before if self.steps_changed else steps
         return min(self.warmup_steps, max(1, first // 10)) if self.warmup_steps else 0
 
