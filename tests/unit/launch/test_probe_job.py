@@ -106,7 +106,7 @@ def test_qos_and_time_reach_srun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     output = str(tmp_path / "t.json")
     words = ["-N", "2", "--qos", "debug", "--time", "5", "--gpus-per-node", "1", "-o", output]
     CliRunner().invoke(command.probe_command, words)
-    argv = module.srun_command(seen[0], ["x"])
+    argv = module.srun_command(seen[0], module.probe_command(tmp_path, ProbeRequest()))
     assert {"--qos=debug", "--time=5", "--gpus-per-node=1"} <= set(argv)
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hpctrain.base.errors import InputError
 from hpctrain.base.package_data import package_data_path
 from hpctrain.cli.commands import topology as topology_file
-from hpctrain.launch.probe import ProbeJob, ProbeRequest, srun_command
+from hpctrain.launch.probe import ProbeRequest, probe_command
 from hpctrain.probe.pair_selection.switches import switches_of
 from hpctrain.records.topology.topology import Fabric, NodeCluster, Topology
 
@@ -63,7 +63,7 @@ def test_the_file_reaches_the_nodes_by_its_whole_path(tmp_path: Path, prior: Pat
 
     assert result.exit_code == 0, result.output
     assert (asked[0][-2].mode, asked[0][-2].prior) == ("sampled", Path(prior.name))
-    argv = srun_command(ProbeJob(4), tmp_path, ProbeRequest("cpu", 0, "sampled", Path(prior.name)))
+    argv = probe_command(tmp_path, ProbeRequest("cpu", 0, "sampled", Path(prior.name)))
     assert argv[argv.index("--prior") + 1] == str(prior)
 
 
