@@ -105,11 +105,13 @@ class AgentView:
     """All nodes of the allocation, in order; the first living node proposes the next generation."""
     phase: Phase
     phase_since: float
+    """When this agent entered its phase, in seconds of its clock."""
     reason: str = ""
     """Why this agent is in its phase."""
     record: Generation | None = None
     """The generation that this agent is in, or was in last."""
     peers: tuple[PeerView, ...] = ()
+    """What this agent knows of the agent of each other node."""
     working: tuple[str, ...] = ()
     """Nodes that hold ranks in the generation's plan. The loss of another node does not end the generation."""
     workers: WorkerView = field(default_factory=WorkerView)

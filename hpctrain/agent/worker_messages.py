@@ -19,7 +19,8 @@ TEXT_CHARS = 8000
 
 
 def _sendable(text: object) -> object:
-    """Return a text cut to `TEXT_CHARS` characters. Bytes of file names that are not valid text are escaped."""
+    """Return a text cut to `TEXT_CHARS` characters, and any other value unchanged. Bytes of file names that are not
+    valid text are escaped."""
     return text.encode(errors="backslashreplace").decode()[:TEXT_CHARS] if isinstance(text, str) else text
 
 

@@ -75,7 +75,14 @@ def against_plain(
     rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
 ) -> ComparisonRow:
     """Run one process of a case: time blocks of steps of the worker's loop and blocks of steps of `PlainLoop` in turns,
-    and return their comparison. Which of the two comes first alternates."""
+    and return their comparison. Which of the two comes first alternates.
+
+    Args:
+        rank: number of this process.
+        world: number of processes.
+        case: name of the case, a key of `CASES`.
+        folder: run folder of the case.
+    """
     trainer, loop = open_loop(rank, world, folder, plan)
     plain = PlainLoop(trainer, distributed=world > 1)
     sides: tuple[Callable[[], object], ...] = (loop.one_step, plain.step)
@@ -93,8 +100,15 @@ def against_plain(
 def against_ideal(
     rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
 ) -> ComparisonRow:
-    """Run one process of a case: time each step of the pipeline, and return the comparison with the schedule's ideal,
-    simulated with the stage times of that same step."""
+    """Run one process of a case, and return the comparison of each step's pipeline time with the ideal of its schedule:
+    the simulated time with the stage times of that same step and with messages that take no time.
+
+    Args:
+        rank: number of this process.
+        world: number of processes.
+        case: name of the case, a key of `CASES`.
+        folder: run folder of the case.
+    """
     trainer, loop = open_loop(rank, world, folder, plan)
     schedule, _ = schedule_of(plan, 0)
     pairs: Pairs = []

@@ -25,6 +25,10 @@ WAIT_S = 10.0
 def look(packages: list[str]) -> dict[str, Any]:
     """Return versions, devices and folders as seen inside the image, for `hpctrain image check`.
 
+    The keys: `python`, its version; `packages`, name -> version or None; `torch`, versions and backends of torch, or
+    its `error`; `infiniband`, names of device files; `nvidia`, whether NVIDIA's control device is there; `home`,
+    `temporary` and `shared_memory`, why no file can be created in this folder, or None.
+
     Args:
         packages: names of packages whose versions are wanted.
     """

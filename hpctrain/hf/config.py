@@ -75,7 +75,7 @@ class _Keys:
 
     def number(self, key: str, default: float, inner: str | None = None) -> float:
         """Return the number above 0 at `key` of the config.json or, if `inner` is given, at the key `inner` of the
-        mapping there. If `key` is absent, return `default`."""
+        mapping there. Without `inner`, an absent `key` gives `default`."""
         value = self._values.get(key, default) if inner is None else self._values[key][inner]
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             return float(value)

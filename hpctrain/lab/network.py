@@ -174,7 +174,7 @@ def uncut_commands(layout: LabLayout, a: str, b: str) -> list[Command]:
 
 
 def list_cuts_command(layout: LabLayout, name: str) -> Command:
-    """Return the tc command that lists the cuts of a node, for `parse_cuts`."""
+    """Return the tc command that lists the filters that drop packets of other nodes to the node, for `parse_cuts`."""
     return ("tc", "-n", FABRIC, "-j", "filter", "show", "dev", layout.port(name), "parent", "1:")
 
 

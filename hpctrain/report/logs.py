@@ -93,7 +93,10 @@ class LogReader:
                     yield LogLine(time_s, self.file.source, text.decode(errors="replace").rstrip("\r"))
 
     def _times(self, stamps: Sequence[float | None]) -> list[float]:
-        """Return the time of each line of a block, in seconds since 1970.
+        """Return the time of each line that was read at once, in seconds since 1970.
+
+        A line without a timestamp gets that of the line before it, in the log of a job script that of the line after
+        it.
 
         Args:
             stamps: timestamp of each line; None for a line without one.
@@ -281,7 +284,7 @@ def _of_attempt(path: Path, attempt: int, jobs: set[str]) -> bool:
 
     Args:
         path: the log's path within the folder `logs`.
-        jobs: ids of the attempt's job.
+        jobs: id of the attempt's job, the only item; empty if attempts.jsonl has no line of the attempt.
     """
     if len(path.parts) > 1:
         return path.parts[0] == str(attempt)

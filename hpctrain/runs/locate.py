@@ -140,7 +140,8 @@ def scan_runs(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
 
 
 def sorted_by_age(folders: Iterable[Path]) -> list[Path]:
-    """Return run folders, existing or not, oldest first."""
+    """Return run folders, existing or not, oldest first: by the time in their names, then by the time of change
+    of `run.yaml`."""
     return sorted(folders, key=_age_key)
 
 

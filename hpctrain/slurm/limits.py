@@ -61,7 +61,8 @@ def default_partition(partitions: Sequence[Partition]) -> Partition | None:
 
 
 def _wanted(request: JobRequest, partitions: Sequence[Partition]) -> tuple[list[Partition], list[str]]:
-    """Return the requested partitions, the default one if none is named, and an error line for each unknown name."""
+    """Return (the requested partitions, or the default one if none is named; an error line for each unknown name, or
+    for the missing default)."""
     by_name = {partition.name: partition for partition in partitions}
     if request.partition is None:
         default = default_partition(partitions)

@@ -73,7 +73,9 @@ class LaunchSite:
     """Where the processes of a launch run: on this machine, or on the nodes of a lab with links of one rate."""
 
     link: str
+    """Name of the kind of link in the results: 'loopback', or the rate as for tc, such as 1gbit."""
     interface: str
+    """Network interface over which the processes send."""
     prefixes: tuple[tuple[str, ...], ...]
     """For each process the words before its command, which enter the namespace of its node; empty on this machine."""
     bits_per_s: float | None

@@ -185,11 +185,11 @@ def _script_to_be(job: Run) -> str:
 def _queue_one(
     prepared: PreparedRun, checked: CheckedRun, slurm: Slurm, seed: int | None, asked: SubmitOptions
 ) -> dict[str, str]:
-    """Make the folder of one run and submit the run; return its name, folder and job id.
+    """Make the folder of one run and submit the run; return the object that --json prints: {name, folder, job_id}.
 
     Args:
         checked: the run as the checks of the queue changed it.
-        seed: the run's seed, which also ends its name; None: those of the run file.
+        seed: the run's seed, which also ends its name; None: seed and name of the run file.
     """
     run, job = prepared.run, checked.asked
     if seed is not None:

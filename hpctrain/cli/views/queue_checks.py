@@ -120,7 +120,8 @@ def _words(
 
 
 def last_known(runs: Path, nodes: frozenset[str], count: int) -> tuple[Topology, Path] | None:
-    """Return the newest topology that measured at least `count` of `nodes`, reduced to these nodes, and its run folder.
+    """Return the newest topology of real nodes that has at least `count` of `nodes`, reduced to these nodes, and its
+    run folder. Nodes that the topology's verdict excludes do not count.
 
     None if no run has such a topology.
 

@@ -232,7 +232,7 @@ class OwnerParts:
             positions: [k], positions of the selected numbers, ascending.
             values: [k], fp32, the selected numbers.
             borders: position at which each owner's part starts, and the end of the last part.
-            first: what `positions` of a part count from: the owner's number for the first position of its part.
+            first: number that the first position of a part gets in the attribute `positions`; the others count on.
         """
         counts = counts_between(positions, borders)
         self.borders = borders

@@ -200,8 +200,11 @@ class _Choice:
     whole: Tensor
     """The gradient plus its residual, flat, fp32."""
     places: Tensor
+    """Positions of the selected numbers within the tensor, ascending: [selected], int64."""
     values: Tensor
+    """The selected numbers of `whole`: [selected], fp32."""
     quantum: float = field(default=1.0)
+    """Power of two of which the sent values are multiples; equal on all ranks."""
 
     def numbers(self) -> Tensor:
         """Return the selected values as multiples of the tensor's quantum, a power of two: [selected], int32."""

@@ -60,8 +60,8 @@ def counts(sparsity: Sequence[float], sizes: Sequence[int]) -> list[int]:
 
 
 def _heights(variances: list[float], mapping: DensityMapping) -> list[float]:
-    """Return the position of each variance on a scale from 0, the smallest variance, to 1, the largest finite one or
-    infinity.
+    """Return the position of each variance on a scale from 0 to 1. The smallest variance has position 0. The largest
+    finite variance has position 1, and so has infinity, except that by rank only the largest value of all has 1.
 
     Args:
         variances: at least 0, or infinity.

@@ -71,6 +71,10 @@ class MemoryFeasibility:
 
         A rank holds as many blocks as the smallest of its `dp` tensor-parallel groups. So the number of ranks with much
         memory is limited by the number of large groups divided by `dp`.
+
+        Args:
+            unit_counts: the available tensor-parallel groups.
+            roles: the role of each pipeline rank.
         """
         sizes: Counter[float] = Counter()
         for unit, number in unit_counts.kinds:

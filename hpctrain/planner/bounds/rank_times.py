@@ -20,18 +20,18 @@ from hpctrain.schedule.generate import V_SHAPED_SCHEDULES, stage_ranks
 
 
 class RankSeconds(NamedTuple):
-    """Seconds of a pipeline rank as arrays [rank, class of its tensor-parallel group, blocks].
-
-    `forward` and `backward` are for one micro-batch, `sums` is the all-reduce after the last backward, `update` the
-    optimizer.
-    """
+    """Seconds of a pipeline rank as arrays [rank, class of its tensor-parallel group, number of its blocks]."""
 
     forward: FloatArray
+    """Forward of a micro-batch."""
     backward: FloatArray
+    """Backward of a micro-batch, not split."""
     both: FloatArray
     """Forward and backward of a micro-batch, with split backwards if the schedule splits them."""
     sums: FloatArray
+    """The part of the gradients' all-reduce over the replicas that comes after the step's last backward."""
     update: FloatArray
+    """The optimizer's update and the gradient norm, once a step."""
 
 
 class RankTimes:
@@ -112,7 +112,7 @@ class RankTimes:
         return np.array([0.0, *seconds])
 
     def _of_ends(self, apart: bool, first: bool, last: bool) -> tuple[FloatArray, ...]:
-        """Return the arrays of `RankSeconds` for one rank, as [class, blocks].
+        """Return the arrays of `RankSeconds` for one rank, in the order of its fields, as [class, blocks].
 
         Args:
             apart: whether the replicas of the rank lie in several nodes.

@@ -40,11 +40,12 @@ class ChosenPlan(NamedTuple):
     """The chosen plan of a search, with rejected candidates and notes for the user."""
 
     space: SearchSpace
+    """The space with the best plan's memory options."""
     best: Prediction
     rejected: list[Rejected]
     notes: list[str]
     bound_s: float
-    """Seconds that no plan of the space beats."""
+    """Seconds that no plan beats, whatever its memory options."""
 
 
 class SearchState:
@@ -263,7 +264,7 @@ class CandidateQueue:
                 self._push(option, space, candidate.bound_s)
 
     def _push(self, option: Option, space: SearchSpace, bound_s: float) -> None:
-        """Queue an option of a space.
+        """Queue an option of a space, unless it has more stages than the model has blocks.
 
         Args:
             bound_s: lower bound of the candidate from which the option comes. The larger of it and the option's

@@ -52,6 +52,7 @@ class PathResult(Part):
     figure: str = Field(default="", max_length=SUMMARY_CHARS)
     """What was measured; for a failed path its error, for one that was left out the reason."""
     expected: str = ""
+    """What a path without a fault shows; empty if there is nothing to compare with."""
     next_step: str = ""
     """What to do about a slow or failed path; empty for the others."""
     seconds: float = Field(ge=0)
