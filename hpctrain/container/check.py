@@ -72,10 +72,13 @@ class HostEnvironment:
     """Facts about this machine and its Python with which the image is compared."""
 
     python: str
+    """Version of Python."""
     packages: Mapping[str, str]
+    """Package -> its version, for the packages that must be the same inside and outside."""
     driver: str | None
     """Version of the NVIDIA driver; None if none is loaded."""
     infiniband: Sequence[str]
+    """Names of the device files in /dev/infiniband."""
     contained: Sequence[str]
     """Names of set environment variables that hide the machine from images, such as APPTAINER_COMPAT."""
 

@@ -56,7 +56,7 @@ Which = Callable[[str], str | None]
 
 
 def collect_facts(runner: Runner, environ: Mapping[str, str], runs: Path, which: Which) -> MachineFacts:
-    """Return all facts. No setting is changed, and no file is left behind.
+    """Return all facts about this machine and its cluster. No setting is changed, and no file is left behind.
 
     Args:
         runs: folder in which run folders are made.

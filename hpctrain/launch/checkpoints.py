@@ -141,8 +141,8 @@ def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
 
 @contextlib.contextmanager
 def _corpora(run: Run, data: Sequence[str]) -> Iterator[list[Path]]:
-    """Yield a corpus folder for each item of `data`, in order. Folders made from text are removed when the context
-    ends."""
+    """Yield a list with a corpus folder for each path in `data`, in order: the path itself, or a corpus folder made of
+    the text at the path. Folders made from text are removed when the context ends."""
     home = run.data.train_folders[0]
     index = read_index(home, "data.train[0]")
     with tempfile.TemporaryDirectory(prefix="hpctrain-eval-") as made:

@@ -62,8 +62,8 @@ def step_environment(folder: Path, attempt: int, environ: Mapping[str, str]) -> 
 
 
 def local_step_environment(folder: Path, attempt: int, count: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a command beside a local run of `count` virtual nodes: the variables of a virtual node,
-    and those that describe the run."""
+    """Return the environment of a command that runs on this machine while a local run of `count` virtual nodes trains:
+    `environ` with the variables of a virtual node and those that describe the run."""
     return local_environment(count, environ) | _run_variables(folder, attempt, environ)
 
 

@@ -90,8 +90,8 @@ class GenerationMaker:
             self.event_log.write(kind, number, reason, **data)
 
     def _plan(self, proposal: Proposal, pending: _PendingEvents) -> Plan:
-        """Return the plan for the members' nodes: that of the attempt's last generation, or at the begin of an attempt
-        the newest plan in the run folder. If there is none, or it does not fit these nodes, return a new plan.
+        """Return the plan for the members' nodes: that of the attempt's last generation, or at the beginning of an
+        attempt the newest plan in the run folder. If there is none, or it does not fit these nodes, return a new plan.
 
         Args:
             pending: gets the event about the plan, and with a new plan its copy for the run folder.

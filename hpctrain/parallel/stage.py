@@ -326,10 +326,11 @@ class InstrumentedStage(PipelineStage):
     def _send(self, what: str, operations: list[dist.P2POp], to: BoundaryCodec | None, part: str) -> list[dist.P2POp]:
         """Start sends, and return an empty list, so that torch's schedule sends nothing.
 
-        The stage starts the sends itself, because it knows their content and receiver and can record them.
+        The stage starts the sends itself, because it knows their content and receiver and can put them into the
+        activity record.
 
         Args:
-            what: what is sent, for the recorded text, as 'output of stage 0 mb 1'.
+            what: what is sent, as 'output of stage 0 mb 1', for the operation's name in the activity record.
             operations: the sends, all to one rank.
             to: codec of the messages to the receiver; None: they are not compressed.
             part: 'forward' or 'backward': the counter to which the encoding of messages is added.

@@ -300,8 +300,8 @@ def matrix(topology: Topology, quantity: Quantity) -> tuple[list[str], Matrix]:
 
 
 def _block_medians(topology: Topology, figure: str, size: int) -> Matrix:
-    """Return cells[source][target]: the median of a figure over the pairs of two blocks of nodes; None if none was
-    measured.
+    """Return cells[source][target]: the median of a figure over the pairs of two blocks of nodes. A cell is None if no
+    pair of the two blocks was measured.
 
     Args:
         figure: one of `pair_matrix.FIGURES`.

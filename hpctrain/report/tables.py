@@ -85,7 +85,8 @@ def step_time(use: PlanUse) -> list[tuple[str, str]]:
 
 
 def memory(use: PlanUse) -> list[tuple[str, str]]:
-    """Return rows (name, value) with the predicted peak memory of each device and the largest measured one."""
+    """Return rows (name, value) with the predicted peak memory of each device, and the largest measured peak of a
+    worker."""
     predicted = use.plan.predicted.memory_bytes if use.plan.predicted else {}
     rows: list[tuple[str, str]] = [(device, format_bytes(value)) for device, value in predicted.items()]
     if use.memory_bytes is not None:

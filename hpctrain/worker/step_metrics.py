@@ -176,7 +176,7 @@ def rank_placements(trainer: Trainer, counters: dict[int, StageCounters]) -> lis
     None except on rank 0. Collective over all ranks.
 
     Args:
-        counters: stage -> counts of its step on this rank.
+        counters: stage -> what this rank counted for the stage in the first step.
     """
     replica = trainer.plan.replicas[trainer.coordinate.dp]
     placement = RankPlacement(

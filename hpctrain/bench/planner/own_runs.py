@@ -134,8 +134,8 @@ def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSett
 
 
 def _errors(rows: Sequence[dict[str, Any]], measured: str, before: str, after: str) -> dict[str, Any]:
-    """Return the errors of predictions over the rows that the profile was not fitted to: 'before' without the profile,
-    'after' with it.
+    """Return the errors of predictions, over the rows that the profile was not fitted to, as two dicts with the fields
+    of `Errors`: 'before' without the profile, 'after' with it.
 
     Args:
         measured: key of the measured figure in a row.

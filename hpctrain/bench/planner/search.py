@@ -280,8 +280,8 @@ def _predicted(plan: Plan) -> dict[str, float]:
 
 
 def _state(plan: Plan) -> dict[str, int]:
-    """Return the number of blocks that a replan sends ('sent_blocks') and the number that devices hold ('held_blocks').
-    A block counts once for each device that receives or holds it."""
+    """Return the number of blocks that the moves of a new plan send ('sent_blocks') and the number that the plan's
+    devices hold ('held_blocks'). A block counts once for each device that receives or holds it."""
     return {
         "sent_blocks": sum(upto - start for start, upto in (move.layers for move in plan.moves)),
         "held_blocks": plan.layers * plan.dp * plan.tp,

@@ -189,10 +189,12 @@ def _cpu_group(machine: Machine) -> Path:
 
 
 def _stop_at_links(machine: Machine, folder: Path, process: Process, number: signal.Signals) -> None:
-    """Wait until the nodes measure links, then send the signal `number` to the process of one node.
+    """Wait until the nodes of a probe measure links, then send a signal to the probe's process on one node.
 
     Args:
         folder: folder of the probe, with its progress file.
+        process: the probe's process on the node.
+        number: number of the signal.
     """
 
     def measuring() -> bool:

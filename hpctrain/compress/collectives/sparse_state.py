@@ -149,7 +149,7 @@ class ErrorFeedback:
         self._residuals.pop(key, None)
 
     def end_step(self, step: int) -> None:
-        """Drop all residuals if the step that ends is due for a reset of kind zero.
+        """Drop all residuals if `reset` is zero and the step that ends is a multiple of `reset_every`.
 
         Args:
             step: number of the step, counted from 1.

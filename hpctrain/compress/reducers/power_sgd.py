@@ -241,7 +241,9 @@ class MatrixBatch:
             p.addmm_(_matrix(gradient), q)
 
     def project_back(self, gradients: list[Tensor]) -> None:
-        """Compute Q = (residual + gradient)ᵀ·P of each matrix; its residual becomes residual + gradient − P·Qᵀ."""
+        """Compute this rank's summand Q = (residual + gradient)ᵀ·P of each matrix, from the P that is summed and
+        orthonormal. The residual of the matrix becomes residual + gradient − P·Qᵀ.
+        """
         torch._foreach_add_(list(self.residual), [_matrix(gradient) for gradient in gradients])
         torch.bmm(self.residual.transpose(1, 2), self.p, out=self.q)
         self.residual.baddbmm_(self.p, self.q.transpose(1, 2), alpha=-1)

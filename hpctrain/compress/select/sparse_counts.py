@@ -96,10 +96,10 @@ class Moments:
     """
 
     def __init__(self, layers: int) -> None:
-        """Begin a profile.
+        """Begin a variance profile without any gradients.
 
         Args:
-            layers: number of tensors.
+            layers: number of tensors whose gradients are measured.
         """
         self.layers = layers
         self._seen = [0] * layers

@@ -153,7 +153,9 @@ class EncodeTask:
     """SHA-256 of the file `tokenizer`; None for 'bytes'. Worker processes cache tokenizers by it, because the file may
     change between two calls."""
     dtype: str
+    """Type in which the shards store a token id: uint16 or uint32."""
     shard_tokens: int
+    """Most tokens in a shard."""
     folder: Path
     """Folder for the unit's shards: missing, or left by an interrupted command."""
     target: Path

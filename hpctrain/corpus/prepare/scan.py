@@ -201,11 +201,11 @@ class _Tally:
         self.sample = _Sample(self.sample_bytes)
 
     def add_all(self, passages: Iterator[Passage]) -> None:
-        """Add passages to the counts until one does not fit within the limit of bytes."""
+        """Add passages to the counts until one does not fit within `limit_bytes`."""
         all(map(self.add, passages))
 
     def add(self, passage: Passage) -> bool:
-        """Add a passage to the counts if it fits within the limit of bytes; return whether it does."""
+        """Add a passage to the counts if it fits within `limit_bytes`; return whether it does."""
         scan, size, limit = self.scan, passage.size_bytes, self.limit_bytes
         if limit is not None and scan.text_bytes + size > limit and (limit or scan.passages):
             self.full = True

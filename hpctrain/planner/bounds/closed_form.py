@@ -180,7 +180,8 @@ class ClosedFormBound:
         return max(map(seconds, ranks, counts))
 
     def _whole_models(self, dp: int, tail: float) -> float:
-        """Return a bound in seconds for replicas of one tensor-parallel group each, which compute whole micro-batches.
+        """Return a lower bound of the step time, in seconds, for `dp` replicas of one tensor-parallel group each, which
+        compute whole micro-batches.
 
         Args:
             tail: seconds of all-reduce and update after a group's last action.

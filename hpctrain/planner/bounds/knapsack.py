@@ -79,8 +79,8 @@ class KnapsackBound(RankTimes):
         )  # fmt: skip
 
     def _blocks(self, caps: FloatArray, limit_s: float) -> FloatArray:
-        """Return [rank, window, mixture] -> the most blocks that a column of this mixture can hold; `INFEASIBLE` if it
-        can hold too few.
+        """Return [rank, window, mixture] -> the most blocks that a column of this mixture can hold; `INFEASIBLE` if
+        these are fewer than the rank needs, or if a step of this window takes longer than `limit_s` seconds.
 
         A column is the tensor-parallel groups of one pipeline rank over all replicas. A mixture says how many groups of
         each class are in the column. A window is a range in which the largest number of micro-batches of a replica

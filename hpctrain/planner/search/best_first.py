@@ -172,10 +172,11 @@ class _BestFirstSearch(SearchState):
             self.candidates.push_leaner_options(candidate)
 
     def _shift_blocks(self, space: SearchSpace, evaluation: Evaluation) -> None:
-        """Try unequal numbers of blocks on the stages of one rank, for the layout of an evaluation with the smallest
-        bound.
+        """Try to move single blocks between stages and single micro-batches between replicas, in the evaluation's
+        layout with the smallest bound (`nearest`).
 
-        Layouts begin with equal numbers. With unlike ranks, layouts with equal numbers can be a tenth slower.
+        A layout begins with equal numbers of blocks on the stages of one rank. With unlike ranks, such a layout can be
+        a tenth slower than one with unequal numbers.
         """
         if evaluation.nearest is None or self.best is None:
             return

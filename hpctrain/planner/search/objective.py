@@ -243,7 +243,7 @@ def _scored(
     a million tokens. Energy and cost count the plan's devices as if they were busy throughout the step.
 
     Args:
-        jitter: random delays of the links' messages, for the goal robust.
+        jitter: random delays of the links' messages, for the objective robust.
         nodes: number of nodes of the topology.
     """
     if objective.goal == "time":

@@ -104,11 +104,11 @@ def _first_step(outcome: ProbeOutcome, settings: ProbeSettings) -> ProbeSettings
 
 
 def _sample(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Round]]:
-    """Yield lists of rounds until it is known which nodes share a switch, or until there are too many
-    (`ROUNDS_SHARE_MAX`).
+    """Yield lists of rounds until it is known which nodes share a switch, or until the probe has made the most rounds
+    that `ROUNDS_SHARE_MAX` allows.
 
     If switches are declared, the first list has rounds within each leaf switch, which test the declaration. Further
-    lists follow only if their latencies contradict it.
+    lists follow only if the latencies measured in these rounds contradict the declaration.
     """
     declared = _declared_tree(outcome)
     if declared.levels:

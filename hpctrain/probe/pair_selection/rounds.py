@@ -307,6 +307,7 @@ def retested_links(
     Args:
         results: measurements of the retest rounds.
         suspects: suspected nodes; their pairs do not count as good pairs.
+        links: the links to look up, which do not count as good pairs either.
     """
     usual = _usual(results, set(suspects), set(links))
     ratios = {}

@@ -137,7 +137,7 @@ def _without_node_effects(distances: Floats) -> Floats:
 
 
 def _cuts(distances: Floats) -> list[Ints]:
-    """Return an array for each switch level, the lowest first: the number of each node's cluster. `distances` are
+    """Return for each switch level, the lowest first, an array [node] -> number of the node's cluster. `distances` are
     the latencies [a, b] between nodes, in seconds."""
     # Imported here, because scipy takes a third of an agent's start and few agents need it.
     from scipy.cluster.hierarchy import fcluster, linkage
@@ -310,11 +310,12 @@ def sampled_tree(groups: SwitchGroups) -> SwitchTree:
 
 
 def _node_effects(latency: Floats) -> Floats:
-    """Return an array [a, b]: the latency in seconds that the nodes a and b together add to their pair, as to all their
-    pairs.
+    """Return an array [a, b]: by how many seconds the latency of the pair (a, b) is longer because the nodes a and b
+    are slow in all their pairs.
 
-    A node adds the upper quartile of its latencies minus the median of all nodes' upper quartiles. The upper quartile
-    is a far pair for every node; with two switches, the median is not.
+    A node adds the upper quartile of its latencies minus the median of all nodes' upper quartiles; the result is the
+    sum of what a and b add. The upper quartile is a far pair for every node; with two switches, the median of a node's
+    latencies is not.
     """
     upper = np.full(len(latency), np.nan)
     measured = np.isfinite(latency).any(axis=1)
