@@ -61,9 +61,12 @@ class PeerView:
     lost: bool = False
     """Whether a connection existed and closed; False again once the peer is back."""
     last_seen: float = 0.0
+    """When the peer's last heartbeat arrived, in seconds of this agent's clock."""
     generation: int = -1
+    """Number of the peer's generation; -1 before the first one."""
     phase: Phase = "joining"
     reason: str = ""
+    """Why the peer is in `phase`; '' if it gave no reason."""
     doing: tuple[WorkerActivity, ...] = ()
     """Activity of the peer's workers, if they have made no step for half of the progress timeout; else empty."""
     unheard: tuple[int, ...] = ()

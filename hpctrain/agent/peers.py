@@ -142,6 +142,7 @@ class PeerMesh:
 
         Args:
             now: seconds of the agent's clock.
+            announcement: what the heartbeat says about this agent.
             at_once: whether to send a heartbeat even if none is due.
         """
         self._accept_peers(now)
@@ -300,7 +301,11 @@ class ReachabilityTracker:
         return tuple(place for place, node in enumerate(self._nodes) if node not in heard)
 
     def note(self, now: float, peers: Sequence[PeerView]) -> None:
-        """Update `silent` from the peers' last heartbeats."""
+        """Update `silent`, the pairs of nodes that do not hear each other, from the peers' last heartbeats.
+
+        Args:
+            now: seconds of the agent's clock.
+        """
         unheard = {
             peer.node: [self._nodes[place] for place in peer.unheard if place < len(self._nodes)]
             for peer in peers

@@ -103,8 +103,9 @@ class NoDiskSpace(Part):
 
     kind: Literal["no_room"] = "no_room"
     step: Count
+    """The last step that the worker made, to which these writes belong."""
     reason: Sentence
-    """One sentence for the user."""
+    """What could not be written and how long the run waits, in one sentence for the user."""
 
 
 class Waiting(Part):

@@ -79,8 +79,9 @@ class ForkedProcess:
             self._begin(0)
 
     def end_request(self, pid: int) -> None:
-        """Close the descriptor `token` of the request, and set the process id to `pid`; a `pid` of 0 means that the
-        fork server will never fork the process."""
+        """End the request to fork this process: close this process's end of the pipe `token`, and set the id of the
+        forked process to `pid`. A `pid` of 0 means that the fork server will never fork it.
+        """
         os.close(self._token)
         if self.waits:
             self._begin(pid)

@@ -103,6 +103,7 @@ class FolderFacts:
     kind: str
     """Type of the file system, such as ext4; '' if it is not known."""
     options: tuple[str, ...]
+    """Mount options of the file system, such as 'rw' and 'relatime'."""
     free_bytes: int
     from_variable: bool
     """Whether the variable HPCTRAIN_RUNS names the folder."""

@@ -168,7 +168,7 @@ class Pipeline:
         """Return this replica's share of the batch's mean loss, from a forward pass in the current mode of the modules.
 
         Arguments and result are those of `Pipeline.step`. In training mode, dropout draws the same random numbers as
-        `step` draws for the step number `random.step`.
+        `step` draws in the training step whose number is in this pipeline's `random.step`.
         """
         with ACTIVITY.doing("wait for the loss", waits=self.device.type == "cuda"):
             return float(self._run(tokens, targets, decoder_tokens, train=False))

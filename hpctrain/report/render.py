@@ -166,7 +166,8 @@ def _letter(cell: dict[str, float], column_s: float) -> str:
 
 
 def terminal_lines(bars: Sequence[Bar], rows: int, total_s: float, width: int) -> list[Text]:
-    """Return a timeline as lines in colour, each after its pipeline rank, and a legend below.
+    """Return a timeline in colour: a line for each pipeline rank, which begins with the number of the rank, and below
+    them a line that explains the letters.
 
     Args:
         rows: number of pipeline ranks.

@@ -55,9 +55,10 @@ def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) 
 
 
 def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 0.0) -> Iterator[TerminalLine]:
-    """Yield lines about metrics and events, which `follow` yields.
+    """Yield lines for a terminal about a run's metrics and events.
 
     Args:
+        items: the metrics and events, as `follow` yields them.
         steps: number of steps of the whole run.
         every_s: fewest seconds between two progress lines, by the times of the metrics; the last step and validations
             always appear.

@@ -116,7 +116,8 @@ def warmup_count(rank: int, pp: int, chunks: int, micro_batches: int, split: boo
 def visit_order(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int]]:
     """Return the order of a rank's forwards as (chunk, micro-batch) pairs; a chunk is the index of a stage on the rank.
 
-    A round of micro-batches goes through all chunks, one after the other, before the next round begins.
+    The micro-batches are divided into rounds, each of at least `pp` micro-batches if there are so many. A round goes
+    through all chunks, one after the other, before the next round begins.
 
     Args:
         pp: number of pipeline ranks.
@@ -130,7 +131,9 @@ def visit_order(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int
 
 
 def _rounds(pp: int, micro_batches: int) -> tuple[int, ...]:
-    """Return the number of micro-batches of each round, in order; the first rounds may be longer by one."""
+    """Return the number of micro-batches of each round of an interleaved schedule, in order: at least `pp` if there are
+    so many. The first rounds may be longer by one.
+    """
     return even_parts(micro_batches, max(1, micro_batches // pp))
 
 

@@ -60,6 +60,7 @@ class KillResult:
     """Published checkpoints that did not verify, each with the reason."""
     last_step: int = 0
     seconds: float = 0.0
+    """Seconds that all kills took together, with the checks of the checkpoints after them."""
 
 
 def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) -> dict[str, Any]:

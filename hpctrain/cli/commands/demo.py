@@ -162,6 +162,7 @@ class _FaultInjector:
 
     job: LocalJob
     done: set[str] = field(default_factory=set)
+    """What was killed so far: 'worker', 'node'."""
 
     def see(self, row: MetricRow) -> None:
         if row.step >= WORKER_DIES_AT and "worker" not in self.done:

@@ -147,8 +147,9 @@ class WatchedRun:
         return status.state in _OVER and not self.live.held
 
     def _ask(self) -> None:
-        """Ask Slurm about the run's jobs if the next request is due. `look` shows an error until Slurm answers
-        again."""
+        """Ask Slurm about the run's jobs if the next request is due. If Slurm does not answer, the status that `look`
+        returns has a remark with the error, until Slurm answers again.
+        """
         due = self._clock.now() >= self._watcher.next_s
         try:
             self._watcher.poll(self._clock.now())

@@ -129,7 +129,8 @@ class PowerSgdReducer(CodecReducer):
         return state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; entries that are missing start as in a new run.
+        """Restore residuals, matrices Q and step count from `state`, which the method of this name returned earlier.
+        What is missing in it starts as in a new run.
 
         Raises:
             CheckpointError: a tensor of the state has another shape than expected. Before the first step the shapes are

@@ -258,8 +258,8 @@ class WarmUp:
         return torch.tensor(self.step)
 
     def load_state(self, taken: Tensor | None) -> None:
-        """Restore what `state` returned; None: no steps were counted. The next `over` takes the largest count of any
-        rank.
+        """Set the count of steps to `taken`, a result of `state`; None: no steps were counted. In the next call of
+        `over`, all ranks take over the largest count of any rank.
         """
         self.step = 0 if taken is None else int(taken)
         self.agreed = False

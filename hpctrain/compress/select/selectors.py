@@ -185,8 +185,8 @@ def _stratified(n: int, k: int, seed: int) -> Tensor:
 
 
 def _at_least(values: Tensor, threshold: Tensor) -> _Selected:
-    """Return the positions of the values whose magnitude reaches a threshold, and on a GPU the values. NaN is never
-    selected.
+    """Return (the positions of the values whose magnitude reaches a threshold, these values). The second item is None
+    on a CPU. NaN is never selected.
     """
     if values.device.type != "cpu":
         return threshold_select(values.device)(values, threshold)

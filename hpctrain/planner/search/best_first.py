@@ -143,8 +143,8 @@ class _BestFirstSearch(SearchState):
         return bound.feasible_within(limit_s) and (not memory or bound.may_finish_within(limit_s))
 
     def _evaluate_fully(self, candidate: Candidate) -> None:
-        """Evaluate an option with all likely placements and with placements from its knapsack bound, unless the option
-        cannot win.
+        """Evaluate an option with all placements that its space tries (`SearchSpace.placements`) and with placements
+        from its knapsack bound, unless the option cannot win.
         """
         if not self.can_win(candidate):
             return

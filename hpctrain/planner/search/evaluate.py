@@ -49,7 +49,7 @@ def evaluate(
 
     Args:
         best: the best plan so far; None if there is none.
-        placements: placements to evaluate; None: all likely ones.
+        placements: placements to evaluate; None: those of `SearchSpace.placements`.
     """
     nearest, least = None, math.inf
     if space.why_no_layout(option):

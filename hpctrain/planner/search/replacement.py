@@ -306,7 +306,9 @@ def _exchange(cost: CostModel, slots: UnitsByNode, missing: NDArray[np.int64]) -
     """Return node -> the node with equal devices that takes over its blocks, chosen so that the fewest blocks are sent.
 
     Args:
-        missing: [node, other] -> number of blocks to send, as `_missing` returns it.
+        slots: node -> its tensor-parallel groups, each with its blocks in the new plan.
+        missing: [node, other], both in the order of `slots` -> number of blocks to send to the node `other` if it takes
+            over the groups of `node`.
     """
     from scipy.optimize import linear_sum_assignment  # a third of an agent's start-up, rarely needed
 

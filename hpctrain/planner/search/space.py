@@ -105,8 +105,8 @@ class SearchSpace:
         return self.pool_placements.units(tp)
 
     def placements(self, dims: ParallelDims) -> list[Placement]:
-        """Return the likely placements of these degrees, without those whose replicas cannot shard state as the memory
-        options ask.
+        """Return the placements of these degrees that a search tries, without those whose replicas cannot shard state
+        as the memory options ask.
         """
         return list(filter(self.can_shard, self.pool_placements.placements(dims)))
 
@@ -239,7 +239,7 @@ class PoolPlacements:
         self.counts = cache(lambda tp: UnitCounts(cost, self.units(tp)))
         """tp -> the tensor-parallel groups of that size, counted by kind."""
         self.placements = cache(self._likely_placements)
-        """Degrees -> their likely placements."""
+        """Degrees -> the placements with these degrees that a search tries."""
 
     def _likely_placements(self, dims: ParallelDims) -> list[Placement]:
         units = self.units(dims.tp)

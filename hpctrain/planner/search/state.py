@@ -83,8 +83,8 @@ class SearchState:
             self.best, self.winner = prediction, space
 
     def evaluate(self, space: SearchSpace, option: Option, placements: Sequence[Placement] | None = None) -> Evaluation:
-        """Return the evaluation of an option with these placements, by default with all likely ones. A plan of the
-        option that is faster than the best plan becomes the best plan.
+        """Return the evaluation of an option with these placements, by default with those of
+        `SearchSpace.placements`. A plan of the option that is faster than the best plan becomes the best plan.
         """
         evaluation = evaluate(space, option, self.best, placements)
         self.take(evaluation.best, space)

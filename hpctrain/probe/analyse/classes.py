@@ -165,7 +165,14 @@ def _error(
     beta: Floats,
 ) -> float | None:
     """Return the held-out error: over the held-out pairs, the median relative error of the time that the pair's class
-    predicts for a message of `HELD_OUT_BYTES`. None if no held-out pair was measured."""
+    predicts for a message of `HELD_OUT_BYTES`. None if no held-out pair was measured.
+
+    Args:
+        levels: [a, b] -> the lowest switch level that the nodes a and b share; 0 if they share no known switch.
+        held_out: [a, b] -> whether the pair is held out.
+        alpha: [a, b] -> measured alpha of the pair in seconds; NaN if not measured.
+        beta: [a, b] -> measured beta in seconds per byte; NaN if not measured.
+    """
     predicted = np.full(alpha.shape, np.nan)
     for entry in classes:
         kind = levels == (entry.level or 0) if tree.levels else np.ones_like(held_out)

@@ -123,8 +123,13 @@ class LinkCost:
 
 
 def _over_backend(cost: Cost, usual: LinkClass | None) -> Cost:
-    """Return the estimated (alpha, beta) of messages over the training backend, for a pair that was measured over TCP
-    only. `cost` has the TCP figures; they are multiplied by the ratio of backend to TCP in the link class `usual`."""
+    """Return the estimated (alpha in seconds, beta in seconds per byte) of messages over the training backend, for a
+    pair that was measured over TCP only.
+
+    Args:
+        cost: the pair's alpha and beta over TCP, which are multiplied by the ratio of backend to TCP in its link class.
+        usual: the pair's link class; None: it has none, and `cost` is returned unchanged.
+    """
     if usual is None:
         return cost
     (alpha, beta), over = (usual.alpha_s, usual.beta_s_per_byte), usual.cost()

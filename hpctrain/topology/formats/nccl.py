@@ -112,6 +112,8 @@ def _place(
     Args:
         cpus: number of a NUMA node -> its element.
         known: PCI address -> its element.
+        numa: number of the NUMA node of `leaf`; None if it is not known.
+        path: PCI addresses of the elements above `leaf`, outermost first.
         pcie: PCIe link that is written to the last element of the path.
     """
     number = _UNKNOWN_NUMA if numa is None else numa
