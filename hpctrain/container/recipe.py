@@ -299,6 +299,7 @@ def _rewritten(path: Path, number: int, word: str, line: str) -> str:
     """Return an instruction of a Dockerfile in a form that spython converts correctly.
 
     Args:
+        path: path of the Dockerfile, for errors.
         number: the instruction's line number, for errors.
         word: the instruction's name in capitals.
         line: the whole instruction.

@@ -30,11 +30,13 @@ from hpctrain.schedule.resolve import schedule_of
 
 @dataclass
 class _PendingEvents:
-    """Events, and plans by file name, that are written once the agents have agreed on the record of a generation. For a
-    record that loses against another proposal nothing is written."""
+    """Events and plan files that are written once the agents have agreed on the record of a generation. For a record
+    that loses against another proposal nothing is written."""
 
     events: list[tuple[EventKind, str, dict[str, Any]]] = field(default_factory=list)
+    """(kind, reason, data) of each event."""
     files: dict[str, Plan] = field(default_factory=dict)
+    """Name of a file in the run folder -> the plan to write to it."""
 
 
 @dataclass(frozen=True)

@@ -110,8 +110,8 @@ class LiveRun:
         self._tails = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
 
     def read(self) -> list[Event | MetricRow]:
-        """Return the events and metrics that were written since the last read, by time. The object keeps them for
-        its method `status`."""
+        """Return the events and metrics that were written since the last call of `read`, sorted by time. The object
+        keeps them for its method `status`."""
         # Check the lock before the files: if the run ends in between, its files already say how it ended.
         self.held = lock_held(self.folder)
         events, rows = (tail.values() for tail in self._tails)

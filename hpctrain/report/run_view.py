@@ -82,15 +82,15 @@ class RunView:
 
     @property
     def start_s(self) -> float | None:
-        """Time of the first line in the run's files, in seconds since 1970; None without lines. The report shows times
-        as seconds since then."""
+        """Time of the first event or of the beginning of the first step, whichever is earlier, in seconds since 1970;
+        None without both. The report shows other times as seconds after this time."""
         times = [event.time_s for event in self.events[:1]] + [row.time_s - row.step_time_s for row in self.rows[:1]]
         return min(times, default=None)
 
     @property
     def elapsed_s(self) -> float | None:
-        """Seconds from the first line in the run's files to the last, including pauses between attempts; None without
-        lines."""
+        """Seconds from the time that `start_s` describes to the last event or step, including pauses between attempts;
+        None without events and steps."""
         times = [event.time_s for event in self.events] + [row.time_s for row in self.rows]
         times += [row.time_s - row.step_time_s for row in self.rows[:1]]
         return max(times) - min(times) if times else None

@@ -61,7 +61,7 @@ class NodeCheck:
     """Name of a path -> losses of its steps."""
 
     def run(self) -> tuple[dict[str, Any], list[PathResult]]:
-        """Run the chosen paths. Return (facts about the machine, one row for each path).
+        """Run the chosen paths. Return (facts about the machine as from `machine_facts`, a result for each path).
 
         Raises:
             HpctrainError: torch cannot be loaded.

@@ -135,8 +135,8 @@ def _values(topology: Topology, names: set[str], once: set[tuple[str, str]]) -> 
 
 
 def _known(group: Group, nodes: tuple[str, ...], name: str, figures: Iterable[_Figure]) -> Iterator[tuple[_Key, Value]]:
-    """Yield (key, value) for each figure that is not absent. `name` says what the figures are of: 'n1:cuda0', 'n1 ->
-    n2'."""
+    """Yield (key, value) for each figure that is not absent. `group` and `nodes` go into the keys as they are. `name`
+    says what the figures are of, and begins the key's `what`: 'n1:cuda0', 'n1 -> n2'."""
     for what, unit, value in figures:
         if value is not None:
             yield (group, nodes, f"{name} {what}", unit), value

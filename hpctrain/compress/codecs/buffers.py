@@ -37,7 +37,8 @@ class BufferPool:
         """Create an empty pool.
 
         Args:
-            same_size: True: `take` reuses a buffer only for its exact size, and False: for smaller sizes too.
+            same_size: whether `take` reuses a buffer only for requests of exactly its size; if False, for smaller ones
+                too.
         """
         self._same_size = same_size
         self._free: list[Tensor] = []

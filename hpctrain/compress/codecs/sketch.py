@@ -91,10 +91,14 @@ class _Layout:
 
 
 def _cells_of(slots: Tensor, cells: int) -> Tensor:
-    """Return the three cells of each slot, int64 [3, slots], as positions in the `cells` cells of the slot's piece (one
-    of the equal parts into which a sketch is cut).
+    """Return the three cells of each slot, int64 [3, slots]: the cells to which the slot's number is added. A cell is
+    given as its position in the slot's piece (one of the equal parts into which a sketch is cut).
 
-    Each of the three lies in another third of the piece, so they differ.
+    Each of the three cells lies in another third of the piece, so they differ.
+
+    Args:
+        slots: int64, places in the index of the sent positions.
+        cells: count of cells in a piece.
     """
     third = cells // HASHES
     out = torch.empty(HASHES, len(slots), dtype=torch.int64, device=slots.device)

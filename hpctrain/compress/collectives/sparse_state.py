@@ -108,8 +108,9 @@ class ErrorFeedback:
     def store_residual(self, key: str, a: Tensor, positions: Tensor, sent: Tensor) -> None:
         """Set the residual to the corrected gradient a minus the numbers that were sent.
 
-        In the mode paper of error feedback, the residual e becomes a minus the sent numbers minus (1−β)·e, which is
-        equation (5) of the paper. In the mode none, there is no residual to set.
+        In the mode paper of error feedback, the residual e becomes a minus the sent numbers minus (1−β) times the old
+        e, which is equation (5) of the paper (β: the factor `beta` of `__init__`). In the mode none, there is no
+        residual to set.
 
         Args:
             key: as given to `add` or `add_to`.
@@ -139,7 +140,8 @@ class ErrorFeedback:
             self._residuals[key][start : start + values.numel()] += values
 
     def take_all(self, key: str, gradient: Tensor) -> Tensor:
-        """Return the gradient plus the residual, and drop the residual. Call it in a step that sends both in full."""
+        """Return the gradient plus the residual of the tensor `key`, and drop this residual. Call the method in a step
+        that sends both in full."""
         a = self.add(key, gradient)
         self._residuals.pop(key, None)
         return a
@@ -158,7 +160,8 @@ class ErrorFeedback:
             self.drop()
 
     def is_flush_step(self, step: int) -> bool:
-        """Return whether this step, counted from 1, is due for a reset of kind flush, and so must send everything."""
+        """Return whether this step must send everything: `reset` is flush, the mode is not none, and `step`, counted
+        from 1, is a multiple of `reset_every`."""
         return self._mode != "none" and self._reset == "flush" and step % self._reset_every == 0
 
     def norm(self) -> float:

@@ -111,8 +111,8 @@ class ClosedFormBound:
         """Return a bound in seconds that includes the fill time, the seconds until the last rank starts.
 
         Args:
-            work: work of the model for one micro-batch, including the start of actions and split backwards, in the unit
-                of `self.work`.
+            work: work of the model for one micro-batch, including what starting actions and splitting backwards add, in
+                the unit of `self.work`.
             tail: seconds after a rank's last action if the rank holds the whole model.
             total: sum of the speeds of the pp·dp fastest tensor-parallel groups, in units of work per second.
             slowest: the slowest of these speeds.

@@ -242,7 +242,8 @@ MIN_OVERLAP = 1e-3
 
 class RoundCounts(NamedTuple):
     """Numbers of actions of a rank that holds two stages: forwards before its first backward, by stage, and backwards
-    of the first stage after the last backward of the second one. All are [..., rank].
+    of the first stage after the last backward of the second one. Each field is an array whose last axis is the pipeline
+    rank; the axes before it are those of `round_counts`' argument `micro_batches`.
     """
 
     before: FloatArray

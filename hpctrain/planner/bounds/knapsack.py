@@ -193,8 +193,8 @@ class KnapsackBound(RankTimes):
         """Return [rank, class, blocks] -> micro-batches that a tensor-parallel group ends within `limit_s` seconds.
 
         Args:
-            times: seconds of the ranks; None: `self.times`, in which every column (the replicas of one pipeline
-                rank) lies within one node if any column can.
+            times: seconds of the ranks; None: `self.times`. In these, every column (the replicas of one pipeline rank)
+                counts as lying within one node if at least one column can lie within a node.
         """
         times, option = times or self.times, self.option
         forward, backward, both = times.forward, times.backward, times.both

@@ -96,8 +96,11 @@ class MemoryFeasibility:
         return total
 
     def _held(self, roles: Sequence[RankRole], memory_bytes: float) -> list[float]:
-        """Return [pipeline rank] -> the most blocks that fit into `memory_bytes`; `-INFEASIBLE_BLOCKS` if not even the
-        rank without blocks fits.
+        """Return [pipeline rank] -> the most blocks that fit into `memory_bytes`; `-INFEASIBLE_BLOCKS` if the rank does
+        not fit even without blocks.
+
+        Args:
+            roles: the role of each pipeline rank.
         """
         most = (float(self.cost.memory.max_blocks(role, memory_bytes)) for role in roles)
         return [blocks if blocks >= 0 else -INFEASIBLE_BLOCKS for blocks in most]

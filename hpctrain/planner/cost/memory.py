@@ -251,6 +251,11 @@ def live_micro_batches(schedule: str, pp: int, stages: int, micro_batches: int) 
     Activations count from F until B, or until W with split backwards. Tables of gpipe and 1f1b are fullest after their
     warm-up. With split backwards and one stage a rank, W lags behind F so that all ranks are equally full.
 
+    Args:
+        schedule: name of the schedule.
+        stages: number of stages of the model, over all `pp` ranks.
+        micro_batches: number of micro-batches of the replica in a step.
+
     Returns:
         [rank] -> moments, each with a number for every stage of the rank. A moment is left out if another one has at
         least as many micro-batches in every stage.

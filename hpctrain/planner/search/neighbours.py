@@ -84,8 +84,9 @@ def _other_dims(space: SearchSpace, best: Prediction, candidate_dims: Sequence[P
 
 
 def _impossible(space: SearchSpace) -> list[Rejected]:
-    """Return a rejected entry for each reason why degrees are impossible, up to `max_impossible` entries. An entry
-    names the degrees with the smallest tp that have its reason.
+    """Return a rejected entry for each reason why degrees of the space are impossible, at most
+    `SearchLimits.max_impossible` entries. Of all degrees with the same reason, an entry names those with the smallest
+    tp.
     """
     first: dict[str, ParallelDims] = {}
     for dims in sorted(space.impossible, key=lambda dims: (dims[2], dims)):

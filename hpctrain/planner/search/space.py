@@ -290,5 +290,6 @@ def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDim
 
 
 def min_devices_used(devices: int) -> int:
-    """Return the fewest devices that a plan uses out of more than `EXHAUSTIVE_DEVICES`, unless it uses only one."""
+    """Return the fewest devices that a tried plan uses out of `devices`, if these are more than `EXHAUSTIVE_DEVICES`.
+    Only plans on one device, and plans with a replica for each sequence of the batch, may use fewer."""
     return devices - devices // IDLE_DIVISOR

@@ -78,7 +78,8 @@ class SearchState:
         return self.best is None or candidate.bound_s < self.best.total
 
     def take(self, prediction: Prediction | None, space: SearchSpace) -> None:
-        """Record a plan of this space as the best one; do nothing if it is the recorded plan."""
+        """Record `prediction` as the best plan and `space` as its space; do nothing if `prediction` is already
+        recorded."""
         if prediction is not self.best:
             self.best, self.winner = prediction, space
 
@@ -97,7 +98,8 @@ class SearchState:
         return self.evaluate(space, option, space.placements(option.dims)[: self.limits.sampled_placements])
 
     def try_variants_of_best(self, sampled: bool) -> None:
-        """Compare the best option with the same option under other schedules and memory options.
+        """Evaluate the best option under other schedules and memory options too. A plan that is faster than the best
+        plan becomes the best plan.
 
         Args:
             sampled: whether to evaluate a few placements of each variant, then all placements of the winner; else all
@@ -221,8 +223,11 @@ class CandidateQueue:
                 self._push(Option(candidate.dims, schedule_spec, candidate.micro_batch), space, candidate.bound_s)
 
     def _any_can_win(self, space: SearchSpace, candidate: UnopenedCandidate, best: Prediction | None) -> bool:
-        """Return False if no schedule of the candidate, except a V-shaped one, could fit the memory and beat the best
-        plan.
+        """Return False if it is certain that no schedule of the candidate, apart from V-shaped ones, fits the memory and
+        beats the best plan. True does not mean that one does.
+
+        Args:
+            best: prediction of the best plan; None if there is no plan yet.
         """
         dims, size = candidate.dims, candidate.micro_batch
         if not space.bounds.any_may_fit(dims, size):

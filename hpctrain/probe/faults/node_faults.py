@@ -223,8 +223,8 @@ def device_faults(nodes: Sequence[Node], types: dict[str, DeviceType], most: flo
 
     Args:
         types: name of a device type -> the type.
-        most: share of the median of a device's type above which the device never counts as slow, whether it is a GPU
-            or a CPU.
+        most: a device never counts as slow if its figures are above this share of the medians of its type, whether it
+            is a GPU or a CPU.
     """
     places = [(node, device) for node in nodes for device in node.devices]
     checked = [fault for check in DEVICE_CHECKS for fault in check(places)]
@@ -314,7 +314,7 @@ def slow_devices(places: NodeDevices, types: dict[str, DeviceType], most: float 
 
     Args:
         types: name of a device type -> the type.
-        most: share of the median above which no device counts as slow, whether it is a GPU or a CPU.
+        most: a device never counts as slow by a figure above this share of the median, whether it is a GPU or a CPU.
     """
     machines = Counter(
         node.host_facts.boot_id for node in {node.id: node for node, _ in places}.values() if node.host_facts

@@ -120,7 +120,8 @@ class ProbeOutcome:
         """Store the results of a round of pairs.
 
         Args:
-            bulk_bytes: least bytes of the transfer in each direction, for the fit of alpha and beta.
+            bulk_bytes: least bytes, in each direction, of the transfer that measured the bandwidth; alpha and beta are
+                fitted with it.
         """
         if len(self.nodes) <= ALL_LINKS_MAX_NODES:
             self.pairs += results

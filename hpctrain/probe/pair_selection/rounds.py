@@ -320,10 +320,13 @@ def retested_links(
 
 
 def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, turn: int) -> list[Pair]:
-    """Return a pair (suspect, partner) for each suspect in `some`, and good pairs of the remaining nodes for
-    comparison.
+    """Return the pairs of a round: (suspect, partner) for each suspect, and pairs of the remaining good nodes for
+    comparison. A suspect for which no good node is left gets no pair.
 
     Args:
+        some: suspects of the round.
+        good: nodes that are no suspects; each is in one pair at most.
+        tree: known switches; a partner below the suspect's leaf switch is preferred.
         turn: 0 for the rounds with each suspect's first partner, 1 for those with the second.
     """
     free = list(good)

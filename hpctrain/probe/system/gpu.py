@@ -251,8 +251,8 @@ def _folder(address: str, sysfs: Path) -> Path:
 
 
 def _root(path: Path) -> Path:
-    """Return the host bridge above the device, as /sys/devices/pci0000:4c. Two devices below one host bridge need not
-    share a switch."""
+    """Return the host bridge above a device, as /sys/devices/pci0000:4c; `path` is the device's folder in sysfs. Two
+    devices below one host bridge need not share a switch."""
     return next((parent for parent in path.parents if parent.name.startswith("pci")), path.parent)
 
 
