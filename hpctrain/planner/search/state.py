@@ -223,8 +223,8 @@ class CandidateQueue:
                 self._push(Option(candidate.dims, schedule_spec, candidate.micro_batch), space, candidate.bound_s)
 
     def _any_can_win(self, space: SearchSpace, candidate: UnopenedCandidate, best: Prediction | None) -> bool:
-        """Return False if it is certain that no schedule of the candidate, apart from V-shaped ones, fits the memory and
-        beats the best plan. True does not mean that one does.
+        """Return False if it is certain that no schedule of the candidate, apart from V-shaped ones, fits the memory
+        and beats the best plan. True does not mean that one does.
 
         Args:
             best: prediction of the best plan; None if there is no plan yet.
