@@ -40,7 +40,7 @@ class Proposal:
     """The generation before; None for the first."""
     reason: str
     failures: int
-    """Generations in a row that failed without a new checkpoint, the last one included."""
+    """Number of failed generations in a row, as `failures` of `hpctrain.agent.decide` counts them."""
     proposer: str
     """Incarnation of the agent that proposes."""
 
@@ -284,7 +284,12 @@ class Agent:
         )  # fmt: skip
 
     def _note_members(self, record: Generation, left_out: Mapping[str, str]) -> None:
-        """Write an event for each node that has left or come back since the previous generation."""
+        """Write an event for each node that has left or come back since the previous generation.
+
+        Args:
+            record: the next generation.
+            left_out: living node that is no member of the next generation -> the reason.
+        """
         last = self._state.record
         before = set(self._place.nodes) if last is None else {member.node for member in last.members}
         now = {member.node for member in record.members}

@@ -162,8 +162,8 @@ def alive(now: float, peer: PeerView, limits: DecisionLimits) -> bool:
 
 
 def failures(view: AgentView) -> int:
-    """Return how many generations in a row have failed without a new checkpoint, the last one included; 0 before the
-    first generation. A new checkpoint restarts the count at 1."""
+    """Return how many generations in a row have failed. The count begins, with 1, at the last generation that left a
+    new checkpoint; 0 before the first generation."""
     if view.record is None:
         return 0
     return 1 if is_new_checkpoint(view.record.restore, view.checkpoint) else view.record.failures + 1

@@ -25,6 +25,7 @@ class WorkerActivity(NamedTuple):
     place: ShortText
     """The worker's device, written 'node:device'."""
     step: Annotated[int, Field(ge=0)]
+    """Number of the optimizer step under way, from 1; 0 before the first."""
     operation: ShortText
     """The worker's operation in words: 'forward stage 1 mb 3'."""
     waits: bool

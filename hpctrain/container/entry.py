@@ -244,7 +244,8 @@ def check_binds(binds: Iterable[str]) -> None:
 
 
 def program_binds() -> list[Bind]:
-    """Return the binds of hpctrain's own code and of the packages beside it."""
+    """Return the binds of hpctrain's own code and of the folder in which this Python's packages are installed
+    (site-packages)."""
     package = Path(hpctrain.__file__).resolve().parent
     packages = Path(sysconfig.get_path("purelib"))
     return [

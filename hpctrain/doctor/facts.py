@@ -121,6 +121,7 @@ class LocalDisk:
 
     path: Path
     kind: str
+    """Type of the file system, such as ext4; '' if it is not known."""
     free_bytes: int
 
 

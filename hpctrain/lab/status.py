@@ -117,10 +117,14 @@ class LabStatus:
     """The present state of the lab: whether its controller runs, its nodes and its jobs."""
 
     folder: str
+    """Path of the lab's state folder."""
     slurm_conf: str
+    """Path of the lab's slurm.conf."""
     controller: bool
+    """Whether slurmctld runs."""
     nodes: tuple[NodeStatus, ...]
     jobs: list[dict[str, Any]]
+    """The jobs in the queue, as `parse_jobs` returns them; [] if slurmctld does not run."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values; fields of a node that are None are left out."""

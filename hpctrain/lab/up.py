@@ -297,7 +297,7 @@ def clear(machine: Machine, folder: Path) -> Leftovers:
     """Remove every lab of this machine, and return the parts that existed.
 
     Args:
-        folder: state folder to search, besides the one that the lab's interface names.
+        folder: state folder to search, besides the one that the alias of a lab's network interface names.
 
     Raises:
         CommandError: a part cannot be removed.

@@ -88,6 +88,7 @@ class ResumedRun:
     run: Run
     """The run with its new settings."""
     spec: Spec
+    """The run's model."""
     count: int
     """Number of virtual nodes."""
 

@@ -62,8 +62,8 @@ def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[s
 
 
 def is_job_script_alive(folder: Path, attempt: int) -> bool:
-    """Whether the job script of an attempt has recorded that it has seen the end of the run; it then ends the job
-    itself."""
+    """Whether the job script of an attempt has recorded that it has seen the end of the run. If it has, the script ends
+    the job, and no task has to."""
     # The folder is listed, as a parallel file system may cache for a while that a name does not exist.
     return any(path.name == f"{attempt}.seen" for path in (folder / EXIT_MARKERS_FOLDER).iterdir())
 

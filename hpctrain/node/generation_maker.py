@@ -124,7 +124,12 @@ class GenerationMaker:
         return not set(self._topology().verdict.exclude).isdisjoint(Plan.read(given, owned=True).nodes)
 
     def _plan_from_folder(self, path: Path, nodes: list[str], pending: _PendingEvents) -> Plan:
-        """Return the plan at `path` in the run folder. The plan is checked, because a person may have edited it."""
+        """Return the plan at `path` in the run folder. The plan is checked, because a person may have edited it.
+
+        Args:
+            nodes: nodes of the proposed generation; the plan may use no others.
+            pending: gets the event about the plan.
+        """
         plan = Plan.read(path, owned=True)
         check_plan(plan, self.run, self.run.spec(), nodes, str(path))
         check_devices(plan, self._topology(), str(path))

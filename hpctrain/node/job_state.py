@@ -78,9 +78,10 @@ def read_run_state(folder: RunFolder, run: Run, job: str | None, slurm: Slurm) -
 
 
 def job_info(job: str | None, slurm: Slurm) -> JobInfo | None:
-    """Return what Slurm, or else its accounting, knows of an earlier job of the run; None if neither knows the job.
+    """Return what Slurm, or else its accounting, knows of an earlier job of the run; None if neither knows the job
+    or answers.
 
-    For the job of this process it returns None too, because Slurm knows no end of it yet.
+    The result is None, too, if `job` is None, or if it is the job of this process, whose end Slurm cannot know yet.
     """
     if job is None or job == os.environ.get("SLURM_JOB_ID"):
         return None

@@ -205,7 +205,9 @@ class StageCounters:
     gradients are summed during the backward pass, waits for a sum whose buffer the next sum needs are included.
     """
     forwards: int = 0
+    """Number of forwards of a micro-batch."""
     sent_bytes: int = 0
+    """Bytes of stage messages that this rank sent, after compression."""
     sharding_bytes: int = 0
     """Bytes that this rank sent to gather sharded weights and to sum gradients into shards."""
 

@@ -101,7 +101,7 @@ class SearchLimits:
     bound_tolerance: float = 1e-3
     """Width of the interval at which the bisection for a bound ends, as a share of the interval's upper end."""
     max_doublings: int = 12
-    """Number of times, each twice as long as the one before, that a bound checks in search of a feasible step time."""
+    """Number of step times that a bound tries in search of a feasible one; each is twice as long as the one before."""
     max_windows: int = 10
     """Largest number of windows of a knapsack bound. A window is a range of values of the largest number of
     micro-batches of any replica.

@@ -68,8 +68,8 @@ class _Fault:
         self._deadline = time.monotonic() + LIMIT_S
 
     def tick(self) -> None:
-        """Read the run's metrics and events, then kill the worker or stop the run if it is time. Called again and
-        again while the run goes on."""
+        """Read the run's metrics and events. Kill a worker once step `KILL_AT` is done, stop the run once it has
+        recovered, and kill the run after `LIMIT_S` seconds. Called again and again while the run goes on."""
         folder = self._job.folder.path
         if self.seconds is not None:
             return

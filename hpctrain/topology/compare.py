@@ -54,7 +54,7 @@ class Difference:
 
     @property
     def ratio(self) -> float | None:
-        """Return the later value divided by the earlier one; None if a value is absent or no figure, or if the earlier
+        """Return the later value divided by the earlier one; None if a value is absent or is a text, or if the earlier
         value is 0."""
         before, after = self.before, self.after
         if isinstance(before, str) or isinstance(after, str) or not before or after is None:

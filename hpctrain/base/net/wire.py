@@ -245,7 +245,8 @@ class Watch:
                 self._selector.unregister(file)
 
     def wait(self, seconds: float) -> None:
-        """Return when something happens on a watched file, at the latest after `seconds` seconds."""
+        """Return when a watched socket or channel is ready for one of the events given to `add`, at the latest after
+        `seconds` seconds."""
         self._selector.select(seconds)
 
     def close(self) -> None:

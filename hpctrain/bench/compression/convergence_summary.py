@@ -33,12 +33,13 @@ FIRST_SHOWN = 0.05
 
 @dataclass(frozen=True)
 class Band:
-    """A mean over seeds with the half width of its 95 % confidence interval."""
+    """The mean of one figure of a method over its seeds, with the half width of the mean's 95 % confidence interval."""
 
     mean: float
     half_width: float | None
     """Half width of the 95 % interval of the mean, by Student's t; None with a single seed."""
     seeds: int
+    """Number of seeds."""
 
 
 @dataclass(frozen=True)

@@ -69,13 +69,14 @@ def header_factor(counter: Counter, repeats: int = 3) -> float:
 
 
 class StepSample(NamedTuple):
-    """The measurements of one step of a method in this process. `interface_bytes` counts all that the node's interface
-    sent, `counted_bytes` the payload by the method's own count."""
+    """The measurements of one step of a method in this process: wall time, processor time of this process, and the
+    bytes sent, by the network interface's count and by the method's own count."""
 
     wall_s: float
     cpu_s: float
     interface_bytes: float
-    """Bytes that the node's network interface sent in the step."""
+    """Bytes, headers included, that the node's network interface sent in the step; on a loopback, this process's equal
+    part of them."""
     counted_bytes: int | None
     """Payload bytes that this rank sent, by the method's own count; None where the method does not count."""
 
@@ -175,7 +176,8 @@ def main(folder: Path, rank: int) -> None:
     """Join the process group, measure all methods, and on rank 0 write the result.
 
     Args:
-        folder: folder of the launch, with its file, the corpus and the file through which the processes meet.
+        folder: folder of the launch, with the file that `LaunchSpec` reads, the corpus, and the file through which
+            the processes meet.
     """
     scene = LaunchSpec.read(folder)
     # Set before torch opens a connection; without it, gloo resolves the host's name.

@@ -250,7 +250,10 @@ class SendCounts:
         """
 
     def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:
-        """End a step, after all its gradients were observed. Collective in the steps that complete a variance profile.
+        """End a step, after all its gradients were observed.
+
+        With mode adaptive, the call is collective in the steps that complete a variance profile, which is the variance
+        of each tensor's gradients over some steps.
 
         Args:
             step: number of the step, counted from 1.

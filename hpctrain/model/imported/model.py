@@ -133,7 +133,8 @@ def _find(name: str) -> Any:
 
 
 def _searched() -> str:
-    """Return the module search path as text, without the folders of the Python installation."""
+    """Return the module search path as text: its first five folders outside the Python installation, then the words
+    'the installed packages'."""
     installed = (sys.prefix, sys.base_prefix)
     named = [path for path in sys.path if not path.startswith(installed)]
     return ", ".join([*named[:5], "the installed packages"])

@@ -26,7 +26,8 @@ class ModuleTimes:
     """Seconds that splitting a block's backward into I and W adds."""
 
     def whole_model(self, layers: int) -> float:
-        """Return the seconds of forward and backward of a model with `layers` blocks, for one micro-batch."""
+        """Return the seconds of forward and backward of a whole model with `layers` blocks on one tensor-parallel
+        group, for one micro-batch."""
         return layers * (sum(self.block) + sum(self.block_tp)) + sum(self.embedding) + sum(self.head)
 
 

@@ -304,8 +304,8 @@ def _predicted(scene: CostedLayout) -> list[float]:
 
 
 def _solve(predicted: Callable[[float], float], measured: float) -> tuple[float, str]:
-    """Return the factor at which the prediction equals the measurement, and a remark; the remark is empty unless the
-    factor was limited to the allowed range.
+    """Return the factor at which the prediction equals the measurement, and a remark. A factor outside `LEAST_FACTOR`
+    to `LARGEST_FACTOR` is set to the nearer limit, and the remark says so; otherwise the remark is empty.
 
     Args:
         predicted: predicted seconds as a function of the factor; the function never falls.

@@ -24,7 +24,7 @@ def rejected_neighbours(space: SearchSpace, best: Prediction, candidate_dims: Se
     topology's order, each with the reason why it lost.
 
     Args:
-        candidate_dims: the degrees that can run.
+        candidate_dims: the degrees that the search tried, as `SearchSpace.candidate_dims` lists them.
     """
     rejected = _other_dims(space, best, candidate_dims) + _impossible(space)
     placement, option = best.layout.placement, best.layout.option

@@ -33,7 +33,8 @@ class SearchResult(NamedTuple):
     bound_s: float
     """Seconds that no plan of the space beats, whatever its memory options."""
     ended: bool
-    """False if options that could still win were skipped because patience ran out."""
+    """False if options that could still win were skipped because too many options in a row gave no better plan (the
+    patience in `SearchLimits`)."""
 
 
 class ChosenPlan(NamedTuple):
@@ -164,7 +165,9 @@ class Candidate(NamedTuple):
     """
 
     priority_s: float
+    """`bound_s`, plus the time of the pipeline bubble on at most `EXHAUSTIVE_DEVICES` devices."""
     number: int
+    """Position in the order in which candidates were put into the queue."""
     bound_s: float
     option: Option
     space: SearchSpace

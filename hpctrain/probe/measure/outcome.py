@@ -87,18 +87,22 @@ class ProbeOutcome:
 
     nodes: list[str]
     joined: dict[str, JoinedNode] = field(default_factory=dict)
+    """Node -> what the node reported when it joined."""
     lost: dict[str, str] = field(default_factory=dict)
     """Lost node -> what it did not answer, or why its connection closed."""
     pairs: list[PairResult] = field(default_factory=list)
     """All measured pairs, with up to `ALL_LINKS_MAX_NODES` nodes. Empty with more nodes; `matrix` then has their
     figures."""
     contention: list[ContentionRound] = field(default_factory=list)
+    """The rounds that show oversubscription."""
     retests: list[PairResult] = field(default_factory=list)
     """Measurements of suspects with good partners, and of good pairs to compare with, in quiet rounds."""
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     """Pair of living nodes that tried to measure and failed -> the reason."""
     devices: dict[str, DeviceReport] = field(default_factory=dict)
+    """Node -> the figures of its devices."""
     devices_failed: dict[str, str] = field(default_factory=dict)
+    """Node whose devices were not measured -> the reason."""
     backend: dict[tuple[str, str], tuple[str, BackendFigures]] = field(default_factory=dict)
     """(sending node, receiving node) -> (name of the training backend, figures of messages over it)."""
     backend_failed: dict[str, str] = field(default_factory=dict)
@@ -108,6 +112,7 @@ class ProbeOutcome:
     rounds_done: int = 0
     rounds_planned: int = 0
     wall_s: float = 0.0
+    """Seconds since the probe began."""
     _first: list[PairResult] = field(default_factory=list)
     _matrix: PairMatrix | None = None
 

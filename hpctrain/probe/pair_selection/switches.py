@@ -272,8 +272,8 @@ def near_limit(latency: Floats) -> float | None:
 
 
 def next_round(groups: SwitchGroups, rng: random.Random) -> list[Pair]:
-    """Return a round of pairs between groups that were not compared often enough, one pair for each two groups; empty
-    when all groups were."""
+    """Return a round with one pair of nodes for each two groups between which fewer than `COMPARISONS` pairs were
+    measured, as far as free nodes are left. The list is empty when there are no such groups."""
     unknown = groups.unknown()
     order: list[int] = np.flatnonzero(unknown.any(axis=1)).tolist()
     rng.shuffle(order)

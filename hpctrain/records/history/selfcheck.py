@@ -38,6 +38,7 @@ class CheckResult(Document):
     figure: str = ""
     """What was measured, with its unit."""
     expected: str = ""
+    """What a right result is, in words: 'a falling loss', '≤ 0.01'."""
     verdict: PathVerdict = "ok"
     losses: list[float] = []
     """Losses of the steps, for a check that is the reference of others."""

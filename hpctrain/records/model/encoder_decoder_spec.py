@@ -221,8 +221,8 @@ class EncoderDecoderSpec(TransformerSpec):
         return 6.0 * seq_len * self.dim, 9.0 * self.target_length(seq_len) * self.dim
 
     def _split(self, seq_len: int, gated: int = 4) -> tuple[float, float]:
-        """Return the number of values that attention and feed-forward layer keep for one sequence: (in an encoder
-        block, in a decoder block).
+        """Return the number of values that attention and feed-forward layer keep for the backward pass of one sequence:
+        (in an encoder block, in a decoder block). Tensor parallelism splits these values.
 
         Args:
             gated: tensors of width `hidden` that a gated feed-forward layer keeps; a feed-forward layer with ReLU keeps
@@ -235,8 +235,8 @@ class EncoderDecoderSpec(TransformerSpec):
         return encoder, decoder
 
     def _saved_values(self, seq_len: int) -> tuple[float, float]:
-        """Return the number of values that a whole block, without tensor parallelism, keeps for one sequence: (in an
-        encoder block, in a decoder block)."""
+        """Return the number of values that a whole block, without tensor parallelism, keeps for the backward pass of
+        one sequence: (in an encoder block, in a decoder block)."""
         whole, split = self._whole(seq_len), self._split(seq_len)
         return whole[0] + split[0], whole[1] + split[1]
 

@@ -110,8 +110,8 @@ class ImportedSpec(BlockStack):
         return int(self._sequences(sequences, seq_len) * saved * bytes_per_value / 4)
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """Return the part of `activation_bytes` that tensor parallelism does not split, so that each device holds it
-        whole."""
+        """Return the bytes of a block's activations that tensor parallelism does not split, for a micro-batch of
+        `sequences` sequences. Each device holds these activations whole."""
         whole = self.block_sizes.activation_bytes - self.split_activation_bytes
         return int(self._sequences(sequences, seq_len) * whole * bytes_per_value / 4)
 

@@ -77,8 +77,9 @@ def check_attention(order: CheckOrder) -> CheckResult:
 
 
 def _attention_error(device: torch.device, dtype: torch.dtype, kernel: SDPBackend) -> float | None:
-    """Return the largest difference of output and gradients from fp64, as a share of the largest value in fp64; None
-    if the kernel does not run on this device."""
+    """Return the error of causal attention by `kernel` in `dtype`, compared with attention in fp64: the largest
+    difference in the output or a gradient, as a share of that tensor's largest value in fp64. None if the kernel does
+    not run on this device."""
     generator = torch.Generator(device).manual_seed(1)
     shape = (2, 4, 256, 64)
     tensors = [torch.randn(shape, device=device, generator=generator).to(dtype) for _ in range(3)]

@@ -98,7 +98,8 @@ def matmul_flops(
 
 
 def copy_bytes_per_s(timer: DeviceTimer, limit_s: float = COPY_S) -> float:
-    """Return bytes read plus bytes written per second, in copies larger than any cache."""
+    """Return bytes read plus bytes written per second, in copies larger than any cache, repeated for `limit_s`
+    seconds."""
     device = timer.device
     size = 64 * 2**20 if device.type == "cpu" else min(2**30, torch.cuda.mem_get_info(device)[0] // 8)
     source = torch.ones(size, dtype=torch.uint8, device=device)
