@@ -278,7 +278,8 @@ def read_dockerfile(path: Path) -> Dockerfile:
 
 
 def _instructions(text: str) -> list[tuple[int, str, str]]:
-    """Return (line number, instruction in capitals, whole instruction in one line) for each instruction."""
+    """Return (line number, name of the instruction in capitals, whole instruction in one line) for each instruction in
+    the text of a Dockerfile."""
     instructions: list[tuple[int, str, str]] = []
     start, parts = 0, [""]
     for number, line in enumerate(text.splitlines(), start=1):

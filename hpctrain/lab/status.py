@@ -103,9 +103,12 @@ class NodeStatus:
     processes: int
     link_up: bool
     out_bits_per_s: float | None
+    """Rate to which the node's sending is limited, in bits per second; None: no limit."""
     in_bits_per_s: float | None
+    """Rate to which the node's receiving is limited, in bits per second; None: no limit."""
     cut_from: list[str]
     cpu_share: float | None
+    """CPU time that all processes of the node may use together, in cores; None: no limit."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values, without those that are None."""

@@ -153,7 +153,7 @@ class Parent:
         self._started = _started(pid)
 
     def is_gone(self) -> bool:
-        """Whether the process has ended, before this object was made or since."""
+        """Whether the parent process has ended, before this object was made or since."""
         return self._started is None or _started(self._pid) != self._started
 
 

@@ -163,8 +163,8 @@ class _AllGather(DefaultAllGather):
 
 @dataclass(eq=False)
 class _ReduceScatter(DefaultReduceScatter):
-    """The reduce-scatter within a shard group, with its bytes counted; torch's all-reduce between shard groups follows
-    at once.
+    """The reduce-scatter within a shard group, with its bytes counted. If there are several shard groups and
+    `sums_replicate_axis` says so, torch's all-reduce between them follows at once, and its bytes are counted here too.
 
     Args:
         count: called with the bytes that this rank sends.

@@ -79,7 +79,8 @@ def make_plan(
         profile: factors on the cost model's constants from measured steps; None: the package's constants.
 
     Raises:
-        RefusedError: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints.
+        RefusedError: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints of the
+            request's objective.
         InputError: the run file asks for something impossible, or the topology or the objective lacks a figure.
     """
     if previous is not None and previous.layers != spec.layers:

@@ -108,7 +108,8 @@ def checkpoint_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None
 
 
 def _checkpoint_bytes(run: Run, spec: Spec, plan: Plan | None) -> float:
-    """Return the predicted bytes of one checkpoint. Without a plan, the compression state of one replica is counted."""
+    """Return the predicted bytes of one checkpoint. The compression state counts once for each shard group of the plan
+    (without sharding, for each replica), or once if there is no plan."""
     copies = 1 if plan is None else plan.dp // plan.shards
     codec = run.compression if plan is None else plan.codec
     codec_state = 0.0

@@ -89,7 +89,8 @@ class NodeCheck:
         self.tell(result)
 
     def _checked(self, path: CheckedPath, runner: ForkingRunner) -> PathResult:
-        """Run the processes of a path and return its row; left out if the path's reference has no losses."""
+        """Run the processes of a path and return the path's row. If the reference path has no losses to compare with,
+        run nothing and return a row with the verdict 'left out'."""
         if path.reference is not None and path.reference not in self._losses:
             return _left_out(LeftOut(path.name, f"'{path.reference}' failed, with which it is compared"))
         return self._timed(path.name, path.next_step, lambda folder: self._run_processes(path, folder, runner))

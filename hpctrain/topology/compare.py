@@ -63,8 +63,8 @@ class Difference:
 
 
 def differences(before: Topology, after: Topology, tolerance: float) -> list[Difference]:
-    """Return the differences between two topologies, ordered by group. A figure differs if it changed by more than
-    `tolerance` (0.1 is 10 %) of its value in `before`.
+    """Return the differences between two topologies, in the order of their groups (`GROUPS`). A figure differs if it
+    changed by more than `tolerance` (0.1 is 10 %) of its value in `before`.
 
     A node that only one topology has is one difference: its devices and links are not listed.
     """

@@ -108,6 +108,7 @@ class PipelineBenchTrainer:
     micro-batches of one sequence, and every process receives all sequences."""
 
     planned: CodecSpec | None = None
+    """Always None: the planner chooses no codec here."""
 
     def __init__(self, plan: Plan, pipeline: Pipeline, lr: float) -> None:
         self._plan = plan

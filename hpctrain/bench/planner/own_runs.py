@@ -149,10 +149,14 @@ def _errors(rows: Sequence[dict[str, Any]], measured: str, before: str, after: s
 
 
 def _row(trained: Trained, fitted: bool, topology: Topology, profile: CalibrationProfile) -> dict[str, Any]:
-    """Return the measured and the predicted step of a plan, and the errors in percent of the measured figure.
+    """Return a row of the record: a plan's measured and predicted step time and peak memory, and the errors of the
+    predictions in percent of the measured figure.
 
     An error above 0 means that the prediction is too slow or too large. Keys with 'profiled' are predictions with the
-    profile, the others with the package's constants.
+    profile, the other predictions are made with the package's constants.
+
+    Args:
+        fitted: whether the profile was fitted to this run.
     """
     usual_s, usual_bytes = _predicted(trained, topology, None)
     profiled_s, profiled_bytes = _predicted(trained, topology, profile)

@@ -225,8 +225,8 @@ class SendCounts:
         return None if step <= self._warmup_steps else counts([1 - self._density] * len(sizes), sizes)
 
     def agree(self, step: int, device: torch.device) -> int:
-        """Return the step from which all ranks continue, because they may have loaded different states. Collective over
-        the group.
+        """Return the number of done steps from which all ranks continue. It is at most the smallest `step` of any rank,
+        because ranks may have loaded different states. Collective over the group.
 
         Args:
             step: number of steps done, as this rank loaded it.

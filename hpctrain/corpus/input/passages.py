@@ -37,8 +37,8 @@ class Passage:
 
 
 def passage_bytes(total_bytes: int, valid_fraction: float) -> int:
-    """Return the size in bytes at which documents are cut: a quarter of the validation part's size, within
-    PASSAGE_BYTES. The validation part then comes out right within about one passage, a quarter of its size."""
+    """Return the size in bytes at which documents are cut: a quarter of the validation part's size, within the limits
+    PASSAGE_BYTES. The validation part then has its wanted size within about one passage."""
     return int(min(max(total_bytes * valid_fraction / 4, PASSAGE_BYTES[0]), PASSAGE_BYTES[1]))
 
 

@@ -160,6 +160,7 @@ class SourceWork:
     scans: list[UnitScan] = field(default_factory=list)
     """Scans of the units in their order: of all units, or of the first ones if the limit of bytes was reached."""
     scan_tasks: list[ScanTask] = field(default_factory=list)
+    """The tasks that made `scans`, in the same order."""
     skipped: SkippedList = field(default_factory=SkippedList)
     """The source's files and records that were skipped."""
 

@@ -52,6 +52,7 @@ class UnitScan:
     skipped_not_text: int = 0
     """Number of files that are binary or not UTF-8."""
     skipped_unreadable: int = 0
+    """Number of whole text files that cannot be read, among them damaged compressed ones."""
     skipped_bad: int = 0
     """Number of skipped records, plus one for each damaged file of records."""
     damaged_files: int = 0

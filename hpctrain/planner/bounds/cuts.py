@@ -181,9 +181,9 @@ class ReplicaFinish:
         """Return [replica] -> a bound in seconds for schedules with one stage a rank and whole backwards: the largest
         of three.
 
-        The first counts what comes before a rank's first forward and after its last backward. The second counts a whole
-        pass and all else that the rank does. The third, for 1f1b only, counts round trips from each rank to the last
-        one.
+        The first counts what comes before a rank's first forward and after its last backward. The second counts one
+        micro-batch's pass through the pipeline and back, and those actions of the rank that cannot overlap it. The
+        third, for 1f1b only, counts round trips from each rank to the last one.
 
         Args:
             at: indices of the replicas.

@@ -70,11 +70,13 @@ class CostConstants:
     whole gradient and adds it up.
     """
     embedding_ops: ForwardBackward
+    """Operations of the embedding."""
     head_ops: ForwardBackward
     """Operations of the last norm, the head and the loss."""
     action_ops: float
     """Operations that the schedule's executor adds to each forward or backward of a stage."""
     optimizer: UpdateCost
+    """The update of parameters that neither sharding nor tensor parallelism splits."""
     sharded_optimizer: UpdateCost
     """The update of sharded state, for which torch uses another AdamW."""
     split_optimizer: UpdateCost

@@ -64,6 +64,7 @@ class DevicePool:
     """The usable devices in the topology's order, so the devices of a node are consecutive."""
     links: Links
     notes: tuple[str, ...] = ()
+    """Sentences for the plan: which nodes and devices were left out, and which figures were not measured."""
     profile: CalibrationProfile | None = None
     """Factors from measured steps; `make_device_pool` has already applied them to devices and links."""
 

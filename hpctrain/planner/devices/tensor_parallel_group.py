@@ -18,14 +18,18 @@ SPEED_TOLERANCE = 0.15
 class GroupSpec(NamedTuple):
     """The figures that decide a tensor-parallel group's times and memory, except for the links between its devices.
 
-    Each figure is that of the group's slowest or smallest device.
+    Each of the speeds, times and sizes is that of the group's slowest or smallest device.
     """
 
     kind: str
+    """Kind of the devices: cpu or cuda."""
     type: str
+    """Model of the first device, as the topology names it."""
     tp: int
     flops: float
+    """Sustained FLOP/s at the run's precision."""
     bytes_per_s: float
+    """Memory bandwidth."""
     launch_s: float
     memory_bytes: float
     codec_s: CodecSeconds | None

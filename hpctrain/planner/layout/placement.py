@@ -41,7 +41,8 @@ def placements(
     dp: int,
     message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
 ) -> tuple[list[Placement], bool]:
-    """Return placements of pp × dp tensor-parallel groups, and whether no other placement is left.
+    """Return (placements of pp × dp tensor-parallel groups, whether these are all). If there are too many, only likely
+    ones are returned.
 
     Groups of one class are interchangeable, and so are replicas. Of placements that differ only by an exchange of
     groups of one class or of replicas, one counts.

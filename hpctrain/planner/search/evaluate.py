@@ -185,14 +185,14 @@ def _moved(counts: tuple[int, ...], giver: int, taker: int) -> tuple[int, ...]:
 
 
 def cut_at_seam(cost: CostModel, best: Prediction, max_slowdown: float) -> Prediction:
-    """Return the plan with its nearest cut moved to the seam, or the plan as it is.
+    """Return the plan `best` with one cut, the nearest to the seam, moved to the seam; or `best` as it is.
 
-    The cut moves only if the new layout fits the memory and its step is hardly longer. The seam is where the decoder of
-    an encoder-decoder begins. The cost model gives the messages of all cuts the size of the largest, so it does not see
-    that messages at the seam are smaller.
+    The seam is where the decoder of an encoder-decoder begins. The cut moves only if the new layout fits the memory and
+    its step is at most `max_slowdown` longer. The cost model gives the messages of all cuts the size of the largest, so
+    it does not see that messages at the seam are smaller.
 
     Args:
-        max_slowdown: share of the step's time that the cut at the seam may cost.
+        max_slowdown: largest allowed increase of the step's time, as a share of the time of `best`.
     """
     seam, blocks = cost.work.spec.preferred_cut, best.layout.blocks
     if seam is None or len(blocks) == 1:

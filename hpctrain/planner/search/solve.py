@@ -79,7 +79,8 @@ def solve(space: SearchSpace, solver: Solver) -> ChosenPlan:
 
 
 def _leanest(plain: SearchSpace) -> SearchSpace:
-    """Return the space with the memory options that need the least memory among those with which some degrees can run.
+    """Return the space with the memory options that need the least memory among those with which some degrees can run;
+    `plain` itself if the run file gives the degrees, or if no degrees can run.
 
     Args:
         plain: the space with the memory options of the run file.

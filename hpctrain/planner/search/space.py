@@ -170,8 +170,9 @@ class OptionBounds:
         return self._closed_form(option.dims.tp, option.micro_batch).step_s(option)
 
     def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:
-        """Return placements that may finish within `limit_s` seconds by the knapsack bound. The list is empty if the
-        bound excludes all placements.
+        """Return up to two placements that may finish within `limit_s` seconds: those with the mixtures of classes that
+        the knapsack bound finds for this limit. The list is empty if the bound excludes all placements, or if the
+        found ones cannot be sharded as the run file asks.
         """
         mixtures = knapsack_bound.mixtures_by(limit_s)
         if mixtures is None:

@@ -230,7 +230,7 @@ def _stage_durations(
 
 
 def _collectives_s(layout: Layout, times: ShardCollectiveTimes) -> float:
-    """Return the seconds of a stage's ZeRO collectives in one micro-batch."""
+    """Return the seconds that a micro-batch's forward and backward pass wait for a stage's ZeRO collectives."""
     forward, backward, inputs, weights = times.per_micro_batch(layout.memory_options.zero)
     return forward + (inputs + weights if layout.schedule in SPLIT_BACKWARD_SCHEDULES else backward)
 
@@ -282,7 +282,8 @@ def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCo
 
 
 def overlapped_s(cost: CostModel, layout: Layout, wire_s: float) -> float:
-    """Return the seconds of an all-reduce's messages that overlap the replica's last backward; 0 with several stages.
+    """Return the seconds of an all-reduce's messages that overlap the backward pass of a replica's last micro-batch; 0
+    where `overlapped_share` is 0, as with several stages.
 
     Args:
         wire_s: seconds of the all-reduce's messages.

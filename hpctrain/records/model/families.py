@@ -74,7 +74,7 @@ class _EqualBlocks(TransformerSpec):
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Return the bytes of the results of a block's matrix products and attention, on one of `tp` devices, for a
         micro-batch. Selective recomputation keeps these results. Each device holds the whole outputs of the two
-        projections into the residual stream (2·`dim` numbers per token)."""
+        projections into the residual stream, of attention and feed-forward (2·`dim` numbers per token)."""
         _, results = self.split_values()
         return int(sequences * seq_len * bytes_per_value * (2 * self.dim + results / tp))
 

@@ -59,7 +59,7 @@ class ImportedSpec(BlockStack):
     split_parameters: int = Field(default=0, ge=0)
     """Parameters of a block that tensor parallelism splits."""
     split_activation_bytes: int = Field(default=0, ge=0)
-    """Bytes of a block's activations that tensor parallelism splits."""
+    """Bytes, in fp32 and for one sequence, of those activations of a block that tensor parallelism splits."""
     tensor_parallel_degrees: list[int] = []
     """Values of `tp` for which hpctrain tested that a split block computes the same as a whole one."""
     tied: bool = False

@@ -39,8 +39,8 @@ CHECKS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run the check that ORDER names, let rank 0 write the result, and return 0. OMP_NUM_THREADS sets torch's number
-    of threads."""
+    """Run the check that the first of `argv` names (a `CheckOrder` as JSON), let rank 0 write the result, and return 0.
+    The environment variable OMP_NUM_THREADS sets torch's number of threads."""
     order = CheckOrder.from_json(json.loads(argv[0]), "order")
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
