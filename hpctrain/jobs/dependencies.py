@@ -88,8 +88,8 @@ def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
 
 
 def _run_dependency(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[str], str]:
-    """Return (ids of the jobs after which the run in `folder` has ended, a line that says what is waited for). There are
-    no ids if none of that run's jobs waits or runs.
+    """Return (ids of the jobs after which the run in `folder` has ended, a line that says what is waited for). No ids
+    are returned if none of that run's jobs waits or runs.
 
     If any end counts, the run's successors are among the jobs: otherwise, if Slurm ended the running job, the waiting
     run would start before its dependency could be changed. If the run has to succeed, successors are left out: a
