@@ -8,11 +8,11 @@ from types import ModuleType
 
 
 def load(module: str) -> ModuleType:
-    """Import a module by its name and return it.
+    """Import a module by its name, with garbage collection off meanwhile, and return it.
 
-    Libraries keep nearly all objects that they make while they load, so garbage collection finds little to free. It
-    would take a fifth of the processor time of loading torch, and nearly as large a share of the start of an hpctrain
-    command.
+    Libraries keep nearly all objects that they make while they load, so garbage collection finds little to free.
+    Collection would take a fifth of the processor time of loading torch, and nearly as large a share of the start of an
+    hpctrain command.
     """
     collecting = gc.isenabled()
     gc.disable()

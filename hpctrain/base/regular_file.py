@@ -61,13 +61,14 @@ def read_regular(path: Path | str, limit_bytes: int, *, dir_fd: int | None = Non
 
 
 def read_and_close(descriptor: int, path: Path | str, limit_bytes: int) -> bytes:
-    """Return all bytes of an open file from its current position, at most `limit_bytes`, and close it.
+    """Return all bytes of an open file from its current position on, and close it.
 
     Args:
         path: the file's path, for the error.
+        limit_bytes: most bytes that the file may have.
 
     Raises:
-        FileError: the file has more bytes.
+        FileError: the file has more than `limit_bytes` bytes.
     """
     data = bytearray()
     try:

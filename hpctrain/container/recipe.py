@@ -92,6 +92,7 @@ class ImageRecipe:
     base: Base
     environment: Environment
     lock: list[str]
+    """NAME==VERSION of every package that hpctrain needs, as installed on this machine."""
     python: str
     """Version of this machine's Python without the patch number, such as 3.11; packages copied from this machine fit no
     other."""
@@ -104,6 +105,7 @@ class ImageRecipe:
     index: str | None = None
     """URL of a further package index for pip; None: PyPI alone."""
     version: str = __version__
+    """Version of hpctrain."""
 
 
 def inputs_sha256(recipe: ImageRecipe) -> str:

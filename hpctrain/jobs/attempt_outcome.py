@@ -87,10 +87,10 @@ def read_outcome(code: int | None, events: Sequence[Event], finished: bool) -> A
 
 
 def _reason_with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
-    """Return the reason in the last event of the agents; None if there is none.
+    """Return the reason that the agents gave for the attempt's end; None if they gave none.
 
-    If an agent crashed, the crash's error is put before the reason that too few nodes remained, and is the reason if no
-    agent gave one.
+    If an agent crashed, its error is put before the reason that too few nodes remained; without an event `last`, the
+    error is the reason.
 
     Args:
         last: the attempt's last event of kind preempted or failed; None without one.

@@ -37,14 +37,20 @@ class Blueprint:
 
     layout: LabLayout
     control: config_files.CpuController | None
+    """This machine's `cpu` controller; None without one."""
     hosts: str
     """The new text of /etc/hosts."""
     files: tuple[tuple[Path, str], ...]
+    """(path, text) of each file to write."""
     folders: tuple[Path, ...]
     groups: tuple[Path, ...]
+    """Folders of the cgroups that limit nodes to a CPU share, parents first."""
     group_files: tuple[tuple[Path, str], ...]
+    """(path, text) of each cgroup file to write, in order."""
     commands: tuple[Command, ...]
+    """Commands that build namespaces and links."""
     daemons: tuple[Command, ...]
+    """Commands that start munged, slurmctld and each node's slurmd."""
 
     def lines(self) -> list[str]:
         """Return what building the lab would do, as shell lines: folders, files, lines of /etc/hosts, and commands."""

@@ -29,7 +29,8 @@ def main(argv: list[str]) -> int:
     """Replace this process by the command in `argv`; return only by raising an error.
 
     Raises:
-        InputError: others can write to the run folder, no runtime is on the path here, or a path cannot be bound.
+        InputError: others can write to the run folder, no container runtime is on this node's PATH, or a path cannot be
+            bound into the image.
     """
     parser = argparse.ArgumentParser(prog="hpctrain.node enter")
     parser.add_argument("--folder", type=Path, required=True, help="the run folder")
@@ -55,7 +56,8 @@ def command_in_container(
         with_code: whether the command can import the run's copy of your code.
 
     Raises:
-        InputError: no runtime is on the path here, or a path cannot be bound.
+        InputError: no container runtime is on this node's PATH, or a path cannot be
+            bound into the image.
         StorageError: the run folder cannot be written.
     """
     run = run_of(folder)

@@ -80,7 +80,7 @@ def recoveries(events: Sequence[Event]) -> list[FaultRecovery]:
 
 
 def _recovery(faults: Sequence[Event], start: Event | None, end: Event | None) -> FaultRecovery:
-    """Return one recovery.
+    """Return what the report says about one recovery from faults.
 
     Args:
         faults: its faults.

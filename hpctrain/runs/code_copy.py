@@ -83,8 +83,8 @@ def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
 
 
 def omitted_secrets_text(run_folder: Path) -> list[str]:
-    """Return a line for a person that names the files that were not copied because such files usually hold tokens; []
-    if there were none."""
+    """Return a line for a person that names the files of the user's code that were not copied into the run folder,
+    because files of their names usually hold access tokens; [] if all were copied."""
     try:
         names = json.loads(read_owned(run_folder / "code.json")).get("left_out", [])
     except FileNotFoundError:

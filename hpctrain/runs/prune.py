@@ -127,8 +127,8 @@ def superfluous_checkpoints(
 
 
 def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: Callable[[], float]) -> list[str]:
-    """Remove the items while the lock of their run is held, except those of runs that are alive by now; return a line
-    for each of these runs, with the reason.
+    """Remove the items, each with the lock of its run held, except items of runs that are alive by now; return a line
+    for each run that is alive, with the reason.
 
     Args:
         jobs: function that asks Slurm for the jobs of one run folder, because a person may have resubmitted the run

@@ -63,7 +63,8 @@ def interleaved(pp: int, stages: int, micro_batches: int, split: bool) -> Schedu
         pp: number of pipeline ranks.
         stages: number of stages in all, a multiple of `pp`.
         micro_batches: number of micro-batches.
-        split: whether each backward is one for inputs (I) and, on rank r, r backwards later one for weights (W).
+        split: whether each backward is split in two: one for inputs (I), and one for weights (W) that pipeline rank r
+            computes r backwards later.
     """
     return Schedule(tuple(_row(rank, pp, stages // pp, micro_batches, split) for rank in range(pp)))
 

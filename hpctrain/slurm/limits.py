@@ -262,7 +262,7 @@ def _fit(
 
 
 def _key(fit: PartitionFit, request: JobRequest, with_gpus: bool) -> tuple[bool, bool, bool, int, bool, float, str]:
-    """Return the sort key of a fit; the smallest is best.
+    """Return the key by which the partitions that accept a job are sorted; the smallest key is the best partition.
 
     Args:
         with_gpus: whether partitions with GPUs come first; else those without GPUs.

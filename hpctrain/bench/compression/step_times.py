@@ -84,13 +84,13 @@ class LaunchSite:
 
 @contextlib.contextmanager
 def local_site(nodes: int) -> Iterator[LaunchSite]:
-    """Yield a site of `nodes` processes on this machine, which send over its loopback."""
+    """Yield a launch site: `nodes` processes on this machine, which send over its loopback interface."""
     yield LaunchSite("loopback", LOOPBACK, ((),) * nodes, None)
 
 
 @contextlib.contextmanager
 def lab_site(machine: Machine, layout: LabLayout, nodes: int, rate: str) -> Iterator[LaunchSite]:
-    """Yield a site of the lab's first `nodes` nodes, whose links are shaped to `rate` until the context ends.
+    """Yield a launch site: the lab's first `nodes` nodes, whose links are shaped to `rate` until the context ends.
 
     Raises:
         CommandError: a link cannot be shaped.

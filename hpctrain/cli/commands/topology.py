@@ -125,6 +125,8 @@ def _rescued(folder: Path, output: Path, people: Console) -> Iterator[None]:
 
     Args:
         folder: the probe's temporary folder.
+        output: path of the topology file to write.
+        people: console that tells the user how many rounds were measured.
     """
     try:
         yield

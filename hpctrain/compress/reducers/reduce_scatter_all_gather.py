@@ -160,13 +160,18 @@ class _BucketInFlight:
     """A bucket whose all-to-all or all-gather has begun and not ended."""
 
     number: int
+    """Number of the bucket, counted from 0 in each step."""
     tensors: list[Tensor]
+    """The bucket's gradients."""
     outgoing: Tensor
-    """The messages to all ranks; after the all-gather, the sums of all parts."""
+    """[ranks, bytes of a part], uint8: the messages to all ranks; after the all-gather, the encoded sums of all parts.
+    """
     incoming: Tensor
+    """[ranks, bytes of a part], uint8: all ranks' messages about the part that this rank sums."""
     work: dist.Work
+    """The collective that goes on: the all-to-all, then the all-gather."""
     part: Tensor | None = None
-    """This rank's encoded sums; the reference keeps their memory until they are sent."""
+    """Encoded sums of this rank's part, kept in memory until they are sent; None before the all-gather."""
 
 
 PIECE = 1 << 16

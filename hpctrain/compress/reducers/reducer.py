@@ -56,8 +56,8 @@ class Reducer(StepState, ABC):
         return 0
 
     def before_checkpoint(self) -> None:
-        """Make the replicas' weights equal, which local SGD lets differ between outer syncs. Collective over the
-        replicas.
+        """Make the weights of all replicas equal. Only with local SGD do they differ, between outer syncs;
+        without it nothing is done. Collective over the replicas.
         """
 
 

@@ -162,7 +162,8 @@ class Moments:
         self._squares.zero_()
 
     def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """Return the unfinished variance profile as key -> tensor; empty if no gradient was observed.
+        """Return the unfinished variance profile as key -> tensor: means, squared distances, count of steps. It is
+        empty until each tensor's gradient was observed.
 
         Args:
             positions: for each tensor, the number that names it in the keys, as in 'mean.3'.
@@ -204,10 +205,10 @@ class SendCounts:
     """
 
     def __init__(self, group: dist.ProcessGroup, density: float, warmup_steps: int) -> None:
-        """Set the density.
+        """Set the density and the number of warm-up steps.
 
         Args:
-            group: the ranks.
+            group: the ranks over which gradients are summed.
             density: share of the numbers that is sent, above 0, at most 1.
             warmup_steps: number of first steps that send everything.
         """

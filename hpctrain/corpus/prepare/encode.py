@@ -162,8 +162,8 @@ class EncodeTask:
     """The output folder of the whole command, which errors name."""
 
     def run(self, report: Callable[[int], None]) -> list[Shard]:
-        """Return the token shards of the work unit, after encoding them if they do not exist. `report` is called with
-        numbers of bytes of text that were encoded.
+        """Return the token shards of the work unit, after encoding them if they do not exist. `report` is called
+        with the bytes of text that were encoded since its last call.
 
         Raises:
             HpctrainError: a file changed after it was scanned.

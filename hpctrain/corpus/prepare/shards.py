@@ -191,7 +191,7 @@ def corpora_in(folder: Path) -> list[Path]:
 
 def check_corpus(folder: Path, report: Callable[[int], None]) -> CorpusIndex:
     """Read every file of a corpus folder, compare it with the index, and return the index. `report` is called with
-    numbers of bytes read.
+    the bytes that were read since its last call.
 
     Raises:
         InputError: the folder is no corpus folder.

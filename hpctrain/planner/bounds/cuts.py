@@ -25,9 +25,10 @@ from hpctrain.planner.bounds.unit_counts import UnitClass
 
 
 def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, limit_s: float) -> bool:
-    """Return False if all replicas together cannot end the step's micro-batches within `limit_s` seconds with any cut.
+    """Return False if there is no cut with which all replicas together end the step's micro-batches within `limit_s`
+    seconds.
 
-    The answer is also True if there is only one rank, or if there are too many cuts to enumerate.
+    The result is True without a check if there is only one pipeline rank, or if there are too many cuts to enumerate.
 
     Args:
         caps: [rank, class, blocks] -> the most micro-batches for which a tensor-parallel group has the time and memory.

@@ -224,8 +224,8 @@ class KnapsackBound(RankTimes):
         return np.asarray(caps)
 
     def _windows(self, least: int, most: int) -> list[tuple[int, int]]:
-        """Return ranges (first, last), both included, of numbers of micro-batches that cover `least` to `most`;
-        ranges of small numbers are narrower.
+        """Return ranges (first, last), both included, that together cover `least` to `most`, counts of a replica's
+        micro-batches; ranges of small counts are narrower.
         """
         windows: list[tuple[int, int]] = []
         start, width, limit = least, 0, self.limits.max_windows

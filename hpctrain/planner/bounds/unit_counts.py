@@ -43,7 +43,7 @@ class UnitCounts:
         self.alpha, self.between_beta = cost.links.least()
 
     def least_nodes(self, size: int) -> int:
-        """Return the smallest number of nodes on whose devices `size` tensor-parallel groups lie."""
+        """Return the smallest number of nodes that together hold `size` tensor-parallel groups."""
         return 1 + bisect_left(list(accumulate(self.by_node)), size)
 
     def ring(self, size: int, chunks: int, apart: bool = False) -> tuple[float, float]:
@@ -77,7 +77,9 @@ class UnitClass(NamedTuple):
     number: int
     """Number of tensor-parallel groups of the class."""
     kind: str
+    """Kind of the devices: cuda or cpu."""
     memory_bytes: float
+    """Largest memory of a group in the class."""
     block: ForwardBackward
     """Seconds of a block's forward and backward, including collectives of tensor parallelism."""
     embedding: ForwardBackward

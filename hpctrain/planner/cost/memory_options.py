@@ -110,7 +110,7 @@ def _check_split_backward(given: FixedParallel, run: Run) -> None:
     """Check that no setting of the run prevents torch from splitting the backward into I and W.
 
     With recomputation, torch would compute a block again once for each of its weights: with torch 2.13, the backward
-    for weights of a checkpointed block took eight forwards longer.
+    for weights of a recomputed block took longer by the time of eight forwards of the block.
 
     Raises:
         InputError: recomputation, compilation or a model that cannot split its backward.

@@ -39,7 +39,9 @@ class DeviceSpec:
     memory_bytes: float | None
     """Bytes of memory; None if not measured."""
     bytes_per_s: float
+    """Memory bandwidth."""
     launch_s: float
+    """Launch time: median seconds of one tiny operation."""
     codec_s: CodecSeconds | None = None
     """Seconds per number of each codec; None if not measured."""
 

@@ -86,7 +86,8 @@ class _BestFirstSearch(SearchState):
         return None if self.best is None else self.best.layout.option
 
     def _is_near(self, candidate: Candidate) -> bool:
-        """Return whether an option differs from the best one only in its pipeline ranks, or only in its schedule."""
+        """Return whether the option of a candidate differs from that of the best layout so far only in the number of
+        pipeline ranks, or only in its schedule. A candidate of another space than the best layout's is not near."""
         best, option = self._best_option(), candidate.option
         if best is None or candidate.space is not self.winner:
             return False

@@ -202,10 +202,12 @@ def other_spaces(objective: Objective, run: Run, topology: Topology, whole: Sear
 
 
 def choose(objective: Objective, topology: Topology, spaces: Sequence[SearchSpace], fastest: PlanSearch) -> ChosenPlan:
-    """Return the best of all candidates by the objective; the result lists the others with the reason why they lost.
+    """Return the plan that is best by the objective among the candidates of all spaces; its `rejected` lists the other
+    candidates with the reason why they lost.
 
     Args:
-        spaces: the space of all nodes comes first. Its errors are raised; errors of the others are ignored.
+        spaces: spaces in which plans are searched, the one of all nodes first. Errors of the first are raised; errors
+            of the others are ignored.
         fastest: returns the fastest plan of a space.
 
     Raises:
@@ -290,7 +292,8 @@ def _predictions(
 
 
 def _others(chosen: ChosenPlan, candidate_dims: Sequence[ParallelDims]) -> list[Prediction]:
-    """Return the best plans of other degrees, and of the chosen plan's degrees with other micro-batch sizes."""
+    """Return the best layout of each of the degrees with the smallest bounds, and the best layout of the chosen plan's
+    degrees with each other micro-batch size. Degrees and sizes without a layout are left out."""
     space, best, limits = chosen.space, chosen.best.layout, chosen.space.limits
     others = [
         best_of(space, space.options([dims]), limits.other_dims_patience)

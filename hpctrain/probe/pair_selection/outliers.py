@@ -101,7 +101,11 @@ def is_late(now: RelativePerformance) -> npt.NDArray[np.bool_]:
 
 def suspect_links(matrix: PairMatrix, tree: SwitchTree, now: RelativePerformance, most: int) -> list[tuple[int, int]]:
     """Return up to `most` links as (a, b), node indexes with a < b, the worst first. The bandwidth of each is far below
-    what its two nodes reach with other partners (`LINK_SUSPECT`)."""
+    what its two nodes reach with other partners (`LINK_SUSPECT`).
+
+    Args:
+        now: figures of the nodes by the measurements so far.
+    """
     rate = matrix.rate
     promised = np.minimum(now.sent[:, None], now.received[None, :])
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -26,8 +26,8 @@ class PeerError(Exception):
 
 
 class ProbeListener:
-    """A socket of a probe that listens on an address of this node. A caller that does not know the token is
-    disconnected, and delays no other caller."""
+    """A socket of a probe that listens on an address of this node. A caller that does not know the probe's
+    token is disconnected, and delays no other caller."""
 
     def __init__(self, addr: str, token: str, clock: Clock, peers: int = 1) -> None:
         """Listen on address `addr` only, on a port that the system chooses.

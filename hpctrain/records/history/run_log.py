@@ -54,12 +54,15 @@ class Event(Document):
     time_s: float
     """Seconds since 1970."""
     attempt: int
+    """Number of the attempt."""
     generation: int
+    """Number of the generation; -1 before the first one."""
     node: str
     """Node that wrote the event."""
     reason: str
     """What happened and why, in one sentence."""
     data: dict[str, Any] = {}
+    """Further keys, which depend on `kind`."""
 
 
 def read_events(path: Path, attempt: int | None = None) -> list[Event]:

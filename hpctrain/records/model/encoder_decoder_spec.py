@@ -216,8 +216,8 @@ class EncoderDecoderSpec(TransformerSpec):
         return encoder, decoder + cross
 
     def _whole(self, seq_len: int) -> tuple[float, float]:
-        """Return the number of values that the norms keep for one sequence: (in an encoder block, in a decoder
-        block)."""
+        """Return the number of values that the norms of a block keep for the backward pass of one sequence: (in an
+        encoder block, in a decoder block)."""
         return 6.0 * seq_len * self.dim, 9.0 * self.target_length(seq_len) * self.dim
 
     def _split(self, seq_len: int, gated: int = 4) -> tuple[float, float]:
