@@ -180,8 +180,8 @@ class ForkingRunner(SystemRunner):
         return self._started[-1]
 
     def receive_replies(self, timeout_s: float | None) -> None:
-        """Process the fork server's replies. Wait at most `timeout_s` seconds for the first one (None: without
-        limit)."""
+        """Process the fork server's replies to requests that have no answer yet. Wait at most `timeout_s` seconds for
+        the first reply (None: without limit)."""
         while self._asked and self._has_reply(timeout_s):
             if not self._receive_reply():
                 assert self._server is not None, "orders wait for it alone"

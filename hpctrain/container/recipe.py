@@ -236,8 +236,11 @@ class Dockerfile:
     """The parts of a Dockerfile that go into an Apptainer definition."""
 
     path: str
+    """File name of the Dockerfile."""
     bootstrap: str
+    """The definition's `Bootstrap`, which says what the base is: docker (from a registry), or one of `_LOCAL`."""
     source: str
+    """The definition's `From`: name of the base in a registry, or path of the base."""
     files: list[tuple[str, str]]
     """Pairs (file beside the Dockerfile, path inside the image)."""
     environment: list[str]

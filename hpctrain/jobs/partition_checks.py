@@ -106,11 +106,12 @@ def can_be_preempted(kind: str, partition: Partition, partitions: Sequence[Parti
 
 
 def with_gpu_request(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
-    """Return the run with the number of GPUs that its job requests on each node, and lines for a person that say so.
+    """Return the run with the number of GPUs that its job requests on each node, and lines for a person about a number
+    that the run file leaves out.
 
-    If the run file leaves the number out, it is the largest one for which the cluster has enough nodes. The run is
-    unchanged if it trains on CPUs or its `cluster.sbatch` requests GPUs. A job that requests no GPUs gets none, and
-    would train on CPUs without a warning.
+    A number that is left out becomes the largest one for which the cluster has enough nodes. The run is unchanged if it
+    trains on CPUs, if it names the number or its `cluster.sbatch` requests GPUs, or if Slurm lists no GPUs on enough
+    nodes. A job that requests no GPUs gets none, and would train on CPUs without a warning.
     """
     cluster = run.cluster
     # Some sites accept only --gres, which stands among the options of sbatch.

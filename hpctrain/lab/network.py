@@ -182,7 +182,7 @@ def parse_cuts(layout: LabLayout, text: str) -> list[str]:
     """Return the names of the nodes that a node is cut off from.
 
     Args:
-        text: output of `list_cuts_command`.
+        text: output of the node's `list_cuts_command`.
     """
     prefs = {entry.get("pref", 0) for entry in json.loads(text or "[]")}
     return [name for index, name in enumerate(layout.names) if _CUT_PREF + index in prefs]

@@ -187,7 +187,14 @@ def terminal_lines(bars: Sequence[Bar], rows: int, total_s: float, width: int) -
 
 
 def gantt_chart(name: str, title: str, bars: Sequence[Bar], rows: int) -> Chart:
-    """Return a timeline as a chart with one horizontal bar for each action and one row for each pipeline rank."""
+    """Return a timeline as a chart with one horizontal bar for each action and one row for each pipeline rank.
+
+    Args:
+        name: name of the chart in the page.
+        title: the chart's heading.
+        bars: the actions of one replica.
+        rows: number of pipeline ranks.
+    """
     shown = bars[:MOST_BARS]
     traces: list[Trace] = []
     for index, (kind, words) in enumerate(KINDS.items()):

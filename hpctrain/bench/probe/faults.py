@@ -171,7 +171,7 @@ def _add_interface(machine: Machine, namespace: str) -> None:
 
 
 def _cpu_group(machine: Machine) -> Path:
-    """Return a new cgroup limited to `CPU_SHARE` cores.
+    """Return the folder of a new cgroup, which is limited to `CPU_SHARE` cores.
 
     Raises:
         InputError: this machine cannot limit CPU time.

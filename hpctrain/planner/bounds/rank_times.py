@@ -187,7 +187,9 @@ class PipelinePasses:
         """Seconds until a micro-batch's gradient is back at the first stage; with split backwards, without W."""
 
     def hops_s(self, ranks: int) -> float:
-        """Return the least seconds of the messages of a pass in one direction through `ranks` neighbouring ranks."""
+        """Return the least seconds of the messages with which one micro-batch passes through `ranks` neighbouring
+        pipeline ranks in one direction.
+        """
         crossing = self.unit_counts.least_nodes(ranks) - 1
         return crossing * self._between_s + (ranks - 1 - crossing) * self._any_s
 

@@ -160,9 +160,10 @@ def _crossed(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
 
 
 def _pairs_leaving(groups: Sequence[Sequence[DeviceId]]) -> dict[str, float]:
-    """Return node -> bytes that leave the node in all-to-alls, divided by the bytes that leave it in one ring.
+    """Return node -> bytes that leave the node in the all-to-alls of all groups, divided by the bytes that leave it in
+    one ring. A node whose groups lie wholly within it is absent.
 
-    With k of n ranks on a node, k·(n−k)/n of a message's bytes leave the node; in a ring (n−1)/n of them do.
+    With k of a group's n ranks on a node, k·(n−k)/n of a message's bytes leave the node; in a ring (n−1)/n of them do.
 
     Args:
         groups: the devices of each all-to-all.

@@ -199,8 +199,8 @@ def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> Non
 
 
 def _with_compute(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
-    """Return the profile with a factor for each device type: the median ratio of measured to predicted time over the
-    stages on devices of this type.
+    """Return the profile with a factor on the time of computation for each device type: the median ratio of measured
+    to predicted time over the stages on devices of this type.
 
     A stage counts only if all its devices have one type. If the times of stages hold tensor-parallel or ZeRO messages
     too, or no stage counts, the profile gets a remark instead.

@@ -113,8 +113,13 @@ def _coordinate(node: ProbeNode, coordinator: Coordinator) -> ProbeOutcome:
 
 
 def _saves_partial(coordinator: Coordinator, clock: Clock, job_id: str | None, keep: SavePartial) -> Progress:
-    """Return a progress callback that calls the coordinator's present one, and from time to time also passes the
-    topology measured so far to `keep`."""
+    """Return a progress callback that calls the coordinator's present callback, and from time to time also passes the
+    topology measured so far to `keep`.
+
+    Args:
+        job_id: Slurm job of the probe, for the topology; None without Slurm.
+        keep: stores the topology measured so far.
+    """
     progress, due_s = coordinator.progress, clock.now() + PARTIAL_EVERY_S
 
     def report(phase: str, done: int, planned: int) -> None:

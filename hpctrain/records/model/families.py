@@ -39,8 +39,9 @@ class _EqualBlocks(TransformerSpec):
 
     @abstractmethod
     def split_values(self) -> tuple[int, int]:
-        """Return two counts of numbers per token, of the tensors in a block that tensor parallelism splits, summed over
-        the devices: (all that the backward pass needs, those that are results of matrix products or attention)."""
+        """Return two counts of numbers per token in those tensors of a block that tensor parallelism splits, over all
+        devices together: (all numbers that the backward pass needs; those of them that are results of matrix products
+        or attention)."""
 
     def tables(self, first: bool, last: bool) -> int:
         """Return how many embedding and head matrices a stage holds, given whether it is the model's first and whether
@@ -134,8 +135,9 @@ class DecoderSpec(_EqualBlocks):
         return None
 
     def split_values(self) -> tuple[int, int]:
-        """Return two counts of numbers per token, of the tensors in a block that tensor parallelism splits, summed over
-        the devices: (all that the backward pass needs, those that are results of matrix products or attention).
+        """Return two counts of numbers per token in those tensors of a block that tensor parallelism splits, over all
+        devices together: (all numbers that the backward pass needs; those of them that are results of matrix products
+        or attention).
 
         Widths are d (`dim`), kv (all key heads) and f (`hidden`). The backward pass needs queries, keys and values
         before and after the rotation by position (2·(d + 2·kv)), and the attention output (d). In the SwiGLU it needs
@@ -181,8 +183,9 @@ class BiasedSpec(_EqualBlocks):
         return (self.block_weights + 3 * self.dim + self.hidden) // tp + 6 * self.dim
 
     def split_values(self) -> tuple[int, int]:
-        """Return two counts of numbers per token, of the tensors in a block that tensor parallelism splits, summed over
-        the devices: (all that the backward pass needs, those that are results of matrix products or attention).
+        """Return two counts of numbers per token in those tensors of a block that tensor parallelism splits, over all
+        devices together: (all numbers that the backward pass needs; those of them that are results of matrix products
+        or attention).
 
         Queries, keys, values and attention output have 4·d numbers, the input of the GELU has f (d: `dim`, f: width
         of the feed-forward layer). The output of the GELU has f numbers, too, but is no result of a matrix product.

@@ -86,7 +86,8 @@ def _serve(channel: LineChannel, device: str, share: int) -> int:
 
 
 def _answer(exchange: BackendMeasurement, order: messages.Order) -> messages.RendezvousAnswer | messages.ExchangeAnswer:
-    """Carry out an order and return the answer: open the port for the store, or measure messages with all ranks.
+    """Carry out an order and return the answer: open the port for the process group's store, or measure messages
+    with all ranks.
 
     Raises:
         MalformedMessage: the order is of another kind.
