@@ -66,7 +66,8 @@ class _Keys:
         return 1
 
     def sizes(self, **keys: str) -> dict[str, int]:
-        """Return field -> whole number above 0 at the field's key, which has to exist.
+        """Return field -> whole number above 0 at the field's key. A missing or wrong value is recorded as an error,
+        and the field gets 1.
 
         Args:
             keys: field of a spec -> key of config.json.
@@ -75,7 +76,8 @@ class _Keys:
 
     def number(self, key: str, default: float, inner: str | None = None) -> float:
         """Return the number above 0 at `key` of the config.json or, if `inner` is given, at the key `inner` of the
-        mapping there. Without `inner`, an absent `key` gives `default`."""
+        mapping there. Without `inner`, an absent `key` gives `default`. A wrong value is recorded as an
+        error, and gives `default`."""
         value = self._values.get(key, default) if inner is None else self._values[key][inner]
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             return float(value)

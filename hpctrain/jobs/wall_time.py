@@ -91,6 +91,8 @@ def time_limit_text(time: WallTime, limit: TimeLimit, notice_s: int) -> str:
     """Return a sentence that says what the time limit means for the run, and which limit would be enough.
 
     Args:
+        time: the predicted duration of the run.
+        limit: the time limit of a job.
         notice_s: cluster.save_notice_s.
     """
     limit_s = limit.seconds

@@ -55,7 +55,7 @@ def step_command(
 
 def step_environment(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a command in a job of the run in `folder`: the variables of `environ` without those of
-    Slurm, and those that describe the run."""
+    Slurm, and those that describe the run: HPCTRAIN_RUN_FOLDER, HPCTRAIN_ATTEMPT and PYTHONPATH."""
     env = client_environment(environ)
     env.pop("SLURM_TIME_FORMAT")  # set only for output that hpctrain parses
     return env | _run_variables(folder, attempt, environ)

@@ -180,10 +180,10 @@ class _StopRequest:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let a stop request interrupt the block, even a wait for other nodes.
+        """Let a stop request interrupt the `with` block, even a wait for other nodes within it.
 
         Raises:
-            _Stopped: a stop was requested before the block or within it.
+            _Stopped: a stop was requested before the `with` block or within it.
         """
         self._at_once = True
         try:

@@ -249,10 +249,12 @@ class Quantity:
     key: str
     title: str
     note: str
+    """Sentence for the reader: how the quantity was measured."""
     unit: str
     scale: float
     """Factor from the unit in the topology file (SI) to the shown unit, `unit`."""
     of_link: Callable[[LinkFigures], float | None]
+    """Function that returns the quantity of a link in SI units, or None if it was not measured."""
     of_pairs: str
     """Name of the quantity in `pairs-<hash>.npz`, which holds the links of a large cluster instead of topology.json."""
 

@@ -131,6 +131,7 @@ def _session_keys(key: bytes, answerer: str, caller: object) -> tuple[bytes, byt
     """Return two keys: for lines from server to client, and for lines from client to server.
 
     Args:
+        key: the run's key.
         answerer: the server's nonce.
         caller: the client's nonce.
     """

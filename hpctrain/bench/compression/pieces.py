@@ -1,5 +1,5 @@
 """Measures the parts of a sparse codec on a CPU or a GPU: selection of the largest values of a gradient, and their
-encoding. The selections are compared with torch's top-k."""
+encoding. The times of the selections are compared with the time of `torch.topk`."""
 
 from __future__ import annotations
 

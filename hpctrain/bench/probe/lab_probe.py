@@ -119,6 +119,7 @@ class TimeRow:
     directions (`complete`), and the fault codes."""
 
     case: str
+    """Which nodes were probed, and what of them, as text."""
     seconds: float
     """Seconds from the start of the command to its end."""
     pairs: int
@@ -192,6 +193,7 @@ class RateRow:
     processor limited the probe's bandwidth."""
 
     case: str
+    """Rate of the links, as tc writes it."""
     ours_bytes_per_s: float
     iperf3_bytes_per_s: float
     error_pct: float

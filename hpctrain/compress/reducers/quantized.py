@@ -162,7 +162,9 @@ class _Residual:
     other, padded with zeros at the end."""
 
     names: Sequence[object]
+    """Names of the gradients' residuals in the reducer's state."""
     sizes: list[int]
+    """Count of numbers of each gradient, in the order of `names`."""
     current: Tensor
     """[n], fp32: the residual, which this rank has not sent."""
     next: Tensor

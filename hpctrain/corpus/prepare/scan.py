@@ -233,6 +233,12 @@ class _Tally:
 def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> None:
     """Add the passages of a file or a part of one to the tally.
 
+    Args:
+        piece: the file, or the part of it.
+        reading: options for reading the file.
+        tally: counts of what was read so far.
+        bad: gets the records that cannot be used.
+
     Raises:
         InputError: a part of a large file is not text or cannot be read; other parts may be in use already, so the file
             cannot be skipped.
