@@ -39,6 +39,7 @@ class Proposal:
     previous: Generation | None
     """The generation before; None for the first."""
     reason: str
+    """Why a new generation begins."""
     failures: int
     """Number of failed generations in a row, as `failures` of `hpctrain.agent.decide` counts them."""
     proposer: str

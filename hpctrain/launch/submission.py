@@ -125,8 +125,8 @@ def _recorded(folder: RunFolder, job: str, undo: Callable[[], object]) -> str:
 
 @contextlib.contextmanager
 def _in_clean_environment() -> Iterator[None]:
-    """Remove variables that must not reach the job from this process's environment, until the context ends: submitit
-    passes the environment to sbatch."""
+    """Remove from this process's environment, until the context ends, the variables with which a person or an
+    enclosing job changes Slurm's commands (see `client_environment`): submitit passes the environment to sbatch."""
     before = dict(os.environ)
     cleaned = client_environment(before)
     for name in before.keys() - cleaned.keys():

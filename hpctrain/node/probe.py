@@ -158,7 +158,8 @@ class Parent:
 
 
 def _started(pid: int) -> str | None:
-    """Return the start time of a process in the kernel's clock ticks, as text; None if the process has ended."""
+    """Return the start time of a process in the kernel's clock ticks since boot, as text; None if the process has
+    ended, even if its parent has not collected it yet."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

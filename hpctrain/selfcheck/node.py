@@ -39,8 +39,8 @@ Tell = Callable[[PathResult], None]
 
 
 def is_chosen(name: str, only: Sequence[str]) -> bool:
-    """Return whether a path is to run: all are if `only` is empty, else those whose name contains one of the texts
-    in `only`."""
+    """Return whether the path named `name` is to be tried: every path if `only` is empty, else those whose name
+    contains one of the texts in `only`, in capital or small letters."""
     return not only or any(part.casefold() in name.casefold() for part in only)
 
 

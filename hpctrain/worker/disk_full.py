@@ -24,7 +24,11 @@ RETRY_S = 2.0
 
 
 def is_disk_full(error: str | None) -> bool:
-    """Return whether a write failed because the disk is full."""
+    """Return whether a write failed because the disk is full.
+
+    Args:
+        error: text of the write's error; None if the write succeeded.
+    """
     return error is not None and fault_of(error).name == "disk_full"
 
 

@@ -43,10 +43,12 @@ def select_nodes(topology: Topology, nodes: str, source: Path) -> Topology:
 def warn_if_stale(
     topology: Topology | None, nodes: Collection[str] | None = None, max_age_days: float = MAX_AGE_DAYS
 ) -> None:
-    """Warn on stderr about changes since the topology was measured. For a topology of None nothing is printed.
+    """Warn on stderr about each reason why a plan made from the topology may be wrong now, such as other nodes, other
+    drivers, or age (`staleness`). For a topology of None nothing is printed.
 
     Args:
         nodes: nodes that the run gets; None: those of this process's allocation, if it is in one.
+        max_age_days: age in days from which the topology is too old.
     """
     if topology is None:
         return

@@ -50,7 +50,8 @@ def examine_container(container: Container, environ: Mapping[str, str]) -> list[
 
 
 def check_before_queueing(run: Run) -> list[str]:
-    """Check the image of a job of at least `LARGE_NODES` nodes; return remarks about the image as lines.
+    """Check the image of a job of at least `LARGE_NODES` nodes; return remarks about the image as lines. Any other
+    job, and one whose image pyxis starts, is not checked and gets [].
 
     Raises:
         RefusedError: a run in the image would fail.

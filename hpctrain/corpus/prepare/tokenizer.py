@@ -67,8 +67,9 @@ class FileTokenizer:
         return [np.concatenate([next(ids) for _ in text_pieces]) for text_pieces in pieces]
 
     def _pieces(self, text: str) -> list[str]:
-        """Return the text in pieces, which are encoded one by one. A piece ends after the first letter of each name of
-        the end-of-document token, so that such a name in a text does not become that token."""
+        """Return the text in pieces, which are encoded one by one. Where the text contains the name of the
+        end-of-document token, a piece ends after the name's first letter, so that the name does not become that
+        token."""
         parts = text.split(self._end)
         if len(parts) == 1:
             return parts

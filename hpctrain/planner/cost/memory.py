@@ -75,7 +75,8 @@ class _MemoryRole(NamedTuple):
     """[stage of the rank] -> (whether it is the model's first stage, whether it is the last one)."""
     moments: LiveCounts
     dp: int
-    """Number of replicas, limited to two shard groups: it matters only whether there is more than one."""
+    """Number of replicas, at most those of two shard groups: the memory depends only on whether there is more than one
+    replica and more than one shard group."""
     tp: int
     shards: int
     micro_batch: int

@@ -148,9 +148,10 @@ def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[DeviceId]]], 
 
 
 def _crossed(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
-    """Return the (source, target) pairs whose links decide the time of an all-to-all: one pair for every two nodes,
-    both ways, and the hops of the ring within nodes. For more than `MAX_PAIRED_NODES` nodes, return all hops of the
-    ring.
+    """Return the (source, target) pairs whose links decide the time of an all-to-all among devices.
+
+    They are one pair for every two nodes, both ways, and the hops within nodes of the ring that joins the devices in
+    the given order (`ring_hops`). For more than `MAX_PAIRED_NODES` nodes they are all hops of this ring.
     """
     by_node = {device_id.node: device_id for device_id in device_ids}
     if len(by_node) > MAX_PAIRED_NODES:

@@ -119,8 +119,8 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
 
 
 def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[float, float]]:
-    """Return the distinct pairs (seconds without blocks, seconds per block) of a step on a pipeline rank, over all
-    replicas.
+    """Return, for each replica, the pair (seconds without blocks, seconds per block) of a step on its pipeline rank
+    `rank`; equal pairs are listed once.
     """
     seconds = []
     for replica in layout.distinct_replicas:

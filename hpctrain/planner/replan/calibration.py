@@ -141,7 +141,7 @@ class _Fit:
 
         Args:
             profile: factors on the constants; None: the constants themselves.
-            factors: factors that replace some of the profile's.
+            factors: factors that replace some of the profile's; unused if `profile` is None.
         """
         if profile is not None:
             profile = profile.model_copy(update=factors)

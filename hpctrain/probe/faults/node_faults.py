@@ -155,9 +155,9 @@ def mixed_drivers(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
 
 
 def tcp_fallback(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
-    """Yield TCP_FALLBACK faults: a node has no InfiniBand or Slingshot interface that is up, while most others have
-    one, so NCCL uses TCP with this node. The probe itself measures over TCP, so its bandwidths do not show this
-    fault."""
+    """Yield TCP_FALLBACK faults: a node has no InfiniBand or Slingshot interface that is up, while at least three
+    quarters of all nodes have one, so NCCL uses TCP with this node. The probe itself measures over TCP, so its
+    bandwidths do not show this fault."""
     fast = {
         node.id: any(name.startswith(_RDMA) and addresses for name, addresses in node.host_facts.interfaces.items())
         for node in nodes
