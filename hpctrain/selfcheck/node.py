@@ -198,7 +198,7 @@ def _build(state: Mapping[str, Any]) -> str:
 
 def machine_facts(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a reader of the report has to know about the machine, and nothing that identifies a person: name of a
-    fact -> value.
+    fact -> value. The names are python, kernel, architecture, processor, cores, driver, and those of `state`.
 
     Args:
         state: the answer of `hpctrain.worker torch`: versions, backends and GPUs.

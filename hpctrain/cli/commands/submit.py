@@ -155,7 +155,8 @@ def _taken_by_slurm(run: Run, slurm: Slurm) -> tuple[CheckedRun, list[str]]:
     If sbatch refuses that partition, the next best one is tried. Runs that differ only in their seed need one call.
 
     Raises:
-        RefusedError: sbatch refuses both partitions; the message is its answer for the one that fits best.
+        RefusedError: sbatch refuses the partition that fits best, and the next best one if there is one; the message
+            is its answer for the one that fits best.
     """
     checked = check_queue(run, slurm, runs_folder(), os.environ, Path.cwd())
     try:

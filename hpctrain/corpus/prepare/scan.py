@@ -236,7 +236,7 @@ def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad:
     Args:
         piece: the file, or the part of it.
         reading: options for reading the file.
-        tally: counts of what was read so far.
+        tally: what the scan of the work unit has counted so far.
         bad: gets the records that cannot be used.
 
     Raises:

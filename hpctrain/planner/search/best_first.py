@@ -130,7 +130,8 @@ class _BestFirstSearch(SearchState):
         heapq.heappush(self.pending, (predicted_s, sampled.bound_s, next(self.numbers), candidate))
 
     def _feasible(self, candidate: Candidate, memory: bool) -> bool:
-        """Return whether an option's knapsack bound allows a plan that is faster than the best plan so far.
+        """Return whether an option has a layout, and its knapsack bound allows a plan that is faster than the best plan
+        so far; always True while there is no plan.
 
         Args:
             memory: whether the bound counts the memory, too; to compute it then takes longer.

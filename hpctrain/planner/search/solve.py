@@ -330,6 +330,10 @@ def _choose_micro_batches(cost: CostModel, placement: Placement, blocks: tuple[i
     the equation's value in seconds for each M that was tried.
 
     Only those M in `GRID` are tried that divide the batch and fit the memory.
+
+    Raises:
+        InputError: no M of the grid divides the batch.
+        RefusedError: no M of the grid fits the memory.
     """
     work, pp, dp = cost.work, len(placement[0]), len(placement)
     values: dict[int, float] = {}
