@@ -289,6 +289,9 @@ def _start(image: ImageStart, env: Mapping[str, str], runner: Runner, clock: Clo
 
     Args:
         env: environment with which the image is started.
+
+    Raises:
+        HpctrainError: Python could not be started in the image.
     """
     before = clock.now()
     done = runner.run(image.command([entry.PYTHON, "-S", "-c", "pass"]), timeout_s=EXAMINE_TIMEOUT_S, env=env)

@@ -320,7 +320,7 @@ def check_no_live_job(folder: Path, slurm: Slurm) -> None:
 
 def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
     """Check that the job of this process may use the run folder: it is the run's newest job, or the newest job has
-    ended and this job was not queued for an earlier one.
+    ended and this job is no successor that was queued behind a job before the newest one.
 
     Args:
         own_id: id of the job of this process; None outside of a job.

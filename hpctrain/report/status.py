@@ -58,12 +58,15 @@ class RunStatus:
     lost_steps: int
     """Number of steps that were made again after a fault."""
     loss: float | None = None
+    """Training loss of the last step."""
     valid_loss: float | None = None
+    """Loss of the newest validation."""
     valid_sets: dict[str, dict[str, float]] | None = None
     """Loss and perplexity of each named validation set of the run file."""
     source_samples: dict[str, int] | None = None
     """Number of samples read so far from each training folder, by folder; None if the folders have no weights."""
     tokens_per_s: float | None = None
+    """Tokens per second of the whole job in the last step."""
     mfu: float | None = None
     """Model FLOPs utilization of the last step, as in metrics.jsonl."""
     eta_s: float | None = None

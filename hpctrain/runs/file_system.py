@@ -86,7 +86,8 @@ STATE_BYTES = 12
 
 
 def checkpoint_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None) -> list[str]:
-    """Return a warning, as lines, if the disk has too little free space for the run's checkpoints; else [].
+    """Return a warning, as lines, if the disk has too little free space for the run's checkpoints, or if its free space
+    cannot be read; else [].
 
     While a checkpoint is written, the `checkpoint.keep` older ones still exist, so there must be space for one more.
 

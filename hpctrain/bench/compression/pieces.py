@@ -28,19 +28,20 @@ _COPY = "copy"
 
 @dataclass(frozen=True)
 class PieceRow:
-    """Result of one part of a codec on a CPU: the median over the repeats, with the shortest and the longest. `density`
-    is the share of the values that was requested, `chosen` the share that was selected."""
+    """Result of one part of a codec on a CPU: the median time over the repeats, with the shortest and the longest.
+    `density` is the share of the values that was requested, `chosen` the share that was selected."""
 
     piece: str
+    """Name of the part, such as 'select exact'."""
     density: float
     """Share of the values that was requested."""
     chosen: float
     """Share of the values that was selected."""
     cpu_ns_per_number: float
-    """Processor nanoseconds for each value of the gradient, sent or not, on one thread."""
+    """Processor nanoseconds for each value of the gradient, sent or not, on one thread; median over the repeats."""
     low_ns: float
     high_ns: float
-    """`low_ns` and `high_ns`: the shortest and the longest of the repeats."""
+    """`low_ns` and `high_ns`: nanoseconds per value of the shortest and of the longest repeat."""
     bytes_per_number: float | None
     """Bytes of the message per value of the gradient; None where the part neither writes nor reads a message."""
 

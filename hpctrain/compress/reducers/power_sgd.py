@@ -147,8 +147,8 @@ class PowerSgdReducer(CodecReducer):
                 _restore(matrix_batch.residual[row], state, f"residual.{index}")
 
     def drop_state(self) -> None:
-        """Drop residuals and restart Q from its initial values. Either all ranks must do so, or none, because Q is
-        equal on all ranks.
+        """Drop residuals, and reset the factors Q, with which the next step begins, to their initial values. Either all
+        ranks must do so, or none, because Q is equal on all ranks.
         """
         self._loaded = {}
         for matrix_batch in self._matrix_batches:

@@ -127,7 +127,8 @@ def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np
 
 def validation_buckets(bytes_in_bucket: NDArray[np.int64], fraction: float) -> range:
     """Return the hash buckets whose passages are for validation: from bucket 0 on, as many as fit into the share
-    `fraction` of all bytes. If not even the first one with text fits, it is the bucket with the least text alone.
+    `fraction` of all bytes. If not even the first bucket with text fits, the range holds only the bucket with the least
+    text.
 
     The result does not depend on the order of the files, and equal passages are in the same split. With a fraction
     above 0 there is validation text, unless all the text is in one bucket; the bucket with the least text holds at most
@@ -193,10 +194,13 @@ class _Tally:
     scan: UnitScan = field(default_factory=UnitScan)
     full: bool = False
     digest: Any = field(default_factory=hashlib.sha256)
+    """Hash over the digests of all counted passages."""
     buckets: NDArray[np.int64] = field(default_factory=no_bytes)
+    """[hash bucket] -> bytes of its passages, without those that `flush` has still to add."""
     sample: _Sample = field(init=False)
     _bucket: array[int] = field(default_factory=lambda: array("H"))
     _size: array[int] = field(default_factory=lambda: array("I"))
+    """`_bucket` and `_size`: hash bucket and bytes of each passage that `flush` has still to add to `buckets`."""
 
     def __post_init__(self) -> None:
         self.sample = _Sample(self.sample_bytes)

@@ -138,8 +138,8 @@ def drop_stale_topology(
         drivers: version of the GPU driver by node, where it is known.
 
     Returns:
-        Reasons against the topology and the renaming, as lines for a person; [] if nothing is against the topology. A
-        topology that stays may have reasons against it too, such as another driver.
+        Reasons against the topology and the renaming, as lines for a person; [] if nothing is against the topology, or
+        the folder has none. A topology that stays may have reasons against it too, such as another driver.
     """
     path = folder.path / "topology.json"
     if not path.exists():

@@ -112,7 +112,8 @@ class PlacementLinks:
     def _hops(self, replica: int) -> tuple[HopCost, ...]:
         """Return the costs of messages between neighbouring pipeline ranks of a replica, rank by rank.
 
-        They include the hop from the last rank to the first, which interleaved stages need.
+        They include the hop from the last rank to the first, which interleaved stages need. With one pipeline rank
+        there are none.
         """
         row = self.placement[replica]
         return tuple(

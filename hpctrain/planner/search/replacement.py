@@ -165,8 +165,9 @@ def minimise_moves(
 ) -> Prediction:
     """Return a plan about as fast as the best plan that moves less state.
 
-    It is the first of `reused_layouts` that is fast enough. If none is, it is the best plan with equal nodes exchanged,
-    so that devices keep the blocks they hold, if that plan is fast enough. Otherwise it is the best plan itself.
+    It is the first of `reused_layouts` that is fast enough and has the best plan's memory options. If there is none, it
+    is the best plan with equal nodes exchanged, so that devices keep the blocks they hold, if that plan is fast enough
+    and `previous` has the same tp. Otherwise it is the best plan itself.
 
     Args:
         reused_layouts: layouts on the surviving devices of the previous plan, the one with the fewest moves first.

@@ -263,7 +263,8 @@ def _shard_collective_times(cost: CostModel, layout: Layout) -> list[ShardCollec
 
 
 def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[float]:
-    """Return [pipeline rank] -> seconds from its last backward until its gradients are summed over the replicas.
+    """Return [pipeline rank] -> seconds from its last backward until its gradients are summed over the replicas, and
+    those of a tied embedding over the ranks that hold it.
 
     Args:
         sharded: [stage] -> seconds of its ZeRO collectives.

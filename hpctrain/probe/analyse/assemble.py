@@ -136,7 +136,8 @@ def _figures(
     """Return the figures of the direction from the first node of the pair to the second: latency as the sender measured
     it, bandwidth as the receiver timed it.
 
-    Beta comes from the loaded bandwidth where there is one, because in a training step all nodes send at once.
+    Where there is a loaded bandwidth, the fitted beta is scaled from the isolated bandwidth to it, because in a
+    training step all nodes send at once.
 
     Args:
         quiet: measurement of the pair alone, else the one beside other pairs.

@@ -204,14 +204,17 @@ def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[AlphaBetaLin
 def _two_lines(
     size: Floats, seconds: Floats, whole: Floats, alpha: Floats, beta: Floats
 ) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
-    """Return (alpha, beta, size of the break in bytes) for links that one line fits poorly, each an array by link. The
-    size of the break is 0 where no two lines are clearly better than one.
+    """Return (alpha, beta, size of the break in bytes) for links that one line fits poorly, each an array by link.
+
+    Where two lines, for messages below and from the break on, are clearly better than one, alpha is that of the first
+    line and beta that of the second. Elsewhere the size of the break is 0, alpha is the median time of the small
+    messages, and beta is fitted to the large ones; if these give no positive beta, the one line stays.
 
     Args:
         size: bytes of each message, ascending.
         seconds: times of shape (links, sizes).
-        whole: squared relative error of the one line, by link.
-        alpha, beta: the one line of each link, which stays where nothing is better.
+        whole: sum of the squared relative errors of the one line, by link.
+        alpha, beta: the one line of each link.
     """
     breaks = np.zeros(len(seconds), dtype=np.int64)
     small, large = size <= SMALL_BYTES, size * LARGE_SHARE >= size[-1]
