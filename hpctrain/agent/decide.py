@@ -53,7 +53,7 @@ class DecisionLimits:
 
 @dataclass(frozen=True)
 class PeerView:
-    """Another agent, as this agent knows it from the other agent's heartbeats."""
+    """Another agent, as this agent knows it from its heartbeats; `generation` is -1 before the first generation."""
 
     node: str
     incarnation: str = ""
@@ -63,7 +63,6 @@ class PeerView:
     last_seen: float = 0.0
     """When the peer's last heartbeat arrived, in seconds of this agent's clock."""
     generation: int = -1
-    """Number of the peer's generation; -1 before the first one."""
     phase: Phase = "joining"
     reason: str = ""
     """Why the peer is in `phase`; '' if it gave no reason."""
@@ -123,8 +122,7 @@ class AgentView:
     checkpoint: str | None = None
     """The newest checkpoint on disk; a new one means that the run made progress between two failures."""
     silent: Mapping[NodePair, float] = field(default_factory=dict)
-    """Pair of nodes that do not hear each other -> since when, in seconds of the agent's clock; from
-    `ReachabilityTracker`."""
+    """Pair of nodes that do not hear each other (`ReachabilityTracker`) -> since when, by the agent's clock."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +168,7 @@ def failures(view: AgentView) -> int:
 
 
 def has_quorum(present: Collection[str], members: Collection[str]) -> bool:
-    """Return whether at least half of the last generation's members are present; other nodes do not replace a
-    missing member."""
+    """Return whether at least half of the last generation's members are present; no other node replaces a member."""
     return 2 * len(set(present) & set(members)) >= len(members)
 
 
@@ -289,8 +286,7 @@ def _members_seen(view: AgentView) -> list[PeerView]:
 
 
 def _without_members(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
-    """Return the decision of a spectator (an agent outside of the generation) that hears no member of the
-    generation."""
+    """Return the decision of a spectator (an agent outside of the generation) that hears none of its members."""
     newest = max([view.phase_since, *(peer.last_seen for peer in _members_seen(view))])
     if now - newest <= limits.recovery.heartbeat_timeout_s:
         return Decision("wait", "looking on")
@@ -390,8 +386,7 @@ def _crashes(view: AgentView) -> list[str]:
 
 
 def _last_nodes(view: AgentView) -> tuple[str, ...]:
-    """Return the nodes that a quorum counts: the members of the last generation, or all nodes before the first
-    generation."""
+    """Return the nodes that a quorum counts: those of the last generation's members, or all before the first one."""
     return tuple(member.node for member in view.record.members) if view.record else view.nodes
 
 

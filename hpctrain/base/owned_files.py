@@ -259,8 +259,13 @@ def _checked_file(path: Path, name: str, dir_fd: int | None, *, private: bool, g
 
 
 def _checked(descriptor: int, path: Path, *, private: bool, guarded: bool) -> int:
-    """Return the descriptor if its file is regular and passes `_check` with the same `private` and
-    `guarded`; else close it and raise UntrustedError."""
+    """Return the descriptor if its file is regular and trusted (see `_check`); else close it and raise UntrustedError.
+
+    Args:
+        path: path of the file, for errors.
+        private: whether others must not be able to read the file either.
+        guarded: whether the file lies in a folder that nobody else can enter, so that its group bits give no access.
+    """
     try:
         status = os.fstat(descriptor)
         kind = kind_of(status.st_mode)

@@ -3,7 +3,9 @@
 It is started by its path and imports nothing of hpctrain, because packages that hpctrain needs may be missing in the
 image.
 
-usage: python3 inside.py look PACKAGE... | signals
+usage:
+    python3 inside.py look PACKAGE...    versions of these packages, devices and folders
+    python3 inside.py signals            the signals that arrive: it waits for SIGTERM and SIGUSR2
 """
 
 from __future__ import annotations

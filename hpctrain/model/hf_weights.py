@@ -35,9 +35,10 @@ class HfWeights:
 
     @torch.no_grad()
     def fill(self, module: nn.Module) -> None:
-        """Set every parameter of a plain stage to the folder's weights, converted to the parameter's dtype.
+        """Set every parameter of a stage, whose parameters are not split over devices yet, to the folder's weights,
+        converted to the parameter's dtype.
 
-        It reads only the bytes of these parameters, one tensor at a time.
+        The method reads only the bytes of these parameters, one tensor at a time.
         """
         with contextlib.ExitStack() as stack, ACTIVITY.doing("read the weights of model.hf"):
             files: dict[Path, Any] = {}

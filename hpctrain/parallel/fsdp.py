@@ -264,6 +264,9 @@ class ShardedStage(InstrumentedStage):
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Sum the gradients over replicas at the end of the step at ZeRO level 1; levels 2 and 3 have already summed
         them.
+
+        Args:
+            grad_scale_factor: number by which torch's method of this name divides the gradients.
         """
         if self._zero == 1:
             super().perform_reduce_grad(grad_scale_factor)

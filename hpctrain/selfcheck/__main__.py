@@ -15,8 +15,8 @@ from hpctrain.selfcheck.report import check_machine
 
 
 def main(argv: list[str]) -> int:
-    """Run the paths and write the report. Return 0, or the exit code of an error that prevented the selfcheck; a
-    failed path is no such error."""
+    """Run the selfcheck's paths and write the report. Return 0, or the exit code of an error that prevented the
+    selfcheck; a failed path is no such error."""
     parser = argparse.ArgumentParser(prog="hpctrain.selfcheck")
     parser.add_argument("--folder", type=Path, required=True, help="a folder that the nodes of the job share")
     parser.add_argument("--only", action="append", default=[], help="part of the name of a path to run")

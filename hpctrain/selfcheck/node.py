@@ -53,7 +53,8 @@ class NodeCheck:
     tell: Tell
     """Called with each row as soon as it is known."""
     only: Sequence[str] = ()
-    """Parts of the names of the paths to run; empty: all. The reference of a chosen path runs too."""
+    """Parts of the names of the paths to run; empty: all. The path that a chosen path is compared with (its
+    reference) runs too."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     _results: dict[str, PathResult] = field(default_factory=dict)
     """Name of a path -> its row."""

@@ -28,7 +28,7 @@ DRIVER = "compare driver and torch: `hpctrain doctor`; a newer driver or a torch
 
 @dataclass(frozen=True)
 class Degrees:
-    """The degrees of parallelism and the ZeRO level of a path's plan."""
+    """The degrees of parallelism and the ZeRO level of the plan by which a path of the selfcheck trains."""
 
     pp: int = 1
     dp: int = 1

@@ -18,7 +18,7 @@ from hpctrain.selfcheck.node import NodeCheck, Tell
 
 
 def check_machine(name: str, tell: Tell, only: Sequence[str] = ()) -> SelfcheckReport:
-    """Run the paths of this machine, without a probe, and return the report.
+    """Run the selfcheck's paths on this machine, without a probe, and return the report.
 
     Args:
         name: the node's name in the report.

@@ -177,6 +177,7 @@ def build(folder: Path, order: StartOrder) -> Trainer:
 
     Args:
         folder: the run folder.
+        order: the agent's order to start, with the plan, this rank's number and the address of the store.
     """
     run = run_of(folder)
     plan = Plan.read(folder / order.plan, owned=True)

@@ -32,6 +32,7 @@ class Passage:
 
     text: str
     size_bytes: int
+    """Bytes of the document, in UTF-8, that the passage takes."""
     ends: bool
     """Whether the document ends with this passage."""
 

@@ -59,8 +59,9 @@ class KnapsackBound(RankTimes):
         return low, high
 
     def find_feasible_time(self, low: float) -> float:
-        """Return the first of low, 2·low, 4·low, ... seconds within which a layout may finish by this bound; `low` if
-        none may within the longest time tried.
+        """Return the first of low, 2·low, 4·low, ... seconds within which, by this bound, a layout of the option may
+        finish a step. At most `SearchLimits.max_doublings` such times are tried; if no layout may finish within any of
+        them, return `low`.
         """
         times = (low * 2**power for power in range(self.limits.max_doublings))
         return next((seconds for seconds in times if self.may_finish_within(seconds)), low)

@@ -43,8 +43,8 @@ NO_ALL_REDUCE = AllReduceTime(0.0, 0.0, 0.0)
 
 
 class StageGradients(NamedTuple):
-    """The gradients of one stage on one device: how many numbers, and the seconds that the slowest of the stage's
-    devices takes for a number.
+    """The gradients of one stage that one device holds: how many numbers they have, and the seconds that the slowest of
+    all devices that hold the stage takes for a number.
     """
 
     numbers: float

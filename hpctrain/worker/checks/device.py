@@ -92,7 +92,12 @@ def _attention_error(device: torch.device, dtype: torch.dtype, kernel: SDPBacken
 
 
 def _attend(tensors: list[Tensor], kernel: SDPBackend) -> list[Tensor]:
-    """Return the output of causal attention, then the gradients of query, key and value."""
+    """Return the output of causal attention, then the gradients of query, key and value.
+
+    Args:
+        tensors: query, key and value.
+        kernel: the kernel that computes the attention.
+    """
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     with sdpa_kernel(kernel):
         query, key, value = leaves
