@@ -176,7 +176,7 @@ class WorkerGroup:
 
     def _failure(self, worker: WorkerProcess, code: int, now: float) -> WorkerFailure | None:
         """Return why a worker ended: its own report, unless the kernel's log names a hardware fault of this node or
-        the worker's log a fault behind an abort. None if the cause is not known."""
+        the worker's log a fault behind an abort. None if the worker did not fail, or if the cause is not known."""
         reported = worker.failure
         if code in (0, EXIT_RESUMABLE) or (reported is not None and reported.fault.names_a_node):
             return reported

@@ -225,7 +225,7 @@ class PeerMesh:
             self._disconnect(node)
 
     def _send_heartbeats(self, now: float, announcement: Announcement, at_once: bool) -> None:
-        """Send a heartbeat to all peers if one is due, else only to those that have just joined."""
+        """Send a heartbeat to all peers if one is due or `at_once` is true, else only to those that just joined."""
         due = at_once or now - self._last_beat >= HEARTBEAT_S
         if due:
             self._last_beat = now

@@ -256,8 +256,8 @@ def _rename(folder: Path) -> str:
 
 
 def _lock(folder: Path) -> str:
-    """Lock `folder` as a run folder and release it, and ask after each of both whether it is locked. Return what went
-    wrong, or ''."""
+    """Lock `folder` as a run folder, ask whether it is locked, release it, and ask again. Return which of the two
+    answers was wrong, as words; '' if both were right."""
     with lock_run_folder(folder):
         held = lock_held(folder)
     if not held:

@@ -47,8 +47,8 @@ def check_time_limit(run: Run, partitions: Sequence[Partition] = ()) -> None:
 
 
 def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
-    """Return the time limit of the run's job in seconds: the run file's, else the shortest of its partitions; None: no
-    limit.
+    """Return the time limit of the run's job in seconds: the run file's, else the shortest that a partition gives to
+    which the job may go (its default time, else its time limit); None: no limit.
 
     Args:
         partitions: the cluster's partitions.

@@ -114,7 +114,8 @@ def environment_of(pid: int) -> dict[str, str]:
     """Return the environment with which a process began, without the variables that name its job's devices.
 
     For the job script that is the environment before the lines of cluster.setup. The next job is queued with it, so
-    that search paths, to which these lines add folders, do not grow from job to job.
+    that search paths, to which these lines add folders, do not grow from job to job. If the environment of the process
+    cannot be read, this process's own environment is returned.
     """
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

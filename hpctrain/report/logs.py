@@ -120,8 +120,8 @@ class LogReader:
 def last_lines(
     files: Iterable[LogFile], count: int | None, rest: bool = True
 ) -> tuple[list[LogReader], Iterable[LogLine]]:
-    """Return (readers, lines): the last lines of all logs together, merged by time, and readers that continue after
-    these lines. Consume the lines before you use the readers.
+    """Return (readers, lines). `lines` are the last lines of all logs together, merged by time; `readers`, one for each
+    log, continue after these lines. Consume the lines before you use the readers.
 
     Args:
         count: number of lines of all logs together; None: all lines.

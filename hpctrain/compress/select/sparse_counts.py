@@ -156,7 +156,7 @@ class Moments:
         return [total / world for total in sums.tolist()]
 
     def restart(self) -> None:
-        """Drop the variance profile, free its memory and begin a new one."""
+        """Drop what this variance profile has observed, free the memory and begin anew."""
         self._seen = [0] * self.layers
         self._means.clear()
         self._squares.zero_()

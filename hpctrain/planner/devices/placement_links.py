@@ -98,7 +98,8 @@ class PlacementLinks:
 
     @cached_property
     def slowest_alpha(self) -> float:
-        """The largest alpha in seconds between neighbours in a ring through all devices."""
+        """The largest alpha in seconds between neighbours in a ring through all devices of the placement, replica by
+        replica and rank by rank."""
         device_ids = [device_id for row in self.placement for unit in row for device_id in unit.device_ids]
         return max((self.links.between(a, b)[0] for a, b in ring_hops(device_ids)), default=0.0)
 

@@ -31,8 +31,11 @@ class GroupSpec(NamedTuple):
     bytes_per_s: float
     """Memory bandwidth."""
     launch_s: float
+    """Launch time."""
     memory_bytes: float
+    """Bytes of memory; infinite if no device's memory was measured."""
     codec_s: CodecSeconds | None
+    """Seconds per number of each codec; None if a device was not measured."""
 
 
 class TensorParallelGroup:
