@@ -52,7 +52,7 @@ def container_findings(runtimes: Mapping[str, str | None], pyxis: bool | None) -
     """Return findings about container runtimes and pyxis.
 
     Args:
-        runtimes: versions by program; None for a program that does not run.
+        runtimes: program on the path -> its version; None for a program that does not run.
         pyxis: whether srun has pyxis; None if there is no Slurm.
     """
     findings = []

@@ -198,7 +198,7 @@ def _shard_files(path: Path) -> list[Path]:
 
     Raises:
         InputError: a file is missing.
-        FileError: the list of files is damaged.
+        FileError: the list of files (model.safetensors.index.json) is damaged.
     """
     if (path / INDEX).is_file():
         index = read_json(path / INDEX)

@@ -47,7 +47,7 @@ class WallTime:
 
     @property
     def total_s(self) -> float:
-        """Seconds of the whole run as one job."""
+        """Seconds of the whole run as one job: its start and all its steps."""
         return self.step_s * self.steps + (self.start_up_s or 0.0)
 
     def jobs(self, limit_s: float, notice_s: float) -> int | None:

@@ -247,8 +247,8 @@ def _promote_successor(folder: RunFolder, run: Run, job: str, slurm: Slurm) -> N
 
 
 def _first_successor(folder: RunFolder, job: str, slurm: Slurm) -> str | None:
-    """Return the id of the job that waits behind the job `job`, from successors.jsonl if the controller does not
-    answer; None without such a job."""
+    """Return the id of the run's first successor that has not ended; if the controller does not answer, of the one
+    that waits behind the job `job` by successors.jsonl. None without a successor."""
     try:
         waiting = waiting_successors(folder.path, slurm)
     except CommandError:

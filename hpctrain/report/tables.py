@@ -67,7 +67,8 @@ def plan_summary(plan: Plan) -> str:
 
 
 def step_time(use: PlanUse) -> list[tuple[str, str]]:
-    """Return rows (name, value) with the predicted parts of the step time, their total, and the measured time."""
+    """Return rows (name, value) with the predicted parts of the step time, their total, the lower bound of the step
+    time, and the measured median. A row without a known value is absent."""
     rows: list[tuple[str, str]] = []
     predicted = use.plan.predicted
     if predicted is not None:

@@ -131,7 +131,7 @@ def figures(status: RunStatus) -> list[str]:
 
 def queue_lines(status: RunStatus, now: float) -> list[str]:
     """Return a line that says when Slurm may start a queued run, or that somebody has to act first; [] if neither is
-    known.
+    known, or if the run pauses until a set time, which its reason says.
 
     Args:
         now: wall clock, seconds since 1970.

@@ -17,7 +17,8 @@ from hpctrain.records.history.run_log import Event, nodes_excluded_by_probe
 
 
 def faults_by_node(events: Sequence[Event]) -> dict[str, Fault]:
-    """Return {node: the first fault that its workers reported in an attempt}; a hardware fault takes precedence.
+    """Return {node: the first fault that its workers reported in an attempt}; a fault for which the node or its device
+    is to blame takes precedence.
 
     Args:
         events: events of the attempt.

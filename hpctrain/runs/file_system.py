@@ -62,7 +62,7 @@ def file_system_of(path: Path) -> str:
 
 def mount_options(path: Path) -> tuple[str, ...]:
     """Return the mount options of the file system that holds `path` or its nearest existing parent, such as ('rw',
-    'relatime', 'local_lock=none')."""
+    'relatime', 'local_lock=none'); ('',) if they are unknown."""
     return tuple(_mount_of(path)[1].split(","))
 
 

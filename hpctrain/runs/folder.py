@@ -218,7 +218,8 @@ def lock_run_folder(path: Path) -> FileIO:
 
 
 def resume_text(path: Path) -> str:
-    """Return a sentence that says from which checkpoint the run in the folder `path` would continue."""
+    """Return a clause that says from which checkpoint the run in the folder `path` would continue, or that there is no
+    checkpoint."""
     name = RunFolder(path).newest_checkpoint()
     if name is None:
         return "there is no checkpoint yet, nothing was saved"

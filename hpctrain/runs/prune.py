@@ -151,8 +151,8 @@ def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: C
 
 
 def last_activity(folder: Path) -> float:
-    """Return when a file in the run folder last changed, in seconds since 1970; changes of the files in
-    NOT_ACTIVITY do not count."""
+    """Return when a file in the run folder last changed, in seconds since 1970; changes of the files in NOT_ACTIVITY do
+    not count. Without any other file, return when the folder itself changed."""
     times = [path.lstat().st_mtime for path in _files(folder) if path.name not in NOT_ACTIVITY]
     return max(times, default=folder.stat().st_mtime)
 

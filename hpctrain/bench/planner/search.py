@@ -180,7 +180,8 @@ def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], 
 
 
 def seconds_by_size(figures: dict[str, Figures]) -> dict[str, float]:
-    """Return number of GPUs -> search seconds of the 7B model on equal GPUs, for the cases that have figures."""
+    """Return number of GPUs, as text -> search seconds of the 7B model on equal GPUs, for the cases that have
+    figures."""
     equal = {case.name: str(case.gpus) for case in CASES if (case.machines, case.model) == ("equal", "7B")}
     return {equal[name]: figures_of_case["search_s"] for name, figures_of_case in figures.items() if name in equal}
 

@@ -203,7 +203,10 @@ class _BestFirstSearch(SearchState):
             self.take(pack_within_nodes(space, layout, self.best), space)
 
     def _min_bound_s(self) -> float:
-        """Return the smallest knapsack bound in seconds of the options that were evaluated fully or skipped."""
+        """Return the smallest knapsack bound, in seconds, of the options that were evaluated fully or skipped; at most
+        the step time of the best plan. If no plan fits, return the smallest `bound_s` of the evaluated candidates,
+        infinity without any.
+        """
         if self.best is None:
             return min((candidate.bound_s for candidate, _ in self.evaluated), default=math.inf)
         lowest = self.best.total

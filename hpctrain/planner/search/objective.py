@@ -334,7 +334,8 @@ def _with_late_messages(topology: Topology) -> Topology | None:
 
 
 def _by_yield(objective: Objective, whole: SearchSpace) -> list[str]:
-    """Return the space's nodes by FLOP/s per watt or per price, highest first; without power and price by FLOP/s.
+    """Return the names of the space's nodes by FLOP/s per watt or per price, highest first; without power and price by
+    FLOP/s.
 
     Args:
         whole: the space of all usable nodes.

@@ -62,8 +62,8 @@ class Optimizer(Part):
         """Return the settings with a change of the run's number of steps added to `steps_changed`.
 
         Args:
-            at: number of steps done. Recorded changes at this or a later step are dropped, because the run went back to
-                a checkpoint from before them.
+            at: number of steps done; at 0 no change is recorded. Recorded changes at this or a later step are dropped,
+                because the run went back to a checkpoint from before them.
             before: total steps of the run before the change.
         """
         undone = [change.before for change in self.steps_changed if change.at >= at]
