@@ -252,7 +252,7 @@ def _peer_fault(peer: PeerView, view: AgentView) -> Decision | None:
 
 
 def _is_same_member(peer: PeerView, view: AgentView) -> bool:
-    """Return whether a peer is a member of the generation that this agent is in."""
+    """Return whether a peer is in the same generation as this agent, as one of its members."""
     same = view.record is not None and peer.generation == view.record.number
     return same and peer.node in _last_nodes(view)
 

@@ -307,7 +307,8 @@ def _signalled(
     """Send SIGUSR2 and SIGTERM to all processes of a started image.
 
     Return the names of the signals that reached a process inside, and whether this process could read files of the
-    image afterwards. If the process died without an answer, the signals count as delivered.
+    image afterwards. If the process died without an answer, the signals count as delivered, and the files as
+    unreadable.
     """
     process = runner.start(image.command([entry.PYTHON, _INSIDE, "signals"]), env=env, log=log)
     try:

@@ -61,7 +61,7 @@ def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
 
 def _time_limits(run: Run, partitions: Sequence[Partition]) -> list[tuple[Partition | None, int | None]]:
     """Return (partition, time limit in seconds) for each time limit that may apply to the run's job. The partition is
-    None for the limit in the run file; the limit is None for no limit."""
+    None if the limit is that of the run file, which then is the only one; a limit of None means no limit."""
     if run.cluster.time is not None:
         return [(None, parse_time_limit(run.cluster.time))]
     candidates = candidate_partitions(run.cluster.partition, partitions)

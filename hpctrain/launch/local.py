@@ -99,6 +99,7 @@ class LocalNodes:
 
     folder: Path
     nodes: Sequence[str]
+    """Names of the nodes: local0, local1, …"""
     runner: Runner
     run: Run | None = None
     """The run of `folder`; if it has an image, the nodes run inside the image. None for a probe."""

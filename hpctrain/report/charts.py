@@ -43,6 +43,7 @@ class Chart:
     traces: list[Trace]
     layout: dict[str, Any]
     height: int = 320
+    """Height in pixels."""
 
 
 def colour(index: int) -> str:

@@ -124,7 +124,7 @@ def git_state(source: Path, runner: Runner) -> dict[str, object]:
 
 
 def _survey(source: Path) -> tuple[int, list[str]]:
-    """Return the bytes of the files to copy, and the files and folders that usually hold secrets such as access
+    """Return the total bytes of the files to copy, and the files and folders that usually hold secrets such as access
     tokens, which are not copied: paths relative to `source`, sorted."""
     size, omitted = 0, []
     for folder, names, files in os.walk(source):

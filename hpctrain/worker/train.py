@@ -47,7 +47,9 @@ class Failure:
     enough.
     """
     line: str | None
-    """Number, file and text of the line of code that raised the error, for the user."""
+    """Number, file and text of the line of code that raised the error, for the user; None for an error of hpctrain
+    itself.
+    """
     fault: Fault
 
     def sentence(self, at: str) -> str:

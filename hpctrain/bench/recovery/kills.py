@@ -161,7 +161,8 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
     error, to the pipe `report`.
 
     Args:
-        life: number of this start of the ranks, which serves as the generation.
+        folder: the run folder.
+        life: number of this start of the ranks, which serves as the number of the generation.
         restore: path of the checkpoint to load, within the run folder; None to begin anew.
         server: listening socket of the ranks' store, which rank 0 serves.
     """

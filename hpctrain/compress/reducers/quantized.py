@@ -29,7 +29,8 @@ _PREFIX = "residual."
 
 
 class IntegerResiduals(Residuals):
-    """The residuals of sums by integers, by key. A key stands for the gradients that are summed together, as a bucket.
+    """The residuals of sums by integers, by key. A key stands for gradients that are summed together, such as a
+    bucket.
 
     A sum writes the next residual to another buffer, and swaps the two buffers once the sums are known to be finite. So
     a sum that is not finite leaves the residual as it was.

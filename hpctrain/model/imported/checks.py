@@ -38,6 +38,7 @@ class _ThreadAllReduce:
 
     barrier: threading.Barrier
     parts: list[Tensor]
+    """Tensor of each thread, by the thread's rank."""
 
     def __call__(self, rank: int, part: Tensor) -> Tensor:
         self.parts[rank] = part

@@ -159,9 +159,9 @@ class OptionBounds:
         """Option -> its knapsack bound."""
 
     def work_s(self, dims: ParallelDims, micro_batch: int) -> float:
-        """Return the seconds of a step that computation alone takes with any schedule.
+        """Return a lower bound of the step time: the least seconds that computation alone takes with any schedule.
 
-        They are a weaker bound than `step_s` and quick to compute; a search sorts degrees by them.
+        The bound is weaker than `step_s` and quick to compute; a search sorts degrees by it.
         """
         return self._closed_form(dims[2], micro_batch).work_s(dims)
 
