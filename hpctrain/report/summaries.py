@@ -128,7 +128,8 @@ def steady_tokens_per_s(rows: Sequence[MetricRow]) -> float | None:
 
 
 def steady_mfu(rows: Sequence[MetricRow]) -> float | None:
-    """Return the median model FLOPs utilization, without the first step of each generation; None if it is unknown."""
+    """Return the median model FLOPs utilization of a step as a share, without the first step of each generation if
+    there are others; None if no such step has a value."""
     return _median([row.mfu for row in _warm(rows) if row.mfu is not None])
 
 

@@ -75,7 +75,7 @@ class JobInfo:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the job is in the queue, held or not."""
+        """Whether the job waits in the queue for its start, held or not."""
         return self.state in _WAITING
 
     @property

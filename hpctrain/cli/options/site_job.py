@@ -16,7 +16,7 @@ from hpctrain.slurm.commands import Slurm
 
 
 def with_site_defaults(job: ProbeJob, runner: SystemRunner) -> ProbeJob:
-    """Return the job with defaults for the options that were not given.
+    """Return the job with defaults for the options that were not given; print each default and its source on stderr.
 
     A default is from the profile of this cluster in site.yaml, otherwise from a variable such as SBATCH_ACCOUNT. Inside
     an allocation the job is unchanged, because no job is submitted.

@@ -205,8 +205,8 @@ def _try_split(
         expected: output of the whole block.
 
     Returns:
-        The bytes that one device keeps for the backward pass, the largest relative difference, and the text of an error
-        or None.
+        The bytes that one device keeps for the backward pass, the largest relative difference of the outputs, and None;
+        if the split block cannot run, 0, infinity and the text of the error.
     """
     seen: list[int] = []
 

@@ -111,7 +111,11 @@ def infer_tree(sided: Floats) -> SwitchTree:
 
 def _completed(distances: Floats) -> Floats:
     """Return the latencies [a, b] with unmeasured pairs filled in: by the mean of the two nodes' median latencies,
-    which is neither near nor far."""
+    which is neither near nor far. The diagonal is 0.
+
+    Args:
+        distances: latencies [a, b], NaN for unmeasured pairs; the diagonal is overwritten.
+    """
     np.fill_diagonal(distances, np.nan)
     usual = np.nanmedian(distances, axis=1)
     filled = np.where(np.isnan(distances), (usual[:, None] + usual[None, :]) / 2, distances)

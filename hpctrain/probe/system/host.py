@@ -169,8 +169,8 @@ def energy_j(sysfs: Path = SYSFS) -> float | None:
 
 
 def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cgroup") -> dict[Path, Periods]:
-    """Return cgroup folder -> its counts of quota periods, for each CPU quota of this process's cgroup and the cgroups
-    above it, from cpu.stat of cgroup v1 or v2.
+    """Return cgroup folder -> (number of its quota periods, number of those in which the quota stopped the cgroup), for
+    each CPU quota of this process's cgroup and the cgroups above it, from cpu.stat of cgroup v1 or v2.
 
     The cgroups above count, because Slurm sets the limit of a job at the cgroup above those of its job steps. Empty
     when there is no quota, or when none can be read.
