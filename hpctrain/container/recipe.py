@@ -57,10 +57,10 @@ def parse_base(text: str, source: str | None = None) -> Base:
 
     Args:
         text: value of --base.
-        source: value of --from: image of a registry to start from instead of the usual one.
+        source: value of --from: image of a registry to start from, only for cuda, rocm and cpu; None: the base's default.
 
     Raises:
-        InputError: there is no such base, image or Dockerfile.
+        InputError: there is no such base, image or Dockerfile, or `source` is given for another base.
     """
     for kind in ("cuda", "rocm", "cpu"):
         if text == kind:

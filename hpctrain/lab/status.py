@@ -77,6 +77,8 @@ def parse_nodes(text: str) -> dict[str, NodeState]:
 def parse_jobs(text: str) -> list[dict[str, Any]]:
     """Return the jobs in the output of squeue, each with the keys id, name, partition, state, nodes and reason.
 
+    All values are text as squeue prints it; `nodes` is a node set, such as node[0-3].
+
     Args:
         text: output of the command that `squeue` returns.
     """

@@ -8,7 +8,7 @@ Between two outer syncs the weights of the replicas differ. This has three conse
 - Gradient norms and clipping are per replica: each replica divides its loss by its own number of tokens.
 
 Moments of the inner optimizer, which makes each replica's own steps, are never averaged, as in the paper on DiLoCo.
-After a restart they are those that were saved.
+A checkpoint holds those of one replica, and after a restart every replica has them.
 
 Why checkpoints need an outer sync: a checkpoint of all replicas would be n times as large and fit only n replicas, and
 a checkpoint of a single replica would throw away the others' work.
