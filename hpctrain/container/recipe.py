@@ -57,7 +57,8 @@ def parse_base(text: str, source: str | None = None) -> Base:
 
     Args:
         text: value of --base.
-        source: value of --from: image of a registry to start from, only for cuda, rocm and cpu; None: the base's default.
+        source: value of --from: image of a registry to start from, only with cuda, rocm and cpu; None: the usual one
+            of `text`.
 
     Raises:
         InputError: there is no such base, image or Dockerfile, or `source` is given for another base.
