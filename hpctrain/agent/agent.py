@@ -1,5 +1,4 @@
-"""The agent's loop: collect what has happened, decide, act. `agent/decide.py` makes the decisions; `Agent` carries
-them out."""
+"""The agent's loop: collect what has happened, decide (`agent/decide.py`), and carry the decision out (`Agent`)."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ class AgentIdentity:
 
 @dataclass(frozen=True)
 class AgentContext:
-    """What an agent gets from its process: a log of events, a clock, and a function that says whether somebody asked
-    the node to stop."""
+    """What an agent gets from its process: the log of events, the clock, and who asked the node to stop."""
 
     event_log: EventLog
     clock: Clock
@@ -86,8 +84,7 @@ class GenerationSource(Protocol):
     """Makes the record of a generation from plans and checkpoints in the run folder."""
 
     def make(self, proposal: Proposal) -> ProposedGeneration:
-        """Return the record of the next generation, its plan, and the function that announces them after the agents
-        have agreed."""
+        """Return the next generation's record, its plan, and the function that announces them once all agents agree."""
 
     def newest_checkpoint(self) -> str | None:
         """Return the path of the newest published checkpoint, relative to the run folder; None if there is none."""
@@ -130,8 +127,7 @@ class Agent:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="proposal")
 
     def run(self) -> int:
-        """Take part in the attempt until the run is done, stopped or failed, and return the exit code. No worker
-        outlives the call."""
+        """Take part in the attempt until the run is done, stopped or failed. End all workers; return the exit code."""
         last = self._store.newest()
         # Generation numbers continue over attempts, and those of earlier attempts are over. A generation that this
         # attempt decided before this agent joined is entered as a spectator; the next generation includes the agent.
@@ -230,8 +226,7 @@ class Agent:
         )
 
     def _adopt(self, record: Generation) -> None:
-        """Enter a generation that the agents agreed on: end this node's workers of the old generation and start those
-        of the new one."""
+        """Enter a generation that the agents agreed on: end this node's workers, and start those of the new one."""
         if self._state.phase == "running":
             self._fault_at = self._clock.now()
         self._end_workers()
@@ -318,8 +313,7 @@ class Agent:
         return decision.exit_code
 
     def _crash(self, error: Exception) -> None:
-        """Tell the other agents, if still possible, which error ends this agent, so that they do not take its node
-        for lost."""
+        """Tell the other agents, if possible, which error ends this agent, so that none takes its node for lost."""
         with contextlib.suppress(Exception):
             self._end_workers()
         with contextlib.suppress(Exception):

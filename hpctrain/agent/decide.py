@@ -154,8 +154,7 @@ def decide(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
 
 
 def alive(now: float, peer: PeerView, limits: DecisionLimits) -> bool:
-    """Return whether a peer can take part in a generation: it is connected, has not crashed, and was heard within
-    the heartbeat timeout."""
+    """Return whether a peer can be a member: it is connected, not crashed, and heard within the heartbeat timeout."""
     return peer.connected and peer.phase != "crashed" and now - peer.last_seen <= limits.recovery.heartbeat_timeout_s
 
 
@@ -216,8 +215,7 @@ def _workers_end(now: float, view: AgentView, limits: DecisionLimits) -> Decisio
 
 
 def _worker_error(view: AgentView, code: int) -> Decision:
-    """Return the decision to end the attempt on all nodes after a worker's own error. The fault gives the exit code,
-    which decides how the run goes on."""
+    """Return the decision to end the attempt on all nodes after a worker's own error, with the fault's exit code."""
     failure, reason = view.workers.failure, view.workers.error or f"a worker ended with exit code {code}"
     exit_code = EXIT_INFRASTRUCTURE if failure is not None and failure.fault.is_infrastructure else 1
     return Decision("fail", f"{view.me}: {reason}", exit_code=exit_code, failure=failure)
