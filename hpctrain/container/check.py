@@ -97,6 +97,7 @@ class ImageExamination:
     starts_s: Sequence[float]
     """Seconds that the first and the second start took."""
     file_system: str
+    """Type of the file system that holds the image."""
 
 
 def check_image(outside: HostEnvironment, seen: ImageExamination) -> list[ImageFinding]:

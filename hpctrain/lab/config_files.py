@@ -141,7 +141,9 @@ class CpuController:
     """The cgroup controller `cpu` of this machine, with which a lab limits the CPU time of its nodes."""
 
     version: int
+    """Version of cgroups: 1 or 2."""
     root: Path
+    """Folder where the cgroup file system with the controller is mounted."""
 
     @property
     def group(self) -> Path:

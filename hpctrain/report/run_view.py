@@ -35,6 +35,7 @@ class PlanUse:
     """A plan of a run, and the metrics of the steps that were made with it."""
 
     file: str
+    """Name of the plan's file."""
     plan: Plan
     generations: list[int]
     """Numbers of the generations that used the plan, according to the events."""
@@ -63,6 +64,7 @@ class RunView:
     """The data of a run that a report shows."""
 
     folder: str
+    """Name of the run folder, without its path."""
     written_s: float
     """Time at which the report was made, in seconds since 1970."""
     run: Run

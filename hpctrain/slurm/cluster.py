@@ -132,7 +132,9 @@ class Partition:
     state: str
     """UP, DOWN (no job starts), DRAIN (no job is accepted) or INACTIVE."""
     nodes: tuple[str, ...]
+    """Names of the partition's nodes."""
     nodes_total: int
+    """Number of nodes by Slurm's own count (TotalNodes), else the number of names."""
     max_nodes: int | None
     """Most nodes that one job may have."""
     time_limit_s: int | None

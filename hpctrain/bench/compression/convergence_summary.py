@@ -70,6 +70,7 @@ class AtRate:
     reference's last loss."""
 
     step_s: float
+    """Seconds of a step, as the mean over the seeds."""
     gap_pct: Band | None
     """Gap of the loss to that of the reference, in percent, both at the time when the fastest method has made its last
     step."""

@@ -43,7 +43,9 @@ class SaveSettings:
 
     rounds: int = 10
     rows: int = 2
+    """Sequences of the batch."""
     seq_len: int = 64
+    """Tokens of a sequence."""
     spec: DecoderSpec = SPEC
 
 

@@ -180,6 +180,7 @@ class PeakMemory(NamedTuple):
     """Peak resident memory of this process and of its children; a page that processes share counts in each of them."""
 
     own_bytes: int
+    """Peak of this process."""
     worker_bytes: int
     """Peak of the largest child process that has ended; 0 if there was none."""
 

@@ -62,6 +62,7 @@ class Layout:
 
     placement: Placement
     schedule: str
+    """Name of the schedule, as '1f1b'."""
     micro_batch: int
     """Sequences of a micro-batch."""
     micro_batches: tuple[int, ...]

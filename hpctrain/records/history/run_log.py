@@ -93,7 +93,9 @@ class BytesSent(Part):
     dp: int = 0
     """Bytes of gradients, and of sharded weights that are gathered."""
     pp: int = 0
+    """Bytes of stage messages."""
     tp: int = 0
+    """Bytes of the collectives of tensor parallelism."""
 
 
 class RankPlacement(Part):
