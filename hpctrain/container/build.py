@@ -176,7 +176,7 @@ def _run(argv: list[str], log: Path, builder: Builder) -> int:
 
 
 def _lines(log: Path) -> list[str]:
-    """Return the complete lines of a build's log, without colours and empty lines."""
+    """Return the complete lines of a build's log, without colours and empty lines; [] if the log cannot be read."""
     try:
         text = log.read_text(errors="replace")
     except OSError:

@@ -232,8 +232,8 @@ def export(
 
 
 def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int) -> dict[str, Any]:
-    """Write config.json, the tokenizer's files, generation_config.json and the model card into the folder `made`;
-    return the content of config.json.
+    """Write config.json, the tokenizer's files, generation_config.json (not for the family encoder) and the model card
+    into the folder `made`; return the content of config.json.
 
     Args:
         step: step of the checkpoint, for the model card.

@@ -63,7 +63,8 @@ def watch_probe(
         process: the process of the probe's first node, or the srun that runs the processes of all nodes.
         folder: the probe's folder, in which the first node writes progress.json.
         queued: whether the probe may first wait in Slurm's queue; until its first progress there is no time limit.
-        result: the file that the first node writes last; once it exists, the process gets FINAL_WAIT_S to end.
+        result: the file that the first node writes last. Once it exists, the process gets FINAL_WAIT_S to end; then the
+            function returns although the process still runs.
 
     Raises:
         HpctrainError: the probe makes no progress for STALL_S.

@@ -85,12 +85,14 @@ class RunFolder:
         exit_class: ExitClass,
         events: Sequence[Event] = (),
     ) -> None:
-        """Complete an attempt's line in attempts.jsonl with its end, reason, exit code, exit class and faults.
+        """Complete an attempt's line in attempts.jsonl with its end, reason, exit code, exit class, newest checkpoint
+        and faults.
 
         Args:
             number: number of the attempt.
-            now: seconds since 1970.
-            code: exit code; None if it is unknown.
+            now: the attempt's end, in seconds since 1970.
+            reason: one line that says why the attempt ended.
+            code: exit code of the attempt; None if it is unknown, and then not written.
             events: events of the attempt, in which its faults are searched.
         """
         attempts = self.attempts()

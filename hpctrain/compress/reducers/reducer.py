@@ -241,7 +241,7 @@ class WarmUp:
         Collective over the group in the first call after a start or a load.
 
         Args:
-            device: device of the gradients, from which the group can send.
+            device: device of the gradients; the group can send tensors that are on it.
         """
         if not self.agreed:
             # A rank without a state takes over the step of the others: if it alone sent uncompressed gradients, it

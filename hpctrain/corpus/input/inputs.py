@@ -179,7 +179,11 @@ def _training_files(folder: Path, files: Sequence[Path]) -> list[Path]:
 
 def _saved_dataset(folder: Path) -> list[InputFile]:
     """Return the Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` of Hugging Face
-    `datasets` wrote; an empty list for any other folder."""
+    `datasets` wrote; an empty list for any other folder. Of several splits, only the files of `train` are returned.
+
+    Raises:
+        InputError: none of several splits is called train, or a file is missing.
+    """
     splits = json_object(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list):
         names = [plain_name_in(folder / "dataset_dict.json", "splits", name, _SAVE_AGAIN) for name in splits]

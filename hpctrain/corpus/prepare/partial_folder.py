@@ -116,7 +116,7 @@ def _claim(partial: Path, folder: Path, command: Mapping[str, Any], force: bool)
 
 def _difference(path: Path, command: Mapping[str, Any]) -> str:
     """Return the keys in which the command in the file `path` differs from `command`, separated by commas; '' if the
-    commands are equal."""
+    commands are equal, and `WORK_NAME` if the file holds no command."""
     earlier = json_object(path)
     if not earlier:
         return WORK_NAME

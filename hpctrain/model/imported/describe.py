@@ -159,7 +159,7 @@ def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tup
 
     Returns:
         The degrees; the block's count of split parameters; the bytes of split activations that it keeps for one
-        sequence.
+        sequence. Without a plan: [], 0, 0.
 
     Raises:
         InputError: no degree works.

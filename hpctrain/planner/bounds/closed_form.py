@@ -228,7 +228,8 @@ def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], floa
 
 
 def _unavoidable(work: Workload, device: DeviceSpec, constants: CostConstants) -> tuple[float, float]:
-    """Return the seconds per sequence that all blocks take on a device, and those that the head takes."""
+    """Return the seconds per sequence that all blocks take on a device, and those that the head takes, each in the
+    forward and backward pass together."""
     spec, seq_len = work.spec, work.seq_len
     head = spec.forward_flops(1, seq_len, spec.layers)
     blocks = spec.forward_flops(1, seq_len) - head

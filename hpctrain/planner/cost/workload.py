@@ -265,8 +265,8 @@ class Workload:
         return [self.fixed.micro_batch]
 
     def schedule_specs(self, pp: int) -> list[ScheduleSpec]:
-        """Return the schedules to try with `pp` pipeline ranks. A schedule that the run file fixes is the only one
-        tried.
+        """Return the schedules to try with `pp` pipeline ranks, each with its number of virtual stages. If the run file
+        fixes the schedule's name, only schedules of this name are returned, at least one.
         """
         if self.fixed is not None and self.fixed.schedule is not None:
             given = [schedule_spec for schedule_spec in SCHEDULE_SPECS if schedule_spec.name == self.fixed.schedule]

@@ -197,7 +197,13 @@ def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
 
 
 def _why_not_sharded(precision: str, codec: Codec) -> str | None:
-    """Return why a codec with state cannot sum gradients that are sharded over all replicas; None if it can."""
+    """Return why mode auto may not choose a codec with state where gradients are sharded over all replicas; None if it
+    may.
+
+    Args:
+        precision: the run's precision, such as bf16.
+        codec: a codec that keeps state between steps.
+    """
     if codec.sharded_sums == "none":
         return WHY_NOT_SHARDED
     if codec.sharded_sums == "selected":

@@ -147,8 +147,9 @@ def _clusters(tree: SwitchTree, nodes: Sequence[str], ratios: dict[int, float]) 
 
 
 def _held_out(matrix: PairMatrix, settings: ProbeSettings) -> npt.NDArray[np.bool_]:
-    """Return an array [a, b]: whether a pair is held out. Pairs are held out only in the mode sampled, because only
-    there measured pairs stand for others."""
+    """Return an array [a, b]: whether the pair of the nodes a and b is held out, that is, not used to make link classes
+    but to check them. Pairs are held out only in the mode sampled, because only there measured pairs stand for
+    others."""
     n = len(matrix.nodes)
     if settings.mode != "sampled":
         return np.zeros((n, n), dtype=bool)

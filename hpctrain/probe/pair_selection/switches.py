@@ -164,10 +164,10 @@ def _cuts(distances: Floats) -> list[Ints]:
 
 def _is_level(distances: Floats, labels: Ints, below: Ints | None) -> bool:
     """Return whether the clusters form a switch level: whether pairs across clusters clearly have a higher latency than
-    pairs within them.
+    pairs within them. False if no pair lies within a cluster.
 
     Args:
-        distances: latency [a, b].
+        distances: [a, b] -> latency between the nodes a and b.
         labels: number of each node's cluster.
         below: number of each node's cluster on the level below, whose inner pairs are not counted; None for the lowest
             level.

@@ -37,8 +37,8 @@ class LossScale(Part):
         return self.model_copy(update={"value": min(2 * self.value, LARGEST_SCALE), "good_steps": 0})
 
     def after_overflow(self) -> LossScale:
-        """Return the loss scale after a step whose gradients overflowed: the factor is halved, but at least 1, and the
-        step counts as skipped."""
+        """Return the loss scale after a step whose gradients overflowed: the factor is halved, but at least 1, the
+        count of good steps begins again at 0, and the step counts as skipped."""
         value = max(self.value / 2, 1.0)
         return self.model_copy(update={"value": value, "good_steps": 0, "skipped": self.skipped + 1})
 

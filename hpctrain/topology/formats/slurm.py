@@ -66,7 +66,14 @@ def _head(topology: Topology) -> list[str]:
 
 def _switches(topology: Topology) -> dict[str, tuple[list[str], list[str]]]:
     """Return name of a switch -> (names of the nodes directly below it, names of the switches directly below it).
-    Switches next to the nodes come first."""
+    Switches next to the nodes come first.
+
+    Nodes that no cluster names get a switch of their own together. If several switches have none above them, one more
+    switch joins them.
+
+    Raises:
+        InputError: the topology's clusters or names do not fit Slurm's format.
+    """
     clusters = topology.fabric.clusters
     parents = {cluster.id: cluster.parent for cluster in clusters}
     if len(parents) != len(clusters):
