@@ -85,7 +85,8 @@ class _Keys:
         return default
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return the boolean at `key` of the config.json; `default` if the key is absent."""
+        """Return the boolean at `key` of the config.json; `default` if the key is absent or null. For any other value,
+        record an error and return `default`."""
         value = self._values.get(key)
         value = default if value is None else value
         if isinstance(value, bool):

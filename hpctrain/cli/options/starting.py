@@ -49,7 +49,7 @@ seeds_option = click.option("--seeds", metavar="SET", help="One run for each of 
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return the seeds that a text names: '0-2,7' -> [0, 1, 2, 7].
+    """Return the seeds that a text names, ascending and each once: '7,0-2' -> [0, 1, 2, 7], '0-20/5' -> every fifth.
 
     Raises:
         InputError: the text is wrong, or names too many seeds.

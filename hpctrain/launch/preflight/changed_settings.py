@@ -50,7 +50,8 @@ def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool =
 
     Raises:
         FileError: an override is wrong.
-        InputError: an override changes a setting that must stay, or asks for fewer steps than are done.
+        InputError: an override changes a setting that must stay, or a number of steps to one that the newest checkpoint
+            has reached already.
     """
     before, after = run_of(folder), run_of(folder, overrides)
     refused = [text for key in _changed(before.to_json(), after.to_json()) if (text := _refusal(key)) is not None]
