@@ -213,7 +213,7 @@ def _step(events: Sequence[Event], row: MetricRow | None) -> int:
 
 
 def _this_attempt(events: Sequence[Event]) -> list[Event]:
-    """Return the events of the newest attempt."""
+    """Return the events of the newest attempt; all events if they record no start of an attempt."""
     starts = [index for index, event in enumerate(events) if event.kind == "attempt_started"]
     return list(events[starts[-1] :]) if starts else list(events)
 

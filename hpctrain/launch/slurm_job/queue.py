@@ -134,7 +134,8 @@ def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...],
 
 
 def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:
-    """Wait until a job of the run and all its successors have ended; return 0 if the run is done, else 1.
+    """Wait until a job of the run has ended and the run is done or all its successors have ended too; return 0 if the
+    run is done, else 1.
 
     Args:
         folder: the run folder.

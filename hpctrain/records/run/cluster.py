@@ -180,7 +180,7 @@ class Site(Document):
 
     def matching(self, names: Sequence[str]) -> str | None:
         """Return the name of the first profile that matches one of `names` (the names of a cluster and its login host);
-        None if no profile matches."""
+        None if no profile matches. A profile without `match` matches every cluster."""
         for name, profile in self.profiles.items():
             if not profile.match or any(fnmatchcase(here, form) for here in names for form in profile.match):
                 return name
