@@ -199,11 +199,11 @@ def _stamp_near(path: Path, offset: int) -> float | None:
 
 
 def _blocks_before(path: Path, end: int, most_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, content) of the blocks of a file from `end` backwards.
+    """Yield (offset in bytes, content) of the blocks of a file, from the offset `end` backwards.
 
     Args:
-        end: offset in bytes.
-        most_bytes: bytes of all blocks together; None: up to the file's start.
+        end: offset in bytes at which the first yielded block, the last one in the file, ends.
+        most_bytes: largest number of bytes in all blocks together; None: up to the file's start.
     """
     first = 0 if most_bytes is None else max(0, end - most_bytes)
     while end > first:

@@ -92,8 +92,8 @@ class Residuals(StepState, ABC):
     """Residuals of a sharded stage's reduce-scatters, or of a reducer. They last from one step to the next."""
 
     def end_step(self, device: torch.device) -> None:
-        """End a step after all its gradients were summed. Collective in the steps in which ranks agree on new
-        densities.
+        """End a step after all its gradients were summed. Collective in the steps in which, with mode adaptive, ranks
+        agree on new densities.
 
         Args:
             device: device of the gradients.
@@ -117,6 +117,7 @@ class ShardedParameter:
     shape: torch.Size
     """Shape before sharding."""
     owned: int
+    """Count of its numbers that each rank owns, padding included."""
 
 
 class FlatGradientLayout:

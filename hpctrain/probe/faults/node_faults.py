@@ -354,8 +354,8 @@ def _figures(device: Device) -> Iterable[tuple[str, str, float]]:
 
 
 def _peer_words(places: NodeDevices, device: Device) -> str:
-    """Return the most frequent PCIe link of the other devices of the same type, as the end of a sentence: '; 7 of 8
-    others run Gen4 x16'. Empty when there are no others."""
+    """Return the most frequent PCIe link, measured under load, of the other devices of the same type, as the end of a
+    sentence: '; 7 of 8 others run Gen4 x16'. Empty when no other one was measured under load."""
     others = Counter(
         (other.pcie.generation, other.pcie.width)
         for _, other in places
