@@ -45,6 +45,8 @@ class TorchFacts:
     nccl_version: str | None
     devices: tuple[str, ...]
     """Names of the GPUs that torch can use on this machine."""
+    hip_version: str | None = None
+    """ROCm version that torch was built for; None for other builds."""
 
 
 @dataclass(frozen=True)

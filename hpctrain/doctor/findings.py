@@ -71,6 +71,13 @@ def container_findings(runtimes: Mapping[str, str | None], pyxis: bool | None) -
     return findings
 
 
+def _built_for(torch: TorchFacts) -> str:
+    """Return the platform that torch was built for, as text."""
+    if torch.hip_version:
+        return f"ROCm {torch.hip_version}"
+    return f"CUDA {torch.cuda_version}" if torch.cuda_version else "no CUDA"
+
+
 def torch_findings(
     torch: TorchFacts | TorchUnavailable, driver: Driver | None, cluster_gpus: int
 ) -> list[DoctorFinding]:
@@ -96,7 +103,7 @@ def torch_findings(
 
 
 def _build(torch: TorchFacts, driver: Driver | None, cluster_gpus: int) -> DoctorFinding:
-    build = f"{torch.version}, " + (f"CUDA {torch.cuda_version}" if torch.cuda_version else "no CUDA")
+    build = f"{torch.version}, " + _built_for(torch)
     if torch.devices:
         return _torch("torch", "ok", build, f"can use {_counted(torch.devices)}")
     here = driver is not None and driver.gpus
