@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
-from hpctrain.agent.decide import AgentView, Decision, DecisionLimits, PeerView, Phase, decide, failures
+from hpctrain.agent.decide import Decision, decide, failures
 from hpctrain.agent.event_log import EventLog, crash_message
-from hpctrain.agent.generation_store import GenerationStore
+from hpctrain.agent.generation_store import GenerationSource, GenerationStore, Proposal, ProposedGeneration
 from hpctrain.agent.group import WorkerGroup, WorkerUpdate, event_of
 from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.peers import Announcement, PeerMesh, ReachabilityTracker
+from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase
 from hpctrain.agent.worker_messages import StartOrder, StepDone, StoreConnection, WeightsHash
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
@@ -26,34 +26,6 @@ from hpctrain.records.plan.plan import Plan
 TICK_S = 0.1
 """Longest time between two decisions, in seconds."""
 LINGER_S = 5.0
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What the agent that proposes knows about the next generation before it makes the record."""
-
-    number: int
-    attempt: int
-    members: tuple[Member, ...]
-    previous: Generation | None
-    """The generation before; None for the first."""
-    reason: str
-    """Why a new generation begins."""
-    failures: int
-    """Number of failed generations in a row, as `failures` of `hpctrain.agent.decide` counts them."""
-    proposer: str
-    """Incarnation of the agent that proposes."""
-
-
-@dataclass(frozen=True)
-class ProposedGeneration:
-    """A generation's record that the agents have not agreed on yet."""
-
-    record: Generation
-    plan: Plan
-    announce: Callable[[], None]
-    """Writes the public copy of a new plan to the run folder, and the events about the plan and the checkpoint.
-    Called once if the agents agree on this record, and not for a losing proposal."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +50,6 @@ class AgentContext:
     clock: Clock
     stop_wanted: Callable[[], str | None]
     """Returns who asked this node to save and stop; None if nobody did."""
-
-
-class GenerationSource(Protocol):
-    """Makes the record of a generation from plans and checkpoints in the run folder."""
-
-    def make(self, proposal: Proposal) -> ProposedGeneration:
-        """Return the next generation's record, its plan, and the function that announces them once all agents agree."""
-
-    def newest_checkpoint(self) -> str | None:
-        """Return the path of the newest published checkpoint, relative to the run folder; None if there is none."""
 
 
 class Agent:

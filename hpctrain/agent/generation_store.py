@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from hpctrain.base.atomic import storage_errors
-from hpctrain.records.history.generation import Generation, record_file
+from hpctrain.records.history.generation import Generation, Member, record_file
+from hpctrain.records.plan.plan import Plan
 
 
 class GenerationStore:
@@ -45,3 +49,41 @@ class GenerationStore:
             finally:
                 proposal.unlink(missing_ok=True)
         return record
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What the agent that proposes knows about the next generation before it makes the record."""
+
+    number: int
+    attempt: int
+    members: tuple[Member, ...]
+    previous: Generation | None
+    """The generation before; None for the first."""
+    reason: str
+    """Why a new generation begins."""
+    failures: int
+    """Number of failed generations in a row, as `failures` of `hpctrain.agent.decide` counts them."""
+    proposer: str
+    """Incarnation of the agent that proposes."""
+
+
+@dataclass(frozen=True)
+class ProposedGeneration:
+    """A generation's record that the agents have not agreed on yet."""
+
+    record: Generation
+    plan: Plan
+    announce: Callable[[], None]
+    """Writes the public copy of a new plan to the run folder, and the events about the plan and the checkpoint.
+    Called once if the agents agree on this record, and not for a losing proposal."""
+
+
+class GenerationSource(Protocol):
+    """Makes the record of a generation from plans and checkpoints in the run folder."""
+
+    def make(self, proposal: Proposal) -> ProposedGeneration:
+        """Return the next generation's record, its plan, and the function that announces them once all agents agree."""
+
+    def newest_checkpoint(self) -> str | None:
+        """Return the path of the newest published checkpoint, relative to the run folder; None if there is none."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.agent.decide import WorkerView
 from hpctrain.agent.hang_report import WorkerActivity
+from hpctrain.agent.view import WorkerView
 from hpctrain.agent.worker_failure import (
     KERNEL_LOG,
     KERNEL_LOG_WINDOW_S,

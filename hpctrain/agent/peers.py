@@ -18,9 +18,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hpctrain.agent.decide import DecisionLimits, PeerView, Phase, alive
+from hpctrain.agent.decide import alive
 from hpctrain.agent.hang_report import MAX_WORKERS_PER_NODE, WorkerActivity
 from hpctrain.agent.peer_connector import PeerConnector, publish_address
+from hpctrain.agent.view import DecisionLimits, PeerView, Phase
 from hpctrain.base.net.authentication import MAX_LINE_BYTES, AuthListener, HandshakeClient, HandshakeServer, derive_key
 from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message, Watch, Watchable

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain.agent.agent import Proposal, ProposedGeneration
 from hpctrain.agent.event_log import EventLog
+from hpctrain.agent.generation_store import Proposal, ProposedGeneration
 from hpctrain.base.errors import HpctrainError, RefusedError
 from hpctrain.checkpoint import published
 from hpctrain.launch.preflight.checks import check_devices, check_plan

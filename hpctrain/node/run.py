@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
-from hpctrain.agent.decide import DecisionLimits
 from hpctrain.agent.event_log import EventLog, crash_message
 from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.group import WorkerGroup, process_incarnation
 from hpctrain.agent.peers import PeerMesh
+from hpctrain.agent.view import DecisionLimits
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, EXIT_RESUMABLE, HpctrainError, StorageError
 from hpctrain.base.forking import ForkingRunner, ForkServerExit

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.agent.decide import PeerView
 from hpctrain.agent.peers import Announcement, PeerMesh
+from hpctrain.agent.view import PeerView
 from hpctrain.base.net.authentication import HandshakeClient, HandshakeServer
 from hpctrain.base.net.wire import LineChannel, LineMac, Message
 

@@ -13,11 +13,11 @@ import pytest
 from fake_clock import FakeClock
 from steps_made import truth, write_generation
 
-from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity, Proposal, ProposedGeneration
-from hpctrain.agent.decide import DecisionLimits, PeerView, WorkerView
+from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
 from hpctrain.agent.event_log import EventLog
-from hpctrain.agent.generation_store import GenerationStore
+from hpctrain.agent.generation_store import GenerationStore, Proposal, ProposedGeneration
 from hpctrain.agent.peers import Announcement
+from hpctrain.agent.view import DecisionLimits, PeerView, WorkerView
 from hpctrain.base.errors import RefusedError
 from hpctrain.planner import make_plan
 from hpctrain.records.history.generation import Generation, StoreAddress

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.agent.decide import AgentView, Decision, DecisionLimits, PeerView, Phase, WorkerView, decide, failures
+from hpctrain.agent.decide import Decision, decide, failures
 from hpctrain.agent.hang_report import WorkerActivity
+from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase, WorkerView
 from hpctrain.agent.worker_failure import WorkerFailure
 from hpctrain.records.history.fault import fault_named
 from hpctrain.records.history.generation import Generation, Member, StoreAddress

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loopback_agents import Cluster, heartbeat
 
-from hpctrain.agent.decide import AgentView, Decision, DecisionLimits, PeerView, Phase, WorkerView, decide
+from hpctrain.agent.decide import Decision, decide
 from hpctrain.agent.peers import ReachabilityTracker, parse_announcement, unreachable_pairs
+from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase, WorkerView
 from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.base.net.wire import MalformedMessage
 from hpctrain.records.history.generation import Generation, Member, StoreAddress

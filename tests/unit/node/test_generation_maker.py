@@ -10,8 +10,8 @@ import pytest
 from fake_clock import FakeClock
 from steps_made import truth, write_generation
 
-from hpctrain.agent.agent import Proposal
 from hpctrain.agent.event_log import EventLog
+from hpctrain.agent.generation_store import Proposal
 from hpctrain.base.errors import FileError, RefusedError
 from hpctrain.node import generation_maker
 from hpctrain.node.generation_maker import GenerationMaker

@@ -1,0 +1,111 @@
+"""What an agent knows when it decides: itself, its workers, the other agents, and the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hpctrain.agent.hang_report import WorkerActivity
+from hpctrain.agent.worker_failure import WorkerFailure
+from hpctrain.base.net.vertex_cover import NodePair
+from hpctrain.records.history.generation import Generation
+from hpctrain.records.run.run import Recovery
+
+Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "crashed"]
+"""State of an agent; `joining` is before its first generation, `fault` between two generations."""
+
+
+@dataclass(frozen=True)
+class DecisionLimits:
+    """The limits that decisions depend on; times in seconds."""
+
+    recovery: Recovery = field(default_factory=Recovery)
+    compiling_timeout_s: float = field(default_factory=lambda: Recovery().progress_timeout_s)
+    """Replaces `recovery.progress_timeout_s` while a worker may be compiling."""
+    join_timeout_s: float = 60.0
+    """How long the first generation waits for nodes that have not connected yet."""
+    collect_s: float = 2.0
+    """How long a proposer waits for the other agents to report that they have ended the generation too."""
+    proposer_takeover_s: float = 60.0
+    """If no record of the next generation appears for this long, the next node in order proposes one. The time is
+    long, because the proposer hashes a checkpoint first."""
+    broken_links: tuple[NodePair, ...] = ()
+    """Pairs of nodes whose link the probe could not measure: a generation has at most one node of each pair. Pairs
+    with a node in `advised_against` do not count, because no plan uses that node."""
+    advised_against: tuple[str, ...] = ()
+    """Nodes that the probe's verdict excludes; of two nodes that do not reach each other, these are left out first."""
+
+
+@dataclass(frozen=True)
+class PeerView:
+    """Another agent, as this agent knows it from its heartbeats; `generation` is -1 before the first generation."""
+
+    node: str
+    incarnation: str = ""
+    connected: bool = False
+    lost: bool = False
+    """Whether a connection existed and closed; False again once the peer is back."""
+    last_seen: float = 0.0
+    """When the peer's last heartbeat arrived, in seconds of this agent's clock."""
+    generation: int = -1
+    phase: Phase = "joining"
+    reason: str = ""
+    """Why the peer is in `phase`; '' if it gave no reason."""
+    doing: tuple[WorkerActivity, ...] = ()
+    """Activity of the peer's workers, if they have made no step for half of the progress timeout; else empty."""
+    unheard: tuple[int, ...] = ()
+    """Indices in node order of the nodes that the peer does not hear."""
+    addr: str = ""
+    """Address at which other nodes reach the peer."""
+    store_port: int = 0
+    """Port that the peer keeps bound, for the TCPStore of the next generation."""
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """The state of the workers of this node, taken together."""
+
+    running: int = 0
+    exit_code: int | None = None
+    """The first exit code that is not 0; 0 if all workers are done; None while workers run without a failure, or if
+    there are none."""
+    last_progress: float = 0.0
+    """When a worker of this node last started or reported, in seconds of the agent's clock."""
+    compiling: bool = False
+    """Whether a worker may be compiling: it has made no step yet, or has reported that it compiles."""
+    error: str | None = None
+    """One line about the worker that failed; None if no worker has reported or shown why."""
+    doing: tuple[WorkerActivity, ...] = ()
+    """Activity of the workers, if they have made no step for half of the progress timeout; else empty."""
+    leaving: bool = False
+    """Whether a worker reported an error of its own and has not ended yet."""
+    failure: WorkerFailure | None = None
+    """The failure that `error` describes, with its fault."""
+
+
+@dataclass(frozen=True)
+class AgentView:
+    """What an agent knows of itself, its workers and the other agents; its decisions depend on this knowledge alone."""
+
+    me: str
+    nodes: tuple[str, ...]
+    """All nodes of the allocation, in order; the first living node proposes the next generation."""
+    phase: Phase
+    phase_since: float
+    """When this agent entered its phase, in seconds of its clock."""
+    reason: str = ""
+    """Why this agent is in its phase."""
+    record: Generation | None = None
+    """The generation that this agent is in, or was in last."""
+    peers: tuple[PeerView, ...] = ()
+    """What this agent knows of the agent of each other node."""
+    working: tuple[str, ...] = ()
+    """Nodes that hold ranks in the generation's plan. The loss of another node does not end the generation."""
+    workers: WorkerView = field(default_factory=WorkerView)
+    stop_wanted: bool = False
+    """Whether this node was asked to save and stop."""
+    checkpoint: str | None = None
+    """The newest checkpoint on disk; a new one means that the run made progress between two failures."""
+    silent: Mapping[NodePair, float] = field(default_factory=dict)
+    """Pair of nodes that do not hear each other (`ReachabilityTracker`) -> since when, by the agent's clock."""
