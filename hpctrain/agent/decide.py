@@ -268,7 +268,12 @@ def _too_few(
 
 def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str]) -> Decision:
     """Return the decision to fail, for agents that are less than half of the last generation. It names the remaining
-    nodes only if no missing node is merely silent, because a silent node may be going on."""
+    nodes only if no missing node is merely silent, because a silent node may be going on.
+
+    Args:
+        members: the nodes that could go on together.
+        out: living node that cannot be a member -> the reason.
+    """
     last = _last_nodes(view)
     there = [node for node in members if node in last]
     crashed = {peer.node for peer in view.peers if peer.phase == "crashed"}

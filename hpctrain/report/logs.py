@@ -49,6 +49,7 @@ class LogFile:
 
     path: Path
     source: str
+    """Name of the log in printed lines."""
     spans: tuple[tuple[float, float], ...] | None = None
     """Intervals (from, to) whose lines are selected, in seconds since 1970. None: all lines."""
     is_script: bool = False

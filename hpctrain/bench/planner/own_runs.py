@@ -118,7 +118,11 @@ def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
 
 def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSettings) -> dict[str, Any]:
     """Fit a profile to the runs of the first model with the plans in `FITTED`, predict all runs without and with this
-    profile, and return the record of the bench."""
+    profile, and return the record of the bench.
+
+    Args:
+        trained: measurements of every model with every plan.
+    """
     first = settings.specs[0]
     chosen = [run for run in trained if run.spec == first and run.case in FITTED]
     profile = merge_profiles([fit_profile(run.plan, run.run, run.spec, topology, run.rows, run.case) for run in chosen])

@@ -97,6 +97,9 @@ def judge(case: FaultCase, victim: str, topology: Topology) -> tuple[tuple[str, 
 def measure_faults(machine: Machine, layout: LabLayout, clean: int, progress: Callable[[str], None]) -> dict[str, Any]:
     """Probe the lab once with each fault, then `clean` times without one; return the record of the bench.
 
+    Args:
+        progress: called with a line about each probe when it has ended.
+
     Raises:
         InputError: the lab has fewer than four nodes, or this machine cannot limit CPU time.
         CommandError: a command failed.

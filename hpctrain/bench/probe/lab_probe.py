@@ -134,6 +134,9 @@ def measure_times(machine: Machine, layout: LabLayout, progress: Callable[[str],
     """Probe four nodes with their devices as a Slurm job, then the links of all nodes of the lab without Slurm; return
     the record of the bench.
 
+    Args:
+        progress: called with a line about each of the two probes before it begins.
+
     Raises:
         InputError: the lab has fewer than four nodes.
         CommandError: a probe failed.

@@ -109,6 +109,7 @@ def _with_site(given: RunInputs, site: str | None, slurm: Slurm) -> tuple[RunInp
     uses.
 
     Args:
+        given: the inputs as the user gave them.
         site: name of the profile in site.yaml; None: the first that matches this cluster.
     """
     defaults = site_defaults(site, slurm, os.environ)

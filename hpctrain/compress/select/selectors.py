@@ -110,7 +110,8 @@ def select(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> 
 def select_with_values(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return the positions that `select` returns, and a copy of the numbers at these positions: [about k], fp32.
 
-    On a GPU, `sampled` writes positions and numbers together, so the values need not be read again.
+    `values`, `k`, `how` and `seed` mean the same as for `select`. On a GPU, `sampled` writes positions and numbers
+    together, so the values need not be read again.
     """
     positions, numbers = _choose(values, k, how, seed)
     return positions, values.index_select(0, positions) if numbers is None else numbers

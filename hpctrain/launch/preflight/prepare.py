@@ -90,7 +90,9 @@ class RunInputs:
     overrides: tuple[str, ...] = ()
     """Settings that replace those of the run file, written key=value."""
     topology_file: Path | None = None
+    """The user's topology; None: the run probes its nodes."""
     plan_file: Path | None = None
+    """The user's plan; None: the run makes one."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of keys that neither the run file nor an override gives."""
 

@@ -144,6 +144,9 @@ def _runs(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) 
     many micro-batches share one entry.
 
     If collectives in every micro-batch synchronise the replicas, there is only one entry, with the slowest durations.
+
+    Args:
+        sharded: [stage] -> times of its ZeRO collectives.
     """
     examples = cost.placement_links(layout.placement).representatives
     runs = [

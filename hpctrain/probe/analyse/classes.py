@@ -107,7 +107,11 @@ def _usual_backend(measured: Sequence[tuple[str, BackendFigures]]) -> dict[str, 
 
 def _class_names(tree: SwitchTree, loopback: bool) -> dict[int, str]:
     """Return switch level -> name of the link class of pairs whose lowest common switch is on that level. Leaf switches
-    are level 1. The key 0 stands for the pairs that share no known switch."""
+    are level 1. The key 0 stands for the pairs that share no known switch.
+
+    Args:
+        loopback: whether the nodes are processes of one machine; their pairs then have one class, with the key 0.
+    """
     if loopback or not tree.levels:
         return {0: "loopback" if loopback else "network"}
     lower = {height: f"same_level{height}" for height in range(2, len(tree.levels) + 1)}

@@ -212,10 +212,12 @@ class Ready(Part):
 
 
 class DevicesAnswer(FailableAnswer):
-    """Answer to the orders `devices` and `go` (`PlainOrder`): the report of the node's devices, or the error."""
+    """Answer to the order `go` (`PlainOrder`): the report of the node's devices, or the error. If the measuring process
+    does not start, this is also the answer to the order `devices`, with the error."""
 
     kind: Literal["devices"] = "devices"
     report: DeviceReport | None = None
+    """What was measured; None with an error."""
 
 
 class RendezvousAnswer(FailableAnswer):
