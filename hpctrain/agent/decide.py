@@ -36,7 +36,8 @@ class Decision:
     members: tuple[str, ...] = ()
     """For `propose`: the nodes of the next generation. For `fail` with too few nodes: the nodes that remain."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Living node that is no member -> the reason: the node and a member do not reach each other."""
+    """Living node that is no member -> the reason: the node and a member do not hear each other, or the probe could not
+    measure the link between them."""
     exit_code: int = 0
     """For `stop` and `fail`: exit code of the agent."""
     failure: WorkerFailure | None = None
@@ -230,11 +231,13 @@ def _between(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
 def _cut_off(
     now: float, view: AgentView, limits: DecisionLimits, present: set[str], patience_s: float
 ) -> dict[str, str]:
-    """Return node -> why it is left out of the next generation: it and another node do not reach each other.
+    """Return node -> why it is left out of the next generation, as a sentence: it and another node do not hear each
+    other, or the probe could not measure the link between them.
 
     Args:
+        now: seconds of the agent's clock.
         present: nodes that can take part, as this agent sees it.
-        patience_s: how long two nodes may not hear each other before one of them is left out.
+        patience_s: seconds without a heartbeat between two nodes after which one of the two is left out.
     """
     silent = sorted(pair for pair, since in view.silent.items() if now - since >= patience_s)
     # Plans use no node that the probe advises against, so its links carry nothing.

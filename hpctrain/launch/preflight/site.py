@@ -46,12 +46,13 @@ class SiteDefaults:
 
 
 def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -> SiteDefaults | None:
-    """Return the values of one profile of site.yaml: the profile named `asked`, or without a name the first one that
-    matches this host or its cluster; None if no profile matches or there is no site.yaml.
+    """Return the values of one profile of site.yaml: the profile named `asked`, or if `asked` is None the first one
+    that matches this host or its Slurm cluster. None if `asked` is None and no profile matches or there is no
+    site.yaml.
 
     Raises:
         FileError: site.yaml is wrong.
-        InputError: there is no profile named `asked`.
+        InputError: there is no profile named `asked`, or no site.yaml that could have it.
     """
     path = site_file(environ)
     site = read_site(path)
