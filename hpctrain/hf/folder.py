@@ -61,6 +61,7 @@ class StoredTensor:
     name: str
     """Name of the tensor in the file. In files of early versions of transformers, it may differ from today's name."""
     dtype: str
+    """Type of the numbers as safetensors names it, such as 'BF16'."""
     shape: tuple[int, ...]
     begin: int
     """Offset of the tensor's first byte from the beginning of the file."""

@@ -47,6 +47,10 @@ def _signal_all(machine: Machine, layout: LabLayout, name: str, number: int) -> 
     """Send a signal to every process of a node, twice: a process may have started another before it was stopped.
 
     Return the number of processes the second time.
+
+    Args:
+        name: name of the node.
+        number: number of the signal.
     """
     for _ in range(2):
         pids = _pids(machine, layout, name)

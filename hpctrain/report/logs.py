@@ -302,7 +302,11 @@ def _of_node(name: str, node: str) -> bool:
 
 
 def _of_rank(folder: Path, rank: int) -> list[LogFile]:
-    """Return the logs of the workers that had this rank, each limited to the generations in which it had the rank."""
+    """Return the logs of the workers that had this rank, each limited to the generations in which it had the rank.
+
+    Raises:
+        InputError: workers were started, and none of them had this rank.
+    """
     starts = [event for event in read_events(folder / "events.jsonl") if event.kind == "generation_started"]
     spans: dict[Path, list[tuple[float, float]]] = {}
     most = 0

@@ -76,7 +76,7 @@ def memory_options_of_plan(plan: Plan) -> MemoryOptions:
 
 
 def shard_group_size(placement: Placement, memory_options: MemoryOptions) -> int:
-    """Return the number of consecutive replicas that share one state.
+    """Return the number of consecutive replicas over which one copy of the state is sharded.
 
     The number is 1 without sharding. It is also 1 if the options ask for sharding within nodes and the nodes do not all
     hold equally many replicas of each stage.

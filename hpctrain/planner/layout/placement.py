@@ -138,10 +138,11 @@ def all_placements(
 
 
 def _replicas_in_order(chosen: Sequence[int], pp: int) -> bool:
-    """Return whether the replicas' classes are in ascending order; other orders only exchange replicas.
+    """Return whether the last replica's classes, as far as they are chosen, do not sort before those of the replica
+    before it. Placements with replicas in another order are equal ones with replicas exchanged.
 
     Args:
-        chosen: classes of the groups that are chosen so far, replica by replica.
+        chosen: classes of the tensor-parallel groups that are chosen so far, `pp` for each replica, replica by replica.
     """
     start = (len(chosen) - 1) // pp * pp
     return start == 0 or list(chosen[start:]) >= list(chosen[start - pp : start][: len(chosen) - start])

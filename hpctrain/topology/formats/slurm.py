@@ -245,7 +245,7 @@ def clusters_of_yaml(text: str, source: str) -> list[NodeCluster]:
 
 def _joined_lines(text: str) -> list[tuple[int, str]]:
     """Return (line number, text without comment) of each line. A line that ends in a backslash is joined to the next
-    line and keeps its own number."""
+    line; the joined line has the number of its first part."""
     joined: list[tuple[int, str]] = []
     begun: tuple[int, str] | None = None
     for number, raw in enumerate(text.splitlines(), 1):
