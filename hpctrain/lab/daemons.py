@@ -43,7 +43,8 @@ def slurmctld_argv(layout: LabLayout) -> tuple[str, ...]:
 
 
 def slurmd_argv(layout: LabLayout, name: str, control: CpuController | None) -> tuple[str, ...]:
-    """Return the argv of a node's slurmd, in the node's network namespace and cgroup and under the node's host name.
+    """Return the argv of a node's slurmd, in the node's network namespace and under the node's host name; if the lab's
+    spec gives the node a CPU share, also in the node's cgroup.
 
     It uses nsenter, because `ip netns exec` remounts /sys, after which slurmd finds no cgroups and ends.
 

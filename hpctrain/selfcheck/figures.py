@@ -93,7 +93,8 @@ def _nvml(device: Device) -> tuple[str, str, PathVerdict, str]:
 
 
 def _messages(topology: Topology) -> list[PathResult]:
-    """Return a row for each backend (gloo, NCCL) over which the probe measured messages between nodes."""
+    """Return a row for each link class and each backend (gloo, NCCL) over which the probe measured messages between
+    nodes; if there is none, one row that says so."""
     rows = []
     for kind in topology.fabric.classes:
         for name, figures in kind.backend.items():

@@ -61,8 +61,8 @@ _KNOWN = {
 
 
 def matrices(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
-    """Return titles and tables that draw the matrices of `quantities` ('latency', 'bandwidth'). A matrix without any
-    figure is left out."""
+    """Return titles and tables that draw the matrices of `quantities` ('latency', 'bandwidth'): between nodes, or with
+    more than `MATRIX_NODES_MAX` nodes between clusters of nodes. A matrix without any figure is left out."""
     if len(topology.nodes) > MATRIX_NODES_MAX:
         return _between_groups(topology, quantities)
     drawn: list[RenderableType] = []

@@ -218,7 +218,7 @@ class MetricsLog:
         """Write the waiting rows, in order.
 
         Raises:
-            StorageError: a row could not be written; the rows continue to wait.
+            StorageError: a row could not be written; this row and the later ones continue to wait.
             Superseded: the writer's generation is over.
         """
         while self._waiting:

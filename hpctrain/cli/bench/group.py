@@ -64,8 +64,12 @@ def plan(search_limit_s: float, own: bool, placement: bool, steps: int, as_json:
 
 
 def show(record: dict[str, Any], console: Console) -> None:
-    """Print the table of searches, and how much slower the planner's plan of a small problem is than the best of all
-    plans."""
+    """Print the table of searches, the searches without figures, how much slower the planner's plan of a small problem
+    is than the best of all plans, and the machine.
+
+    Args:
+        record: the record that `measure` of `hpctrain.bench.planner.search` returned.
+    """
     if record["searches"]:
         console.print(_searches(record))
     sentences = [f"search {name}: {reason}" for name, reason in record["search_unfinished"].items()]

@@ -231,7 +231,8 @@ _REMEDY = (
 
 
 def check_forward(model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
-    """Check that a model's own forward pass, if it has one, returns the logits of its pieces and nothing else.
+    """Check that a model's own forward pass, if it has one, returns the logits of its pieces and nothing else. It may
+    return those of the last position only. In training mode, only the shape is checked.
 
     Args:
         model: the model.

@@ -56,9 +56,8 @@ class DescribeRequest:
 
 
 def describe(question: DescribeRequest) -> ImportedSpec:
-    """Return the spec of an imported model, which it builds, checks and measures on one sequence.
-
-    This takes the memory of one model and the time of a few passes.
+    """Return the spec of an imported model. The function builds the model, checks it on two sequences and measures it
+    on one. This takes the memory of one model and the time of a few passes.
 
     Raises:
         InputError: factory, names, shapes or weights are wrong; the message is one line.
