@@ -148,7 +148,7 @@ class OwnedFolder:
     def check_tree(self, name: str, no_links: tuple[str, ...] = ()) -> None:
         """Check who owns and can write the subfolder `name` and everything below it, without opening a file.
 
-        Symbolic links below it are not followed. They must belong to this user.
+        Symbolic links below it are not followed; the links themselves must belong to this user.
 
         Args:
             no_links: suffixes of files that must not be symbolic links.

@@ -142,8 +142,8 @@ def _compressible_indices(pieces: Sequence[ShardedParameter], layers: Layers) ->
 
 
 def is_compressible(shape: Sequence[int], name: str, layers: Layers) -> bool:
-    """Return whether the codec sends a gradient: it has at least two dimensions and `MIN_COMPRESSED_ELEMENTS` numbers,
-    and the codec's setting `layers` includes its parameter's name.
+    """Return whether the codec sends the gradient of a parameter: it has at least two dimensions and
+    `MIN_COMPRESSED_ELEMENTS` numbers, and the codec's setting `layers` includes the parameter's `name`.
     """
     if len(shape) < 2 or math.prod(shape) < MIN_COMPRESSED_ELEMENTS:
         return False

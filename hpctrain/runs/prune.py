@@ -75,8 +75,8 @@ def why_in_use(folder: Path, jobs: Jobs, now: float) -> str | None:
 
 
 def removable(folder: Path, now: float, older_than_s: float | None, keep: int) -> list[Removal]:
-    """Return what can be removed of a run that is not alive: its whole folder, or its superfluous checkpoints and
-    leftovers.
+    """Return what can be removed of a run that is not alive: its whole folder, or its superfluous checkpoints and the
+    leftovers in its folder `checkpoints` (`LEFTOVER_PATTERNS`).
 
     Args:
         now: seconds since 1970.
@@ -103,7 +103,7 @@ def superfluous_checkpoints(
     """Return the checkpoints that a run can do without, oldest first, each with the reason.
 
     The `keep` newest checkpoints that verify stay. Checkpoints that do not verify stay if they are newer than all
-    of these, because a person may repair them. If no checkpoint verifies, all stay.
+    of these, because a person may repair them. If no checkpoint verifies, or there are at most `keep`, all stay.
 
     Args:
         checkpoints: the run's checkpoint folders, oldest first.

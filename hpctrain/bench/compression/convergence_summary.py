@@ -80,7 +80,8 @@ class AtRate:
 
 
 def summarise(rows: Rows, reference: str, rates: Sequence[float]) -> list[Summary]:
-    """Return one summary for each method, in the order of the rows.
+    """Return one summary for each method, in the order of the rows. Only rows with a seed of the reference's rows
+    count; a method without such a row is left out.
 
     Args:
         reference: the method with exact sums, with whose losses the others are compared.
