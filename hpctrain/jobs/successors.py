@@ -210,8 +210,13 @@ def requeue_excluding_bad_nodes(folder: Path, run: Run, job: str, slurm: Slurm, 
 
 
 def _update_exclusion(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> None:
-    """Exclude the nodes in `exclude` from the waiting job with id `job`. If Slurm refuses that, the job starts as it
-    is."""
+    """Exclude the nodes in `exclude` from the waiting job with id `job`, and record this in successors.jsonl. If Slurm
+    refuses the change, the job starts without it, and nothing is recorded.
+
+    Raises:
+        ControllerUnreachableError: the controller does not answer.
+        StorageError: successors.jsonl cannot be written.
+    """
     if not exclude:
         return
     try:

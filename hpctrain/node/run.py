@@ -71,8 +71,12 @@ def main(argv: list[str]) -> int:
 
 
 def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog, stop: _StopRequest) -> int:
-    """Probe if needed, prepare the workers' environment, be the node's agent until the attempt ends, and write the exit
-    marker; return the exit code of the agent.
+    """Probe if needed, prepare the workers' environment, and be the node's agent until the attempt ends; return the
+    agent's exit code. Unless `local`, the node writes its exit marker if the code is not 0; else it calls
+    `name_closing_node`.
+
+    The training does not begin if somebody asks to stop during the probe (EXIT_RESUMABLE) or the probe refuses the
+    nodes (EXIT_REFUSED).
 
     Args:
         place: identity of the agent.

@@ -73,7 +73,8 @@ def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, tr
 def diagnosis_line(
     step: int, loss: float, norm: float, tensor: NonFinite | None, places: Sequence[str], run: Run
 ) -> str:
-    """Return one line for the user: step, rank, device, the first non-finite tensor and what may help.
+    """Return one line for the user: step, rank, device, the first non-finite tensor and what may help. If `tensor` is
+    None, the line has no rank and device, and says that the error cannot be found again.
 
     Args:
         loss: the loss of the batch.
