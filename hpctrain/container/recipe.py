@@ -50,6 +50,7 @@ class Base:
     source: str | None = None
     """Name in a registry, or path of an image; None: the image that the definition's template names."""
     docker: Dockerfile | None = None
+    """The Dockerfile, for the kind dockerfile; None for other kinds."""
 
 
 def parse_base(text: str, source: str | None = None) -> Base:

@@ -97,7 +97,8 @@ class RunStatus:
 
     @property
     def valid_losses(self) -> dict[str, float]:
-        """The newest validation losses in nats, by display name: 'valid', 'valid NAME'."""
+        """The newest validation losses in nats, by display name: 'valid' for the validation data without a name,
+        'valid NAME' for the validation set NAME."""
         held_out = {} if self.valid_loss is None else {HELD_OUT: self.valid_loss}
         return held_out | {f"{HELD_OUT} {name}": losses["loss"] for name, losses in (self.valid_sets or {}).items()}
 

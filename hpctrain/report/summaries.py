@@ -37,6 +37,7 @@ class FaultRecovery:
     seconds: float | None = None
     """None if not known."""
     time_s: float | None = None
+    """None if the new generation has made no step yet."""
 
     @property
     def done(self) -> bool:

@@ -169,8 +169,8 @@ def _record_format(path: Path, choice: FormatChoice) -> Format | None:
 
 
 def _training_files(folder: Path, files: Sequence[Path]) -> list[Path]:
-    """Return the files of a folder. If names of some say train, those are left out whose names say validation or
-    test."""
+    """Return those of the `files` in a folder that are for training: all, unless the name of some file says train. Then
+    files whose names say validation or test, and not train, are left out."""
     names = {path: str(path.relative_to(folder)).lower() for path in files}
     if not any(_TRAIN.search(name) for name in names.values()):
         return list(files)
