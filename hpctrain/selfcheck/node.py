@@ -26,7 +26,7 @@ from hpctrain.records.history.selfcheck import SUMMARY_CHARS, CheckOrder, CheckR
 from hpctrain.selfcheck.paths import OPTIMIZER, SEQ_LEN, SEQUENCES, SPEC, CheckedPath, LeftOut, paths_of
 from hpctrain.selfcheck.recovery import check_recovery
 
-PATH_S = 120.0
+PATH_S = 300.0
 """Time limit of one path in seconds: compiling takes the longest."""
 POLL_S = 0.02
 LOG_BYTES = 64 * 1024

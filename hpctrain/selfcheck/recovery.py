@@ -22,7 +22,7 @@ from hpctrain.selfcheck.paths import SEQ_LEN, SEQUENCES, SPEC
 NODES = 2
 SAVE_EVERY, KILL_AT = 10, 20
 """Steps between two checkpoints (`SAVE_EVERY`), and the step after which a worker is killed (`KILL_AT`)."""
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 """Time limit of the run in seconds; most of the time goes to the probe and to loading torch on both nodes."""
 
 

@@ -15,7 +15,8 @@ from hpctrain.records.history.selfcheck import PathResult, SelfcheckReport
 from hpctrain.selfcheck import node
 from hpctrain.selfcheck.paths import CheckedPath, LeftOut, paths_of
 
-pytestmark = pytest.mark.slow
+# The limits end a hang only: on a busy machine, compiling takes minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def test_every_path_of_this_machine_is_well(tmp_path: Path) -> None:
