@@ -57,7 +57,7 @@ class RowStore:
     and continues. Without a path they exist only in memory."""
 
     def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
-        """Read the rows in the file at `path`, or create the file.
+        """Read the rows in the file at `path`, or create the file. Without a path, begin without rows.
 
         Raises:
             InputError: the rows in the file were measured with other settings.

@@ -58,8 +58,8 @@ LARGEST_BYTES = 256 * 2**20
 
 
 def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
-    """Copy the folder `source` to the run folder without files that usually hold secrets. code.json gets the git commit
-    of `source` and the names of these files.
+    """Copy the folder `source` to the run folder without what is no code, such as run folders, and without files that
+    usually hold secrets. code.json gets the git commit of `source` and the names of these secret files.
 
     Raises:
         InputError: `source` is no folder, or too large to be code.

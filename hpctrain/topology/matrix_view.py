@@ -156,7 +156,7 @@ def _matrix_tables(title: str, names: list[str], cells: dict[_Cell, Text], sick:
 
     Args:
         names: names of the rows and columns.
-        cells: (row, column) -> text; an absent cell gets a dot.
+        cells: (row, column) -> text; an absent cell gets a dot, on the diagonal a dash.
         sick: names of rows that are printed in red.
     """
     tables: list[RenderableType] = [Text(title)]

@@ -214,7 +214,8 @@ def render_differences(differences: list[Difference], tolerance: float) -> Rende
 
 
 def summary(differences: list[Difference]) -> str:
-    """Return the numbers of differences in one line: '1 node(s) went; 1 node(s) came; links: 3 worse, 1 better'."""
+    """Return the numbers of differences in one line: '1 node(s) went; 1 node(s) came; links: 3 worse, 1 better', with a
+    hint if most of the worse links share one node."""
     went = sum(entry.group == "nodes" and entry.after is None for entry in differences)
     came = sum(entry.group == "nodes" and entry.before is None for entry in differences)
     parts = [f"{went} node(s) went" if went else "", f"{came} node(s) came" if came else ""]

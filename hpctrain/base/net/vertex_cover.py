@@ -15,8 +15,9 @@ take 1.5 times as long. Above this number, a greedy search repeatedly leaves out
 def vertex_cover(nodes: Sequence[str], pairs: Iterable[NodePair], first: Collection[str] = ()) -> list[str]:
     """Return the nodes to leave out, in the order of `nodes`, so that all others reach each other.
 
-    The result is as small as possible, for up to EXACT_MAX_NODES nodes in pairs. Among equally small results, the
-    search prefers to leave out nodes in `first`, then nodes in more pairs, then later nodes.
+    The result is as small as possible, for up to EXACT_MAX_NODES nodes in pairs. With more, the node in the most pairs
+    is left out, again and again, until no pair remains. Among equally small results, the search prefers to leave out
+    nodes in `first`, then nodes in more pairs, then later nodes.
 
     Args:
         nodes: all nodes, in order.

@@ -76,7 +76,8 @@ class FaultRow:
 
 
 def judge(case: FaultCase, victim: str, topology: Topology) -> tuple[tuple[str, ...], bool]:
-    """Return the codes that the probe reports, each as 'CODE node', and whether they are right.
+    """Return the codes that the probe reports, each as 'CODE node' (or 'CODE' for a fault of no node), and whether they
+    are right.
 
     They are right if all name the node `victim`, the case's `code` is among them, and all others are in the case's
     `also`. For a case without a fault, only an empty list is right.

@@ -293,7 +293,7 @@ def _iperf3(machine: Machine, layout: LabLayout, pair: tuple[str, str], seconds:
 
 def received_bytes_per_s(text: str) -> float | None:
     """Return the receiver's bytes per second in the output of `iperf3 -J`. None if the rate is missing, as after a
-    failed connection, because iperf3 then exits with 0."""
+    failed connection, with which iperf3 may exit with code 0."""
     try:
         return float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 8
     except (ValueError, KeyError, TypeError):

@@ -80,10 +80,11 @@ def _some_end(ranks: RankTimes, cuts: IntArray, mixes: IntArray, numbers: IntArr
 
 @lru_cache(maxsize=16)
 def _cuts(layers: int, most: tuple[int, ...], limit: int) -> IntArray | None:
-    """Return all cuts as [cut, rank] -> blocks; None if there are more than `limit`.
+    """Return all cuts of a model's blocks into ranks, as [cut, rank] -> blocks; None if there are more than `limit`.
 
     Args:
-        most: [rank] -> largest number of blocks.
+        layers: number of the model's blocks.
+        most: [rank] -> largest number of blocks that the rank may have.
     """
     cuts = np.zeros((1, 0), dtype=np.int64)
     for rank, largest in enumerate(most):

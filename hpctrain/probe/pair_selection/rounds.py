@@ -221,7 +221,8 @@ class NodePerformance:
 
 def retest_nodes(suspects: Sequence[int], good: Sequence[int], tree: SwitchTree) -> list[Round]:
     """Return rounds in which each suspect measures again with `RETEST_PARTNERS` good nodes, below the suspect's own
-    leaf switch where there are some. Good pairs measure in the same rounds, for comparison.
+    leaf switch where there are some. Good pairs measure in the same rounds, for comparison. Each round comes
+    `RETEST_REPEATS` times.
 
     Args:
         suspects: indexes of the suspected nodes.
