@@ -50,8 +50,8 @@ def make_loss(global_targets: int, vocabulary_mesh: DeviceMesh | None) -> LossFu
 
 
 class LossScaler:
-    """Holds the loss scale. The scale stays equal on all ranks, because each rank changes it by the gradient norm,
-    which is equal on all ranks.
+    """Holds the loss scale. The scale stays equal on all ranks, because it changes only by whether the gradient norm is
+    finite, and this norm is equal on all ranks.
     """
 
     def __init__(self, state: LossScale) -> None:

@@ -93,7 +93,7 @@ ROWS = 2000
 
 
 class LiveRun:
-    """A run with the events and metrics of its files; `read` adds the new ones."""
+    """A run with all events and the last `ROWS` rows of metrics that `read` has found in its files so far."""
 
     def __init__(self, folder: Path) -> None:
         """Open the run in `folder`.

@@ -58,7 +58,8 @@ def check_recovery(folder: Path) -> CheckResult:
 
 
 class _Fault:
-    """Kills one worker after the run has made `KILL_AT` steps, and stops the run once it has recovered."""
+    """Kills one worker after the run has made `KILL_AT` steps, and stops the run once it has recovered; kills the run
+    if that takes longer than `LIMIT_S` seconds."""
 
     def __init__(self, job: LocalJob) -> None:
         self.injected = False

@@ -69,10 +69,14 @@ class FaultRow:
     are right."""
 
     case: str
+    """Name of the case in `CASES`."""
     expected: str
+    """The expected fault code."""
     reported: tuple[str, ...]
+    """Each reported code as 'CODE node'; a code without a node stands alone."""
     right: bool
     seconds: float
+    """Seconds of the probe."""
 
 
 def judge(case: FaultCase, victim: str, topology: Topology) -> tuple[tuple[str, ...], bool]:

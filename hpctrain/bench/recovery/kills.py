@@ -189,7 +189,8 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
 
 
 class StateHashes:
-    """Hashes of the state that one rank has at each step, in a file that outlives the rank's process."""
+    """Hashes of the state that one rank has at each step for which `compare` was called, in a file that outlives the
+    rank's process."""
 
     def __init__(self, path: Path, trainer: Trainer) -> None:
         self._path = path

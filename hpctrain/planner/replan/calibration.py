@@ -128,7 +128,8 @@ def fit_profile(
 
 @dataclass(frozen=True)
 class _Fit:
-    """The measured steps that factors are fitted to, and the plan, run and topology that produced them."""
+    """The measured steps (`timed`) that factors are fitted to, and the plan, the run with its model (`spec`) and the
+    topology that produced them."""
 
     plan: Plan
     run: Run

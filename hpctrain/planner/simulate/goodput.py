@@ -66,8 +66,10 @@ class Goodput:
     """
 
     interval_s: float
+    """Seconds of training between two checkpoints."""
     mode: RecoveryMode
     mean: float
+    """Mean of the goodput over the trials."""
     p05: float
     """5th percentile of the goodput: 95 of 100 trials are better."""
     failures: float
