@@ -58,7 +58,7 @@ def step_options(run: Run, folder: Path) -> str:
 
 
 def check_container(container: Container | None, local: bool, which: entry.Which) -> None:
-    """Check that the image and the sources of its binds exist.
+    """Check that the image and the sources of its binds exist. With the runtime pyxis, the image is not checked.
 
     Args:
         container: the section `container` of the run file; None: the run has no image, and nothing is checked.

@@ -100,7 +100,7 @@ def plan_without(
 
     Args:
         lost: names of the lost nodes.
-        previous: the plan that runs before the loss.
+        previous: the plan that runs before the loss; None: there is none.
 
     Raises:
         RefusedError: too few nodes are left, or the model does not fit on them.

@@ -139,10 +139,10 @@ def _nothing_fits(space: SearchSpace) -> HpctrainError:
 def exhaustive_search(plain: SearchSpace) -> SearchResult:
     """Return the fastest of all plans by the cost model. The lower bound of the result is the plan's predicted time.
 
-    Plans with memory options are tried only if no other plan fits.
+    Plans with memory options are tried only if no other plan fits and the run file fixes no degrees.
 
     Raises:
-        InputError: there are too many plans to try all.
+        InputError: there are too many devices to try all plans.
     """
     devices, most = len(plain.pool.devices), plain.limits.max_exact_devices
     if devices > most:
