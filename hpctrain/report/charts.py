@@ -147,7 +147,8 @@ def wall_chart(view: RunView) -> Chart:
 
 
 def by_generation(rows: Sequence[MetricRow], y: Value, hover: str, x: Value = lambda row: row.step) -> list[Trace]:
-    """Return one line per generation, so that steps repeated by a later generation appear twice.
+    """Return one line per generation, so that steps repeated by a later generation appear twice. Each line has at most
+    `MOST_POINTS` + 1 points.
 
     Args:
         y: returns the vertical coordinate of a row.

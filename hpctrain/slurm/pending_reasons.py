@@ -62,7 +62,8 @@ _NOT_KNOWN = re.compile(r"Job's (?:account|QOS) not")
 
 
 def pending_reason_text(reason: str, job: str) -> str:
-    """Return a waiting job's reason in plain words, followed by Slurm's code, so that it can be searched for.
+    """Return a waiting job's reason in plain words, followed by Slurm's code, so that it can be searched for. A reason
+    that is not known here is returned as Slurm gives it, with blanks between words.
 
     Args:
         reason: Slurm's code or text, '_' or blanks between words; "" where Slurm gives none.

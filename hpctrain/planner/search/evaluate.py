@@ -159,7 +159,8 @@ def faster_of(cost: CostModel, best: BestSoFar, layout: Layout, rounding: float 
 
 
 def _changes(layout: Layout) -> Iterator[Layout]:
-    """Yield layouts with one change each: a block moved, or a micro-batch moved between unlike replicas.
+    """Yield layouts with one change each: a block moved, or a micro-batch moved between replicas that differ in devices
+    or in their number of micro-batches.
 
     A block moves between neighbouring stages, or between stages of one rank.
     """
