@@ -38,10 +38,12 @@ def temporary_corpus() -> Iterator[Path]:
 
 
 def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: Any) -> Run:
-    """Create a run folder without plans and return its run. The run makes no checkpoints and no validations, unless
-    `keys` say so.
+    """Create the run folder `folder`, without plans, and return its run. The run has more steps than anybody waits for,
+    and makes no checkpoints and no validations, unless `keys` say so.
 
     Args:
+        corpus: corpus folder with the data for training.
+        spec: the run's model.
         rows: sequences in the global batch.
         keys: further keys of the run file.
     """

@@ -69,7 +69,8 @@ class LossScaler:
         """Return whether to skip the optimizer step, because the gradient norm is not finite; update the loss scale for
         the next step.
 
-        At the minimum scale of 1, the scale did not cause the overflow, so no step is skipped.
+        At the minimum scale of 1, the scale did not cause the overflow, so the step is not skipped; the caller then ends
+        the run with an error.
 
         Args:
             norm: norm of the whole gradient.

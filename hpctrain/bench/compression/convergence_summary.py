@@ -100,7 +100,11 @@ def summarise(rows: Rows, reference: str, rates: Sequence[float]) -> list[Summar
 
 
 def band(values: Sequence[float]) -> Band | None:
-    """Return the mean of `values` and its 95 % interval; None without values."""
+    """Return the mean of `values` and its 95 % confidence interval; None without values.
+
+    Args:
+        values: one figure of a method, for each seed.
+    """
     if not values:
         return None
     half = None

@@ -211,8 +211,8 @@ GRID = (2, 4, 8, 16)
 def solve_as_paper(space: SearchSpace) -> ChosenPlan:
     """Return the plan by those rules of the paper that hpctrain implements.
 
-    Tensor parallelism stays within nodes, then replicas within nodes; stages go across nodes. The number of
-    tensor-parallel groups is P = G·R with G stages and R replicas.
+    Unless the run file fixes the degrees or the model cannot be cut, each stage has a node of its own, which holds the
+    tensor-parallel groups of all replicas of the stage. With G stages and R replicas there are P = G·R groups.
 
     Raises:
         InputError: no micro-batch count M of the paper's grid divides the batch, or the run asks for ZeRO on a
