@@ -69,8 +69,8 @@ class LossScaler:
         """Return whether to skip the optimizer step, because the gradient norm is not finite; update the loss scale for
         the next step.
 
-        At the minimum scale of 1, the scale did not cause the overflow, so the step is not skipped; the caller then ends
-        the run with an error.
+        At the minimum scale of 1, the scale did not cause the overflow, so the step is not skipped; the caller then
+        ends the run with an error.
 
         Args:
             norm: norm of the whole gradient.
@@ -84,5 +84,6 @@ class LossScaler:
         return True
 
     def unscale(self, gradients: list[Tensor]) -> None:
-        """Divide the gradients by the loss scale, in place. Call it after the gradients are summed over replicas."""
+        """Divide the gradients by the loss scale, in place. Call it after the gradients are summed over replicas, or,
+        with a codec that keeps state such as a residual, before they are summed."""
         torch._foreach_div_(gradients, self.state.value)
