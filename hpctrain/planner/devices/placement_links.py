@@ -35,8 +35,8 @@ class RingGroup:
     """
 
     def all_reduce_s(self, size_bytes: float, chunks: int) -> float:
-        """Return the seconds of the slowest ring: 2(n−1)(alpha + beta·b/n), with the n = `self.size` devices of a ring
-        and b = `size_bytes`.
+        """Return the seconds of the slowest ring: 2(n−1)(alpha + beta·b/n), with the n = `self.size` devices of a ring,
+        b = `size_bytes`, and as beta the larger of the beta within nodes and `chunks` times the beta between nodes.
 
         Args:
             size_bytes: bytes that are summed.
