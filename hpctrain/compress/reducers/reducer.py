@@ -202,7 +202,8 @@ class CodecReducer(Reducer):
     """Base class of reducers that send some gradients by a codec and sum the others exactly."""
 
     def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int]) -> None:
-        """Create the exact reducers of the gradients that the codec does not send.
+        """Create the exact reducers: of the gradients that the codec never sends, and of those that it sends, for the
+        steps in which these are summed exactly.
 
         Args:
             group: the replicas.

@@ -53,6 +53,7 @@ class DescribeRequest:
     """Number of tokens in the data's vocabulary."""
     seq_len: int
     seed: int
+    """Seed of torch's random numbers, set before the factory is called."""
 
 
 def describe(question: DescribeRequest) -> ImportedSpec:

@@ -59,7 +59,7 @@ def replan(
 
 
 def with_fewer_spares(run: Run, lost: int) -> Run:
-    """Return the run with one spare fewer for each lost node, because spares replace lost nodes."""
+    """Return the run with one spare fewer for each lost node, but at least 0, because spares replace lost nodes."""
     recovery = run.recovery.model_copy(update={"spares": max(0, run.recovery.spares - lost)})
     return run.model_copy(update={"recovery": recovery})
 
@@ -135,7 +135,7 @@ def _with_intra(topology: Topology) -> Topology:
     """Return the topology with every node's internal bandwidth (`intra_bytes_per_s`) filled in.
 
     A missing measurement gets the memory bandwidth of the slowest device of all nodes. It is filled in before a node is
-    slowed, because a slowed node must not change the others.
+    slowed, because a slowed node must not change the others. If no memory bandwidth was measured, nothing is filled in.
     """
     speeds = [device.memory_bytes_per_s for node in topology.nodes for device in node.devices]
     measured = [speed for speed in speeds if speed]
