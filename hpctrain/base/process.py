@@ -110,7 +110,7 @@ class Runner(Protocol):
 
 
 def kill_group(pid: int) -> None:
-    """Send SIGKILL to the process group whose leader is process `pid`."""
+    """Send SIGKILL to the process group whose leader is process `pid`; do nothing if the group is gone."""
     with contextlib.suppress(ProcessLookupError):  # already gone
         os.killpg(pid, signal.SIGKILL)
 

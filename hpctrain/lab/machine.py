@@ -27,7 +27,7 @@ class ProcessTable:
     """The processes of this machine, without zombies."""
 
     def commands(self) -> Iterator[tuple[int, Sequence[str]]]:
-        """Yield process id and argv of each living process."""
+        """Yield (process id, argv) of each living process that has an argv; threads of the kernel have none."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 argv = process.cmdline()

@@ -125,7 +125,8 @@ class Gpu:
         return [word for bit, word in THROTTLE_REASONS.items() if (bits or 0) & bit]
 
     def ecc_errors(self) -> int | None:
-        """Return the number of uncorrectable memory errors since the driver was loaded; None without ECC memory."""
+        """Return the number of uncorrectable memory errors since the driver was loaded; None where NVML does not
+        count them, as without ECC memory."""
         kinds = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
         return _ask(pynvml.nvmlDeviceGetTotalEccErrors, self._handle, *kinds)
 

@@ -139,8 +139,8 @@ def usable_memory_bytes() -> int:
 
 
 def cgroup_memory_room(process: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes left below the tightest memory limit of this process's cgroup and the cgroups above it; None
-    without a limit."""
+    """Return the bytes that this process may still take: the least that any memory limit of its cgroup and of the
+    cgroups above it leaves; None without a limit."""
     rooms = []
     for folder, version in cgroup_folders("memory", process, mount):
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
