@@ -69,8 +69,8 @@ def _verdict(topology: Topology) -> Text:
 
 
 def _unhealthy_nodes(topology: Topology) -> list[Text]:
-    """Return a line for each node with faults that the verdict on the allocation does not list, but at most
-    `UNHEALTHY_NODES_MAX` lines; then also a line with the number of further such nodes."""
+    """Return a line for each node that has faults which are missing in the verdict on the allocation. The line names
+    only these faults. There are at most `UNHEALTHY_NODES_MAX` such lines, then a line with the number of further nodes."""
     listed = {_reason_line(fault) for fault in topology.verdict.faults}
     lines: list[Text] = []
     for node in topology.nodes:

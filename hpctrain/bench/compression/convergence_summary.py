@@ -115,8 +115,8 @@ def band(values: Sequence[float]) -> Band | None:
 
 
 def step_seconds(row: Mapping[str, Any], rate: float) -> float | None:
-    """Return the seconds of a step of the training `row` on links of `rate` bits per second: its processor time plus
-    the time of the bytes that it sent. None where the bytes are not counted."""
+    """Return the seconds of a step of the training `row` on links of `rate` bits per second: the mean
+    processor time of a worker plus the time of the bytes that a worker sends. None where the bytes are not counted."""
     if "sent_bytes" not in row:
         return None
     return float(row["cpu_s"]) + 8 * float(row["sent_bytes"]) / rate

@@ -69,6 +69,7 @@ class _MemoryRole(NamedTuple):
     """
 
     kind: str
+    """Kind of the device: cpu or cuda."""
     splits: bool
     """Whether the backward is split into I and W."""
     ends: tuple[tuple[bool, bool], ...]
