@@ -70,7 +70,7 @@ def _verdict(topology: Topology) -> Text:
 
 def _unhealthy_nodes(topology: Topology) -> list[Text]:
     """Return a line for each node that has faults which are missing in the verdict on the allocation. The line names
-    only these faults. There are at most `UNHEALTHY_NODES_MAX` such lines, then a line with the number of further nodes."""
+    only these faults. There are at most `UNHEALTHY_NODES_MAX` such lines, then one with the number of further nodes."""
     listed = {_reason_line(fault) for fault in topology.verdict.faults}
     lines: list[Text] = []
     for node in topology.nodes:
