@@ -1,4 +1,4 @@
-"""The result of `hpctrain selfcheck`: one row for each path, and the machine on which it ran."""
+"""The result of `hpctrain selfcheck`: a row for each path on each node, and facts about each node."""
 
 from __future__ import annotations
 
