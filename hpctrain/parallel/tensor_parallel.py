@@ -2,7 +2,8 @@
 by columns, the last by rows).
 
 A block has two all-reduces in the forward pass, after attention and after the feed-forward layer, and two in the
-backward pass, at the inputs of these layers.
+backward pass, at the inputs of these layers. A decoder block of an encoder-decoder has one more for cross-attention in
+the forward pass, and more in the backward pass.
 
 With sequence parallelism (Korthikanti et al. 2022) each all-reduce becomes a reduce-scatter and an all-gather along the
 sequence, with the same bytes in total. Between these two collectives, each rank holds and computes its part of the

@@ -46,7 +46,8 @@ class ProbeSettings:
     sampled_rounds: int = 32
     """Random rounds that the mode sampled begins with."""
     slow_ratio: float = 0.95
-    """A node or device whose speed is below this share of the median of its peers is degraded."""
+    """A node whose bandwidth is below this share of the median of its peers is degraded. Devices have limits of their
+    own (`probe.faults.node_faults`), except those of virtual nodes, to which this share applies."""
     exclude_ratio: float = 0.80
     """A node whose bandwidth is below this share of the median of its peers, in the first measurement and in its
     retest, is excluded. 0: no node is excluded for its speed."""
