@@ -1,4 +1,5 @@
-"""Counts tensor-parallel groups of one size by kind, and merges the kinds into classes.
+"""Counts tensor-parallel groups of one size by kind (groups for which the cost model computes the same), and merges
+kinds into classes, each with the least time and the largest memory of its kinds.
 
 By these counts, a bound takes as long to compute for ten thousand groups as for ten.
 """

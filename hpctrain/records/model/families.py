@@ -139,8 +139,8 @@ class DecoderSpec(_EqualBlocks):
         devices together: (all numbers that the backward pass needs; those of them that are results of matrix products
         or attention).
 
-        Widths are d (`dim`), kv (all key heads) and f (`hidden`). The backward pass needs queries, keys and values
-        before and after the rotation by position (2·(d + 2·kv)), and the attention output (d). In the SwiGLU it needs
+        Widths are d (`dim`), kv (all key heads) and f (`hidden`). The backward pass needs queries, keys and values,
+        which count twice, before and after the rotation by position (2·(d + 2·kv)), and the attention output (d). In the SwiGLU it needs
         two matrix products, the activation of the first one, and the activation times the second one (4·f). Results of
         matrix products and attention are queries, keys, values, attention output and the SwiGLU's two products.
         """
