@@ -140,9 +140,10 @@ class DecoderSpec(_EqualBlocks):
         or attention).
 
         Widths are d (`dim`), kv (all key heads) and f (`hidden`). The backward pass needs queries, keys and values,
-        which count twice, before and after the rotation by position (2·(d + 2·kv)), and the attention output (d). In the SwiGLU it needs
-        two matrix products, the activation of the first one, and the activation times the second one (4·f). Results of
-        matrix products and attention are queries, keys, values, attention output and the SwiGLU's two products.
+        which count twice, before and after the rotation by position (2·(d + 2·kv)), and the attention output (d). In
+        the SwiGLU it needs two matrix products, the activation of the first one, and the activation times the second
+        one (4·f). Results of matrix products and attention are queries, keys, values, attention output and the SwiGLU's
+        two products.
         """
         key_value = self.key_value_heads * self.head_dim
         backward = 2 * (self.dim + 2 * key_value) + self.dim + 4 * self.hidden
