@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
+import psutil
+
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import EXIT_RESUMABLE, InputError, RefusedError
-from hpctrain.base.process import Process, Runner
+from hpctrain.base.process import WORKER_NAME, Process, Runner
 from hpctrain.jobs.attempt_outcome import read_outcome
 from hpctrain.launch.container_command import check_container
 from hpctrain.launch.local import LocalNodes, check_gpus, local_nodes
@@ -180,6 +182,16 @@ class LocalJob:
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
+
+    def kill_workers(self, node: str) -> bool:
+        """Kill the workers of a virtual node, and not its agent, as a fault would; return whether there was any."""
+        killed = False
+        for child in psutil.Process(self.processes[node].pid).children():
+            with contextlib.suppress(psutil.Error):
+                if child.name().startswith(WORKER_NAME.format("")):
+                    child.kill()
+                    killed = True
+        return killed
 
     def wait(self, tick: Callable[[], None]) -> LocalJobResult:
         """Wait until all node processes have ended, complete the attempt's line in attempts.jsonl, and return how the

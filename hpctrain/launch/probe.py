@@ -183,10 +183,7 @@ def probe_job(
         if not (folder / "topology.json").exists():
             raise_probe_error(process, log)
     finally:
-        if process.poll() is None:
-            process.terminate()
-            if process.wait(10.0) is None:
-                process.kill()
+        end_step(process)
     return Topology.read(folder / "topology.json", owned=True)
 
 
@@ -204,6 +201,14 @@ def start_on_nodes(job: ProbeJob, command: Sequence[str], with_gpus: bool, runne
     if job.gpus_per_node is None and with_gpus:
         job = replace(job, gpus_per_node=_gpus(job, Slurm(runner), os.environ if inside else {}))
     return runner.start(srun_command(job, command, inside), env=env, log=log)
+
+
+def end_step(process: Process) -> None:
+    """End an srun that may still wait for a lost node: by SIGTERM, and after 10 s by SIGKILL."""
+    if process.poll() is None:
+        process.terminate()
+        if process.wait(10.0) is None:
+            process.kill()
 
 
 def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None:

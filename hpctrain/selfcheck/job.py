@@ -10,7 +10,7 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.module_argv import program
 from hpctrain.base.process import Process, Runner
-from hpctrain.launch.probe import FINAL_WAIT_S, ProbeJob, ProbeRequest, probe_command, start_on_nodes
+from hpctrain.launch.probe import FINAL_WAIT_S, ProbeJob, ProbeRequest, end_step, probe_command, start_on_nodes
 from hpctrain.records.history.selfcheck import SelfcheckReport
 from hpctrain.records.topology.topology import Topology
 from hpctrain.selfcheck.figures import rows_of
@@ -45,10 +45,7 @@ def selfcheck_job(
     try:
         _wait(process, folder, job.nodes, clock)
     finally:
-        if process.poll() is None:
-            process.terminate()
-            if process.wait(10.0) is None:
-                process.kill()
+        end_step(process)
     reports = [SelfcheckReport.read(path, owned=True) for path in sorted(folder.glob("selfcheck-*.json"))]
     if not reports:
         lines = log.read_text(errors="replace").strip().splitlines()

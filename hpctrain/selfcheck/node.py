@@ -17,7 +17,7 @@ from typing import Any
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.forking import ForkingRunner
 from hpctrain.base.process import WORKER, Process, end_process
-from hpctrain.launch.local import VISIBLE_VARIABLES, local_environment
+from hpctrain.launch.local import NO_GPU, VISIBLE_VARIABLES, local_environment
 from hpctrain.launch.small_run import make_corpus, make_run
 from hpctrain.launch.worker_request import worker_reply
 from hpctrain.probe.system.gpu import driver_version, open_nvml
@@ -73,7 +73,7 @@ class NodeCheck:
             _, state = worker_reply("torch", {}, runner, "describes torch")
             compiler = shutil.which(self.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
             for path in self._chosen(paths_of(len(state["devices"]), compiler is not None)):
-                self._add(_left_out(path) if isinstance(path, LeftOut) else self._checked(path, runner))
+                self._add(_row_of_left_out(path) if isinstance(path, LeftOut) else self._checked(path, runner))
         if is_chosen(RECOVERY, self.only):
             self._add(self._timed(RECOVERY, "see logs in a run folder of `hpctrain demo`", check_recovery))
         if not self.only:
@@ -93,7 +93,7 @@ class NodeCheck:
         """Run the processes of a path and return the path's row. If the reference path has no losses to compare with,
         run nothing and return a row with the verdict 'left out'."""
         if path.reference is not None and path.reference not in self._losses:
-            return _left_out(LeftOut(path.name, f"'{path.reference}' failed, with which it is compared"))
+            return _row_of_left_out(LeftOut(path.name, f"'{path.reference}' failed, with which it is compared"))
         return self._timed(path.name, path.next_step, lambda folder: self._run_processes(path, folder, runner))
 
     def _timed(self, name: str, next_step: str, work: Callable[[Path], CheckResult]) -> PathResult:
@@ -129,7 +129,7 @@ class NodeCheck:
         )  # fmt: skip
         env = local_environment(path.world, self.environ)
         if path.device == "cpu":
-            env |= dict.fromkeys(VISIBLE_VARIABLES, "-1")
+            env |= dict.fromkeys(VISIBLE_VARIABLES, NO_GPU)
         processes: list[Process] = []
         try:
             for rank in range(path.world):
@@ -179,16 +179,16 @@ def _last_line(log: Path) -> str:
     return lines[-1].strip() if lines else ""
 
 
-def _left_out(path: LeftOut) -> PathResult:
+def _row_of_left_out(path: LeftOut) -> PathResult:
     return PathResult(path=path.name, verdict="left out", figure=path.reason, seconds=0.0)
 
 
 def _rocm(state: Mapping[str, Any]) -> PathResult:
     """Return the row that says whether the paths on GPUs ran on ROCm."""
     if state["hip_version"] is None:
-        return _left_out(LeftOut("ROCm", f"this torch is built for {_build(state)}"))
+        return _row_of_left_out(LeftOut("ROCm", f"this torch is built for {_build(state)}"))
     if not state["devices"]:
-        return _left_out(LeftOut("ROCm", "no GPU"))
+        return _row_of_left_out(LeftOut("ROCm", "no GPU"))
     figure = f"the rows of GPUs ran on ROCm {state['hip_version']}"
     return PathResult(path="ROCm", verdict="ok", figure=figure, seconds=0.0)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 
-import psutil
-
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.process import WORKER_NAME, SystemRunner
+from hpctrain.base.process import SystemRunner
 from hpctrain.launch.local_run import LocalJob, start
 from hpctrain.launch.preflight.prepare import RunInputs, prepare
 from hpctrain.launch.small_run import make_corpus, make_run
@@ -82,12 +79,4 @@ class _Fault:
                 self.seconds = float(recovered[0].data["seconds"])
                 self._job.stop()
         elif any(row.step >= KILL_AT for row in read_metrics(folder / "metrics.jsonl")):
-            self._kill_worker()
-
-    def _kill_worker(self) -> None:
-        agent = psutil.Process(list(self._job.processes.values())[-1].pid)
-        for child in agent.children():
-            with contextlib.suppress(psutil.Error):
-                if child.name().startswith(WORKER_NAME.format("")):
-                    child.kill()
-                    self.injected = True
+            self.injected = self._job.kill_workers(list(self._job.processes)[-1])

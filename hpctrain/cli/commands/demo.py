@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
-import psutil
 from rich.text import Text
 
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.owned_files import owner_only
-from hpctrain.base.process import WORKER_NAME, SystemRunner
+from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_delta, format_seconds, format_si
 from hpctrain.cli.commands.train import watch_job
 from hpctrain.cli.options.parameters import FOLDER
@@ -168,9 +167,7 @@ class _FaultInjector:
         if row.step >= WORKER_DIES_AT and "worker" not in self.done:
             self.done.add("worker")
             _styled("--- the demo kills the worker of local2 (SIGKILL)", "yellow")
-            for child in psutil.Process(self.job.processes["local2"].pid).children():
-                if child.name().startswith(WORKER_NAME.format("")):
-                    child.kill()
+            self.job.kill_workers("local2")
         if row.step >= NODE_DIES_AT and "node" not in self.done:
             self.done.add("node")
             _styled("--- the demo kills node local1: agent and worker (SIGKILL)", "yellow")
