@@ -79,7 +79,7 @@ def resubmit_command(folder: Path, overrides: tuple[str, ...], from_seed: bool, 
         check_cluster(folder, slurm, "resubmit")
         job = _submit_again(RunFolder(folder), spec, slurm, from_seed, as_json)
     else:
-        check_not_queued_here(slurm, f"hpctrain train --resume {folder.name}")
+        check_not_queued_here(slurm, f"`hpctrain train --resume {folder.name}`")
         with write_changed_settings(RunFolder(folder), spec), _from_seed(RunFolder(folder), from_seed):
             job = submit_local(RunFolder(folder), fewest_nodes(spec), SystemRunner())
     add_to_history("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)

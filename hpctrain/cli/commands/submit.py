@@ -29,7 +29,7 @@ from hpctrain.jobs.partition_checks import nodes_of_allocation
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
 from hpctrain.launch.local import check_gpus
 from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, fewest_nodes, make_folder, prepare, runs_folder
-from hpctrain.launch.preflight.site import check_not_queued_here, site_defaults, with_sbatch_variables
+from hpctrain.launch.preflight.site import check_not_queued_here, login_node_words, site_defaults, with_sbatch_variables
 from hpctrain.launch.slurm_job.job_script import check_is_slurm, run_in_allocation
 from hpctrain.launch.slurm_job.queue import CheckedRun, check_queue, estimate_start, wait_for_job
 from hpctrain.launch.submission import preview, submit_job, submit_local
@@ -57,13 +57,16 @@ class SubmitOptions:
 @click.option("--site", metavar="PROFILE", help="Profile of site.yaml. Default: the first one that matches this place.")
 @seeds_option
 @profile_option
+@click.option(
+    "--local", is_flag=True, help="Start the run in the background of this machine, whatever cluster.kind is."
+)
 @click.option("--dry-run", is_flag=True, help="Check everything and show the job script; submit nothing.")
 @click.option("--wait", is_flag=True, help="Wait until the run has ended; its exit code comes back.")
 @own_job_option
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout; a dry run, its script.")
 def submit_command(
     run_file: Path, topology: Path | None, plan: Path | None, overrides: tuple[str, ...], site: str | None,
-    seeds: str | None, profile: int | None, dry_run: bool, wait: bool, own_job: bool, as_json: bool
+    seeds: str | None, profile: int | None, local: bool, dry_run: bool, wait: bool, own_job: bool, as_json: bool
 ) -> None:  # fmt: skip
     """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
 
@@ -76,12 +79,14 @@ def submit_command(
     With --seeds, each seed is a run of its own, NAME-seedN; --json then prints a list.
     """
     click.get_current_context().with_resource(owner_only())
-    given = RunInputs(run_file, with_profile(overrides, profile), topology, plan)
+    here = ("cluster.kind=local",) if local else ()
+    given = RunInputs(run_file, (*with_profile(overrides, profile), *here), topology, plan)
     chosen = parse_seeds(seeds) if seeds is not None else []
     asked = SubmitOptions(dry_run, wait, as_json)
     if own_job:
-        if dry_run or wait or as_json or chosen:
-            raise InputError("--own-job: the job turns into the run; leave out --dry-run, --wait, --json and --seeds")
+        if dry_run or wait or as_json or chosen or local:
+            options = "--dry-run, --wait, --json, --seeds and --local"
+            raise InputError(f"--own-job: the job turns into the run; leave out {options}")
         _submit_as_own_job(given, site)
     slurm = Slurm(SystemRunner())
     given, site_lines = _with_site(given, site, slurm)
@@ -89,14 +94,16 @@ def submit_command(
     queued = run.cluster.kind == "slurm"
     if chosen and (wait or not queued or _is_inside()):
         raise InputError("--seeds: only for jobs that are queued: cluster.kind slurm, outside of salloc, no --wait")
-    if not queued:
-        check_not_queued_here(slurm, f"hpctrain train {run_file} --local {fewest_nodes(run)}")
+    if not queued and not local:
+        train = f"`hpctrain train {run_file} --local {fewest_nodes(run)}`"
+        check_not_queued_here(slurm, f"add --local (in the background), or {train}")
     say(site_lines, as_json)
     prepared = prepare(given, SystemRunner(), queued=queued)
     warn_if_stale(prepared.topology, prepared.nodes or None)
     warnings = checkpoint_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
     say([*warnings, *dropout_warning(prepared.run)], as_json)
     if not queued:
+        warn(login_node_words(fewest_nodes(run), slurm, os.environ))
         _submit_here(prepared, asked)
     elif _is_inside():
         _submit_in_allocation(prepared, asked)

@@ -93,12 +93,12 @@ FEW_CORES = 4
 """Number of cores up to which a run counts as usual work on a login node, as a compiler does."""
 
 
-def check_not_queued_here(slurm: Slurm, train: str) -> None:
+def check_not_queued_here(slurm: Slurm, here: str) -> None:
     """Check that this machine has no Slurm, before `hpctrain submit` starts a run with `cluster.kind: local`: on a
     machine with Slurm, a user of `submit` expects a job in the queue.
 
     Args:
-        train: the command that trains on this machine, for the message.
+        here: what to do to train on this machine, for the message.
 
     Raises:
         InputError: this machine has Slurm.
@@ -106,7 +106,7 @@ def check_not_queued_here(slurm: Slurm, train: str) -> None:
     if slurm.available():
         raise InputError(
             "cluster.kind: found local on a machine with Slurm: nothing would be queued, and this machine would train; "
-            f"for a job write kind: slurm, or add --set cluster.kind=slurm; to train on this machine: `{train}`"
+            f"for a job write kind: slurm, or add --set cluster.kind=slurm; to train on this machine, {here}"
         )
 
 
@@ -114,11 +114,12 @@ def login_node_words(count: int, slurm: Slurm, environ: Mapping[str, str]) -> li
     """Return a warning, as lines, if a run of `count` virtual nodes would use more than FEW_CORES cores of a login
     node; else [].
 
-    This machine counts as a login node if it has Slurm's commands, this process is in no job, and no slurmd runs.
+    This machine counts as a login node if it has Slurm's commands, this process is in no job, no slurmd is seen to run,
+    and Slurm lists no node with this host's name.
     """
     threads = local_environment(count, environ)["OMP_NUM_THREADS"]
     cores = min(len(os.sched_getaffinity(0)), count * int(threads) if threads.isdigit() else count)
-    if cores <= FEW_CORES or environ.get("SLURM_JOB_ID") or not slurm.available() or _runs_slurmd():
+    if cores <= FEW_CORES or environ.get("SLURM_JOB_ID") or not slurm.available() or _is_node(slurm):
         return []
     return [
         f"this looks like a login node, and the run keeps {cores} of its cores busy, which most sites forbid; train as "
@@ -126,5 +127,12 @@ def login_node_words(count: int, slurm: Slurm, environ: Mapping[str, str]) -> li
     ]
 
 
-def _runs_slurmd() -> bool:
-    return any(process.info["name"] == "slurmd" for process in psutil.process_iter(["name"]))
+def _is_node(slurm: Slurm) -> bool:
+    """Whether this machine is a compute node; False if only Slurm could tell and does not answer."""
+    if any(process.info["name"] == "slurmd" for process in psutil.process_iter(["name"])):
+        return True
+    try:
+        # Where a user sees no processes of others (hidepid), Slurm's list of nodes still has this host.
+        return platform.node().partition(".")[0] in {node.name for node in slurm.nodes()}
+    except CommandError:
+        return False

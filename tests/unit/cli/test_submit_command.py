@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from run_folders import RUN, submitted_run
 
@@ -82,8 +83,23 @@ def test_a_local_run_is_not_submitted_on_a_machine_with_slurm(fake, runs, hpctra
     said = str(result.exception)
     assert "cluster.kind: found local on a machine with Slurm" in said
     assert "--set cluster.kind=slurm" in said
-    assert f"`hpctrain train {run_file} --local 2`" in said
+    assert f"add --local (in the background), or `hpctrain train {run_file} --local 2`" in said
     assert not runs.exists()
+
+
+@pytest.mark.parametrize("kind", ["local", "slurm"])
+def test_local_starts_it_here_all_the_same_and_warns_of_a_login_node(fake, runs, hpctrain, run_file, monkeypatch, kind):
+    monkeypatch.setattr("hpctrain.cli.commands.submit.submit_local", lambda folder, count, runner: f"4711 on {count}")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(psutil, "process_iter", lambda names: [])
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    result = hpctrain("submit", str(run_file), "--set", f"cluster.kind={kind}", "--local", "--json")
+    assert result.exit_code == 0, result.exception
+    assert "looks like a login node, and the run keeps 64 of its cores busy" in result.stderr
+    (folder,) = runs.iterdir()
+    assert json.loads(result.stdout) == {"name": folder.name, "folder": str(folder), "job_id": "4711 on 2"}
+    assert read_run(folder / "run.yaml").cluster.kind == "local"
+    assert not any(argv[0] == "sbatch" and "--version" not in argv for argv in fake.argvs)
 
 
 def test_a_run_that_was_submitted_is_in_the_history(fake, runs, hpctrain, run_file, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from types import SimpleNamespace
 
 import psutil
@@ -47,8 +48,16 @@ def test_elsewhere_it_is_not(
     assert login_node_words(4, Slurm(fake), environ) == []
 
 
+def test_a_host_that_slurm_lists_is_no_login_node(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may not see the processes of others, slurmd among them."""
+    monkeypatch.setattr(platform, "node", lambda: f"{next(iter(fake.node_states))}.cluster.example.org")
+    assert login_node_words(4, Slurm(fake), {}) == []
+    fake.away = True
+    assert "looks like a login node" in login_node_words(4, Slurm(fake), {})[0]
+
+
 def test_a_run_of_kind_local_is_refused_where_slurm_is(fake: FakeSlurm) -> None:
-    with pytest.raises(InputError, match=r"found local on a machine with Slurm: .* `hpctrain train x --local 2`"):
-        check_not_queued_here(Slurm(fake), "hpctrain train x --local 2")
+    with pytest.raises(InputError, match=r"found local on a machine with Slurm: .* on this machine, add --local"):
+        check_not_queued_here(Slurm(fake), "add --local")
     fake.installed = False
-    check_not_queued_here(Slurm(fake), "hpctrain train x --local 2")
+    check_not_queued_here(Slurm(fake), "add --local")
