@@ -26,6 +26,7 @@ from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.save_and_load import SaveResult
 from hpctrain.checkpoint.state import collect, fingerprint
 from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
+from hpctrain.parallel.host_copy import HostCopy
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.run.optimizer import learning_rate
 from hpctrain.worker import disk_full
@@ -139,6 +140,7 @@ class Loop:
         """
         trainer, start = self.trainer, time.perf_counter()
         share, gradients = self._forward_backward(trainer.step)
+        loss_copy = HostCopy(share)
         scale = trainer.scaler.state.value if trainer.scaler is not None else None
         dp_bytes = self._reduce(gradients)
         trainer.pipeline.all_reduce_tied_gradients()
@@ -152,7 +154,7 @@ class Loop:
         seconds = time.perf_counter() - start
         stop = self.agent_channel.stop_wanted()
         with ACTIVITY.doing("wait for the loss", waits=trainer.device.type == "cuda"):
-            loss_share = float(share)
+            loss_share = loss_copy.value()
         job = gather_step_metrics(trainer, loss_share, counters, dp_bytes, self._tp_bytes, stop)
         # In fp16 a non-finite norm may only mean that the loss scale is too large; the loss itself does not contain it.
         if not math.isfinite(job.loss):
@@ -257,12 +259,13 @@ class Loop:
     def _update(self, norm: Tensor) -> tuple[float, float]:
         """Clip the gradients and update the weights, unless the norm is not finite. Return (learning rate, norm).
 
-        The host reads the norm only after it has queued the update, so that a GPU need not wait for the host.
+        The host reads the norm only after it has queued the update, and a GPU makes the update while the host goes on.
 
         Raises:
             HpctrainError: the norm is not finite, and not because of the loss scale; the weights are unchanged.
         """
         trainer, settings = self.trainer, self.trainer.run.optimizer
+        norm_copy = HostCopy(norm)
         lr = learning_rate(settings, trainer.step, trainer.run.steps)
         for group in trainer.optimizer.param_groups:
             group["lr"] = lr
@@ -274,7 +277,7 @@ class Loop:
             if settings.clip_norm is not None:
                 clip_gradients(trainer.parameters, norm, settings.clip_norm)
             trainer.optimizer.step()
-        number = float(norm)
+        number = norm_copy.value()
         skipped = trainer.scaler is not None and trainer.scaler.skips(number)
         if not skipped and not math.isfinite(number):
             raise self._no_number(trainer.step + 1, number)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hpctrain.parallel import pipeline
+from hpctrain.parallel.host_copy import HostCopy
 from hpctrain.parallel.pipeline import PipelineInputs
 from hpctrain.parallel.stage import Mark, TrackedWork, mark, seconds_between, stopwatch
 
@@ -32,7 +33,7 @@ class Event:
     """A CUDA event on the stream of `Device`."""
 
     def __init__(self, enable_timing: bool = False) -> None:
-        assert enable_timing
+        self.timed = enable_timing
 
     def record(self, stream: Device) -> None:
         self._stream, self._at_ms = stream, stream.now_ms
@@ -41,7 +42,21 @@ class Event:
         self._stream.waits.append("event")
 
     def elapsed_time(self, end: Event) -> float:
+        assert self.timed
         return end._at_ms - self._at_ms
+
+
+class Pinned:
+    """A tensor in page-locked memory that records whether copies into it let the host go on."""
+
+    def __init__(self, copied: list[bool]) -> None:
+        self._copied = copied
+
+    def copy_(self, source: object, non_blocking: bool) -> None:
+        self._copied.append(non_blocking)
+
+    def __float__(self) -> float:
+        return 2.5
 
 
 @pytest.fixture
@@ -70,6 +85,22 @@ def test_an_action_on_cuda_is_timed_without_waiting_for_it(device: Device) -> No
     assert device.waits == []
     ((part, start, end),) = spans
     assert (part, seconds_between(start, end)) == ("forward_s", 1.5)
+    assert device.waits == ["event"]
+
+
+def test_a_number_is_read_from_the_host_copy() -> None:
+    number = torch.tensor(2.5, dtype=torch.float64)
+    assert HostCopy(number).value() == 2.5
+
+
+def test_a_number_on_cuda_is_waited_for_by_an_event_not_by_the_stream(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[bool] = []
+    monkeypatch.setattr(torch, "empty_like", lambda number, device, pin_memory: Pinned(copied))
+    copy = HostCopy(SimpleNamespace(device=CUDA, detach=lambda: None))  # type: ignore[arg-type]
+    assert (copied, device.waits) == ([True], [])
+    assert copy.value() == 2.5
     assert device.waits == ["event"]
 
 
