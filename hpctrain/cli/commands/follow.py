@@ -18,7 +18,7 @@ from hpctrain.base.errors import EXIT_DONE, EXIT_FAILED, HpctrainError, InputErr
 from hpctrain.cli.answers import say, warn
 from hpctrain.cli.options.parameters import RUN
 from hpctrain.cli.views.console import Console
-from hpctrain.cli.views.run_status import WatchedRun, run_status, run_statuses
+from hpctrain.jobs.run_status import WatchedRun, run_status, run_statuses
 from hpctrain.report.event_text import log_line_text
 from hpctrain.report.logs import LogLine, find_logs, follow_lines, last_lines
 from hpctrain.report.status import RunStatus

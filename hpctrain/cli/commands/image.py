@@ -23,7 +23,6 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
 from hpctrain.cli.options.parameters import PATH
 from hpctrain.cli.views.console import Console
-from hpctrain.cli.views.queue_checks import examine_container
 from hpctrain.container.build import PREFIX, Builder, build, build_options, has_user_namespaces, labels_of
 from hpctrain.container.check import ImageFinding, worst_level
 from hpctrain.container.entry import find_runtime, this_host
@@ -38,6 +37,7 @@ from hpctrain.container.recipe import (
     locked_packages,
     parse_base,
 )
+from hpctrain.launch.preflight.queue_checks import examine_container
 from hpctrain.records.run.run import Container
 from hpctrain.runs.code_copy import git_state
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import sys
 from pathlib import Path
 
@@ -19,11 +18,9 @@ from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
 from hpctrain.cli.options.parameters import RUN
-from hpctrain.cli.run_history import check_cluster
-from hpctrain.cli.views.run_status import run_status
-from hpctrain.jobs.successors import cancel_job
+from hpctrain.jobs.run_status import run_status
+from hpctrain.launch.cancel import cancel_run
 from hpctrain.launch.container_command import container_command, step_options
-from hpctrain.launch.slurm_job.job_script import is_in_allocation, stop_in_allocation
 from hpctrain.launch.step import (
     choose_node,
     local_step_environment,
@@ -34,7 +31,7 @@ from hpctrain.launch.step import (
 )
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.status import RunStatus
-from hpctrain.runs.folder import RunFolder, check_trusted, lock_holder, resume_text
+from hpctrain.runs.folder import RunFolder, check_trusted, lock_holder
 from hpctrain.runs.locate import find_run, job_id, scan_runs
 from hpctrain.runs.prune import Removal, jobs_of, removable, remove_all, why_in_use
 from hpctrain.slurm.commands import Slurm
@@ -52,42 +49,7 @@ def cancel_command(folder: Path, at_once: bool) -> None:
     resubmit` continues a cancelled run later, from its newest checkpoint.
     """
     click.get_current_context().with_resource(owner_only())
-    folder = folder.resolve()
-    check_trusted(folder)
-    if run_of(folder).cluster.kind == "slurm":
-        click.echo(_cancel_job(folder, at_once))
-    else:
-        click.echo(_stop_processes(folder, at_once))
-
-
-def _cancel_job(folder: Path, at_once: bool) -> str:
-    job = job_id(folder)
-    if job is None:
-        raise InputError(f"{folder.name}: it was never submitted, so there is no job to cancel")
-    if is_in_allocation(folder):
-        if at_once:
-            raise InputError(
-                f"{folder.name}: it runs in an allocation that is not its own; leave out --now, or press Ctrl-C twice "
-                "where it was started"
-            )
-        return stop_in_allocation(folder, SystemClock())
-    slurm = Slurm(SystemRunner())
-    check_cluster(folder, slurm, "cancel")
-    return cancel_job(folder, job, slurm, SystemClock(), at_once)
-
-
-def _stop_processes(folder: Path, at_once: bool) -> str:
-    holder = lock_holder(folder)
-    if holder is None:
-        raise InputError(f"{folder.name}: no process holds it, so there is nothing to cancel; {resume_text(folder)}")
-    if not holder.is_here:
-        raise InputError(f"{folder.name}: {holder} holds it; run `hpctrain cancel {folder.name}` on that machine")
-    os.kill(holder.pid, signal.SIGTERM)
-    if not at_once:
-        return f"asked process {holder.pid} to save and stop; `hpctrain status {folder.name}` shows when it has"
-    # SIGTERM asks for a save, SIGINT then ends it. Two signals of one kind could arrive as one.
-    os.kill(holder.pid, signal.SIGINT)
-    return f"told process {holder.pid} to end at once; {resume_text(folder)}"
+    click.echo(cancel_run(folder, at_once, SystemRunner(), SystemClock()))
 
 
 COMMAND = "hpctrain.exec.command"

@@ -21,14 +21,13 @@ from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import say, submission, warn
 from hpctrain.cli.options.parameters import RUN
-from hpctrain.cli.run_history import add_to_history, check_cluster
-from hpctrain.cli.views.run_status import run_status
 from hpctrain.jobs.dependencies import (
     record_dependent_run,
     refresh_dependency,
     refresh_dependent_runs,
     with_dependencies,
 )
+from hpctrain.jobs.run_status import run_status
 from hpctrain.jobs.successors import CANCELLED_FILE, check_no_live_job, nodes_to_exclude_if_known, queue_successors
 from hpctrain.launch.preflight.changed_settings import ALLOWED, run_with_changes, write_changed_settings
 from hpctrain.launch.preflight.prepare import fewest_nodes
@@ -41,6 +40,7 @@ from hpctrain.runs.folder import RunFolder, check_trusted
 from hpctrain.runs.locate import job_id, run_of_job, scan_runs, untrusted_folders_text
 from hpctrain.runs.lost_checkpoints import lost_checkpoints_text, restarting_from_seed
 from hpctrain.runs.secrets import check_secrets
+from hpctrain.runs.started_runs import add_to_history, check_cluster
 from hpctrain.slurm.commands import Slurm
 
 own_job_option = click.option(
@@ -82,7 +82,7 @@ def resubmit_command(folder: Path, overrides: tuple[str, ...], from_seed: bool, 
         check_not_queued_here(slurm, f"`hpctrain train --resume {folder.name}`")
         with write_changed_settings(RunFolder(folder), spec), _from_seed(RunFolder(folder), from_seed):
             job = submit_local(RunFolder(folder), fewest_nodes(spec), SystemRunner())
-    add_to_history("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)
+    warn(add_to_history("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None))
     if as_json:
         click.echo(json.dumps(submission(folder, job)))
     else:
@@ -200,7 +200,7 @@ def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
     argv = adopt_job(folder, run or run_of(folder), job)
     if is_new:
         slurm = Slurm(SystemRunner())
-        add_to_history("submit", folder, job, slurm)
+        warn(add_to_history("submit", folder, job, slurm))
         warn(refresh_dependent_runs(folder, slurm, os.environ))
     warn([f"job {job}, run folder {folder}"])
     SystemRunner().replace_process(argv, os.environ)

@@ -20,7 +20,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.options.parameters import FILE, PATH
 from hpctrain.cli.options.site_job import with_site_defaults
 from hpctrain.cli.views.console import table_console
-from hpctrain.cli.views.queue_checks import examine_container
+from hpctrain.launch.preflight.queue_checks import examine_container
 from hpctrain.launch.probe import ProbeJob, ProbeRequest
 from hpctrain.records.history.selfcheck import SUMMARY_CHARS, PathResult, PathVerdict, SelfcheckReport
 from hpctrain.records.run.run import Container

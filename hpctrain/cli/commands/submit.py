@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -12,7 +13,7 @@ from typing import NoReturn
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.errors import InputError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import say, submission, warn
@@ -20,23 +21,25 @@ from hpctrain.cli.commands.resubmit import become_job, begin_own_job, earlier_ru
 from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.cli.options.parameters import PATH, set_option
 from hpctrain.cli.options.starting import parse_seeds, profile_option, seeds_option, with_profile, with_seed
-from hpctrain.cli.run_history import add_to_history
-from hpctrain.cli.views.queue_checks import check_before_queueing, check_provisional
-from hpctrain.hf.folder import dropout_warning
 from hpctrain.jobs.bad_nodes import record_excluded_nodes
-from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency, with_dependencies
+from hpctrain.jobs.dependencies import with_dependencies
 from hpctrain.jobs.partition_checks import nodes_of_allocation
-from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
 from hpctrain.launch.local import check_gpus
 from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, fewest_nodes, make_folder, prepare, runs_folder
-from hpctrain.launch.preflight.site import check_not_queued_here, login_node_words, site_defaults, with_sbatch_variables
+from hpctrain.launch.preflight.queue_checks import check_provisional
+from hpctrain.launch.preflight.site import login_node_words
+from hpctrain.launch.queueing import (
+    check_for_queue,
+    prepare_submission,
+    queue_run,
+    script_to_be,
+    start_in_background,
+    with_site,
+)
 from hpctrain.launch.slurm_job.job_script import check_is_slurm, run_in_allocation
-from hpctrain.launch.slurm_job.queue import CheckedRun, check_queue, estimate_start, wait_for_job
-from hpctrain.launch.submission import preview, submit_job, submit_local
-from hpctrain.records.run.run import Run
-from hpctrain.runs.code_copy import omitted_secrets_text
-from hpctrain.runs.file_system import checkpoint_space_warning
-from hpctrain.runs.folder import RunFolder, remove_on_error
+from hpctrain.launch.slurm_job.queue import CheckedRun, wait_for_job
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.started_runs import add_to_history
 from hpctrain.slurm.commands import Slurm
 
 
@@ -47,6 +50,10 @@ class SubmitOptions:
     dry_run: bool
     wait: bool
     as_json: bool
+
+    def say(self, lines: Iterable[str]) -> None:
+        """Print lines for a person: on stdout, or on stderr with --json."""
+        say(lines, self.as_json)
 
 
 @click.command()
@@ -89,40 +96,20 @@ def submit_command(
             raise InputError(f"--own-job: the job turns into the run; leave out {options}")
         _submit_as_own_job(given, site)
     slurm = Slurm(SystemRunner())
-    given, site_lines = _with_site(given, site, slurm)
-    run = given.run()
-    queued = run.cluster.kind == "slurm"
+    given, site_lines = with_site(given, site, slurm)
+    queued = given.run().cluster.kind == "slurm"
     if chosen and (wait or not queued or _is_inside()):
         raise InputError("--seeds: only for jobs that are queued: cluster.kind slurm, outside of salloc, no --wait")
-    if not queued and not local:
-        train = f"`hpctrain train {run_file} --local {fewest_nodes(run)}`"
-        check_not_queued_here(slurm, f"add --local (in the background), or {train}")
-    say(site_lines, as_json)
-    prepared = prepare(given, SystemRunner(), queued=queued)
+    asked.say(site_lines)
+    prepared = prepare_submission(given, local, slurm, SystemRunner(), asked.say)
     warn_if_stale(prepared.topology, prepared.nodes or None)
-    warnings = checkpoint_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
-    say([*warnings, *dropout_warning(prepared.run)], as_json)
     if not queued:
-        warn(login_node_words(fewest_nodes(run), slurm, os.environ))
+        warn(login_node_words(fewest_nodes(prepared.run), slurm, os.environ))
         _submit_here(prepared, asked)
     elif _is_inside():
         _submit_in_allocation(prepared, asked)
     else:
         _submit_to_slurm(prepared, slurm, chosen, asked)
-
-
-def _with_site(given: RunInputs, site: str | None, slurm: Slurm) -> tuple[RunInputs, list[str]]:
-    """Return the inputs with this cluster's defaults from site.yaml, and lines that name the defaults that the run
-    uses.
-
-    Args:
-        given: the inputs as the user gave them.
-        site: name of the profile in site.yaml; None: the first that matches this cluster.
-    """
-    defaults = site_defaults(site, slurm, os.environ)
-    if defaults is None:
-        return given, []
-    return replace(given, defaults=defaults.values), defaults.words(given.run_file, given.overrides)
 
 
 def _is_inside() -> bool:
@@ -131,17 +118,11 @@ def _is_inside() -> bool:
 
 
 def _submit_to_slurm(prepared: PreparedRun, slurm: Slurm, seeds: list[int], asked: SubmitOptions) -> None:
-    run, lines = with_sbatch_variables(prepared.run, os.environ)
     if seeds:
-        lines.append(f"{len(seeds)} runs, one for each seed; what follows is for each of them")
-    lines += check_before_queueing(run)
-    checked, start = _taken_by_slurm(run, slurm)
-    say([*lines, *checked.lines], asked.as_json)
-    prepared = replace(prepared, run=checked.run)
-    say(check_provisional(prepared, runs_folder(), checked.nodes, checked.limit), asked.as_json)
-    say(start, asked.as_json)
+        asked.say([f"{len(seeds)} runs, one for each seed; what follows is for each of them"])
+    prepared, checked = check_for_queue(prepared, slurm, SystemClock(), asked.say)
     if asked.dry_run:
-        script = _script_to_be(checked.asked)
+        script = script_to_be(checked.asked)
         _would(prepared, asked.as_json, script, script=script)
         return
     answers: list[dict[str, str]] = []
@@ -154,41 +135,7 @@ def _submit_to_slurm(prepared: PreparedRun, slurm: Slurm, seeds: list[int], aske
             click.echo(json.dumps(answers if seeds else answers[0]))
     if asked.wait:
         folder, job_id = Path(answers[0]["folder"]), answers[0]["job_id"]
-        sys.exit(wait_for_job(folder, job_id, slurm, SystemClock(), lambda text: say([text], asked.as_json)))
-
-
-def _taken_by_slurm(run: Run, slurm: Slurm) -> tuple[CheckedRun, list[str]]:
-    """Return the run in the partition that fits best, and lines with Slurm's estimate of its start.
-
-    If sbatch refuses that partition, the next best one is tried. Runs that differ only in their seed need one call.
-
-    Raises:
-        RefusedError: sbatch refuses the partition that fits best, and the next best one if there is one; the message
-            is its answer for the one that fits best.
-    """
-    checked = check_queue(run, slurm, runs_folder(), os.environ, Path.cwd())
-    try:
-        return checked, _start_words(checked.asked, slurm)
-    except RefusedError as error:
-        if not checked.others:
-            raise
-        refused, name = error, checked.others[0]
-    other = run.model_copy(update={"cluster": run.cluster.model_copy(update={"partition": name})})
-    following = check_queue(other, slurm, runs_folder(), os.environ, Path.cwd())
-    try:
-        start = _start_words(following.asked, slurm)
-    except RefusedError:
-        raise refused from None
-    words = f"partition {name} chosen: of {checked.run.cluster.partition}, {refused}"
-    return replace(following, lines=[words, *following.lines]), start
-
-
-def _start_words(job: Run, slurm: Slurm) -> list[str]:
-    return estimate_start(job, _script_to_be(job), slurm, SystemClock().wall())
-
-
-def _script_to_be(job: Run) -> str:
-    return preview(job, runs_folder().resolve() / f"{job.name}-<time>")
+        sys.exit(wait_for_job(folder, job_id, slurm, SystemClock(), lambda text: asked.say([text])))
 
 
 def _queue_one(
@@ -200,56 +147,25 @@ def _queue_one(
         checked: the run as the checks of the queue changed it.
         seed: the run's seed, which also ends its name; None: seed and name of the run file.
     """
-    run, job = prepared.run, checked.asked
     if seed is not None:
-        run, job = with_seed(run, seed), with_seed(job, seed)
-    folder = make_folder(replace(prepared, run=run), runs_folder(), SystemRunner(), SystemClock())
-    say(omitted_secrets_text(folder.path), asked.as_json)
-    with remove_on_error(folder):
-        record_dependent_run(checked.before, folder.path)
-        job_id = submit_job(folder, job, _without_excluded(folder, prepared, job, slurm, asked))
-    add_to_history("submit", folder.path, job_id, slurm)
-    say(queue_successors(folder.path, job, slurm, SystemClock().wall()), asked.as_json)
-    if checked.before.folders:
-        # A run that this one waits for may have continued as another job meanwhile, which did not know of this one.
-        say(refresh_dependency(folder.path, slurm, os.environ, checked.before.jobs), asked.as_json)
+        prepared = replace(prepared, run=with_seed(prepared.run, seed))
+        checked = replace(checked, asked=with_seed(checked.asked, seed))
+    started = queue_run(prepared, checked, slurm, SystemRunner(), SystemClock(), asked.say)
     if not asked.as_json:
-        _tell(folder.path, job_id, as_json=False)
-    return submission(folder.path, job_id)
-
-
-def _without_excluded(
-    folder: RunFolder, prepared: PreparedRun, job: Run, slurm: Slurm, asked: SubmitOptions
-) -> list[str]:
-    """Record the nodes that the verdict of the user's topology (-t) excludes, and return those that the first job is to
-    exclude; [] if there is no topology or it excludes none.
-
-    Args:
-        prepared: the run, its topology and its plan.
-        job: the run with what its job requests from Slurm, such as the number of GPUs.
-    """
-    now = SystemClock().wall()
-    bad = record_excluded_nodes(folder.path, prepared.topology, now, job.recovery.exclude_hours)
-    if not bad:
-        return []
-    exclude = nodes_to_exclude_if_known(folder.path, job, slurm, now)
-    remaining = sorted(set(bad) - set(exclude))
-    say([f"the topology excludes {', '.join(exclude)}: the job does without"] if exclude else [], asked.as_json)
-    more = "the job may get it, and the plan leaves it out"
-    say([f"the topology excludes {', '.join(remaining)}: {more}"] if remaining else [], asked.as_json)
-    return exclude
+        _tell(started.folder, started.job_id, as_json=False)
+    return submission(started.folder, started.job_id)
 
 
 def _submit_in_allocation(prepared: PreparedRun, asked: SubmitOptions) -> None:
     prepared = _not_waiting(prepared, "the allocation is there already", asked.as_json)
     say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), asked.as_json)
     if asked.dry_run:
-        script = _script_to_be(prepared.run)
+        script = script_to_be(prepared.run)
         _would(prepared, asked.as_json, script, script=script)
         return
     job_id = os.environ["SLURM_JOB_ID"]
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
-    add_to_history("submit", folder.path, job_id, Slurm(SystemRunner()))
+    warn(add_to_history("submit", folder.path, job_id, Slurm(SystemRunner())))
     _tell(folder.path, job_id, asked.as_json)
     _run_here(folder, prepared, job_id)
 
@@ -272,7 +188,7 @@ def _submit_as_own_job(given: RunInputs, site: str | None) -> NoReturn:
     before = earlier_run(job)
     if before is not None:
         become_job(before, job)
-    given, _ = _with_site(given, site, Slurm(SystemRunner()))
+    given, _ = with_site(given, site, Slurm(SystemRunner()))
     prepared = prepare(given, SystemRunner(), queued=True)
     warn_if_stale(prepared.topology)
     check_is_slurm(prepared.run)
@@ -294,18 +210,14 @@ def _run_here(folder: RunFolder, prepared: PreparedRun, job_id: str) -> NoReturn
 def _submit_here(prepared: PreparedRun, asked: SubmitOptions) -> None:
     if asked.wait:
         raise InputError("--wait: to watch a local run to its end, start it with `hpctrain train` instead")
-    count = fewest_nodes(prepared.run)
-    say(check_gpus(count, prepared.run.cluster.device, os.environ), asked.as_json)
     if asked.dry_run:
+        count = fewest_nodes(prepared.run)
+        asked.say(check_gpus(count, prepared.run.cluster.device, os.environ))
         text = f"would start {count} virtual nodes of this machine in the background"
         _would(prepared, asked.as_json, text, nodes=count)
         return
-    folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
-    say(omitted_secrets_text(folder.path), asked.as_json)
-    with remove_on_error(folder):
-        job_id = submit_local(folder, count, SystemRunner())
-    add_to_history("submit", folder.path, job_id, None)
-    _tell(folder.path, job_id, asked.as_json)
+    started = start_in_background(prepared, SystemRunner(), SystemClock(), asked.say)
+    _tell(started.folder, started.job_id, asked.as_json)
 
 
 def _would(prepared: PreparedRun, as_json: bool, text: str, **more: object) -> None:

@@ -19,7 +19,6 @@ from hpctrain.cli.answers import warn
 from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.cli.options.parameters import PATH, RUN, set_option
 from hpctrain.cli.options.starting import profile_option, traces_line, with_profile
-from hpctrain.cli.run_history import add_to_history
 from hpctrain.hf.folder import dropout_warning
 from hpctrain.launch.local import check_gpus, local_nodes
 from hpctrain.launch.local_run import LocalJob, LocalJobResult, ResumedRun, check_resumed, resume, start
@@ -34,6 +33,7 @@ from hpctrain.report.terminal import live_lines, show
 from hpctrain.runs.code_copy import omitted_secrets_text
 from hpctrain.runs.file_system import checkpoint_space_warning
 from hpctrain.runs.folder import resume_text
+from hpctrain.runs.started_runs import add_to_history
 from hpctrain.slurm.commands import Slurm
 
 
@@ -99,7 +99,7 @@ def _watch(job: LocalJob, as_json: bool) -> None:
     run = run_of(folder)
     out = sys.stderr if as_json else sys.stdout
     print(f"run folder {folder}", file=out, flush=True)
-    add_to_history("train", folder, None)
+    warn(add_to_history("train", folder, None))
     ended = watch_job(job, run.steps, out)
     traces = traces_line(run, folder)
     if traces is not None:

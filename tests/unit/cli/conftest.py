@@ -13,7 +13,7 @@ from fake_slurm import FakeSlurm
 from hpctrain.cli.main import cli
 
 USES_SLURM = (
-    "commands.manage", "commands.resubmit", "commands.submit", "views.run_status",
+    "cli.commands.manage", "cli.commands.resubmit", "cli.commands.submit", "jobs.run_status",
 )  # fmt: skip
 
 
@@ -22,9 +22,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     """A Slurm that every command talks to; run folders lie on a file system that all nodes share."""
     fake = FakeSlurm()
     for name in USES_SLURM:
-        monkeypatch.setattr(
-            importlib.import_module(f"hpctrain.cli.{name}"), "SystemRunner", lambda: fake, raising=False
-        )
+        monkeypatch.setattr(importlib.import_module(f"hpctrain.{name}"), "SystemRunner", lambda: fake, raising=False)
     monkeypatch.setattr("hpctrain.runs.file_system.file_system_of", lambda path: "nfs4")
     return fake
 

@@ -10,8 +10,8 @@ import pytest
 from run_folders import event, submitted_run
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.cli.run_history import add_to_history
 from hpctrain.records.history.past_runs import PastRun, append_past_run, history_file
+from hpctrain.runs.started_runs import add_to_history
 from hpctrain.slurm.commands import Slurm
 
 
@@ -77,8 +77,8 @@ def test_a_job_of_another_cluster_is_not_taken_for_the_one_here(fake, runs, hpct
     assert fake.jobs[1].state == "RUNNING"
 
 
-def test_a_home_that_cannot_be_written_stops_no_run(fake, runs, monkeypatch, tmp_path, capsys):
+def test_a_home_that_cannot_be_written_stops_no_run(fake, runs, monkeypatch, tmp_path):
     (tmp_path / "home").write_text("a file")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
-    add_to_history("submit", submitted_run(runs, "7"), "7")
-    assert "this run is not in the history" in capsys.readouterr().err
+    lines = add_to_history("submit", submitted_run(runs, "7"), "7")
+    assert [line.split(":")[0] for line in lines] == ["this run is not in the history"]

@@ -12,10 +12,9 @@ import pytest
 from run_folders import RUN, submitted_run
 
 from hpctrain.base.errors import CommandError, RefusedError, StorageError
-from hpctrain.cli.commands import submit as hpctrain_submit
-from hpctrain.cli.views.queue_checks import check_provisional, last_known
-from hpctrain.launch import submission
+from hpctrain.launch import queueing, submission
 from hpctrain.launch.preflight.prepare import PreparedRun
+from hpctrain.launch.preflight.queue_checks import check_provisional, last_known
 from hpctrain.records.history.ledger import read_bad_nodes
 from hpctrain.records.history.past_runs import read_past_runs
 from hpctrain.records.run.run import Run, read_run
@@ -28,7 +27,7 @@ from hpctrain.runs.locate import record_job
 @pytest.fixture
 def run_file(monkeypatch, tmp_path):
     """A run file whose data is not looked at."""
-    monkeypatch.setattr("hpctrain.cli.commands.submit.prepare", _prepared)
+    monkeypatch.setattr("hpctrain.launch.queueing.prepare", _prepared)
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps(RUN))
     return path
@@ -44,8 +43,8 @@ def test_a_refused_submission_leaves_no_run(fake, runs, hpctrain, run_file, monk
     def refuse(*args):
         raise CommandError("sbatch refused the job: Invalid account")
 
-    monkeypatch.setattr("hpctrain.cli.commands.submit.submit_job", refuse)
-    monkeypatch.setattr("hpctrain.cli.commands.submit.submit_local", refuse)
+    monkeypatch.setattr("hpctrain.launch.queueing.submit_job", refuse)
+    monkeypatch.setattr("hpctrain.launch.queueing.submit_local", refuse)
     fake.installed = kind == "slurm"
     result = hpctrain("submit", str(run_file), "--set", f"cluster.kind={kind}")
     assert "Invalid account" in str(result.exception)
@@ -62,7 +61,7 @@ def test_what_submit_writes_is_for_its_owner_alone_whatever_the_umask_is(fake, r
         (folder.path / "submitit" / f"{job}_submitted.pkl").write_text("")
         return job
 
-    monkeypatch.setattr("hpctrain.cli.commands.submit.submit_job", submit)
+    monkeypatch.setattr("hpctrain.launch.queueing.submit_job", submit)
     before = os.umask(0o002)
     try:
         result = hpctrain("submit", str(run_file), "--set", "recovery.successors=1")
@@ -103,10 +102,8 @@ def test_local_starts_it_here_all_the_same_and_warns_of_a_login_node(fake, runs,
 
 
 def test_a_run_that_was_submitted_is_in_the_history(fake, runs, hpctrain, run_file, monkeypatch):
-    monkeypatch.setattr(
-        "hpctrain.cli.commands.submit.submit_job", lambda folder, run, exclude=(): fake.submit("--nodes=2")
-    )
-    monkeypatch.setattr("hpctrain.cli.commands.submit.submit_local", lambda folder, count, runner: "4711")
+    monkeypatch.setattr("hpctrain.launch.queueing.submit_job", lambda folder, run, exclude=(): fake.submit("--nodes=2"))
+    monkeypatch.setattr("hpctrain.launch.queueing.submit_local", lambda folder, count, runner: "4711")
     for kind in ("slurm", "local"):
         fake.installed = kind == "slurm"
         result = hpctrain("submit", str(run_file), "--set", f"cluster.kind={kind}")
@@ -120,7 +117,7 @@ def test_a_run_that_was_submitted_is_in_the_history(fake, runs, hpctrain, run_fi
 
 
 def test_submit_says_how_to_follow_the_run_and_how_to_stop_it(fake, runs, hpctrain, run_file, monkeypatch):
-    monkeypatch.setattr("hpctrain.cli.commands.submit.submit_local", lambda *args: "4711")
+    monkeypatch.setattr("hpctrain.launch.queueing.submit_local", lambda *args: "4711")
     fake.installed = False
     said = hpctrain("submit", str(run_file), "--set", "cluster.kind=local").stdout
     (folder,) = runs.iterdir()
@@ -214,7 +211,7 @@ def queued(fake, monkeypatch):
         record_job(folder.path, job)
         return job
 
-    monkeypatch.setattr("hpctrain.cli.commands.submit.submit_job", submit)
+    monkeypatch.setattr("hpctrain.launch.queueing.submit_job", submit)
     return fake
 
 
@@ -308,9 +305,9 @@ def test_the_nodes_that_the_topology_given_excludes_are_not_asked_for(
         prepared, verdict = _prepared(given, runner), Verdict(status="warn", exclude=["gpu2"])
         return replace(prepared, topology=topology("gpu1", "gpu2", "gpu3").model_copy(update={"verdict": verdict}))
 
-    monkeypatch.setattr("hpctrain.cli.commands.submit.prepare", with_topology)
-    monkeypatch.setattr("hpctrain.cli.commands.submit.check_provisional", lambda *_: [])
-    monkeypatch.setattr("hpctrain.cli.commands.submit.submit_job", submit)
+    monkeypatch.setattr("hpctrain.launch.queueing.prepare", with_topology)
+    monkeypatch.setattr("hpctrain.launch.queueing.check_provisional", lambda *_: [])
+    monkeypatch.setattr("hpctrain.launch.queueing.submit_job", submit)
     fraction = ("--set", "recovery.exclude_max_fraction=0.5")
     result = hpctrain("submit", str(run_file), "--set", f"cluster.nodes={nodes}", *fraction)
     assert result.exit_code == 0, result.exception
@@ -321,7 +318,7 @@ def test_the_nodes_that_the_topology_given_excludes_are_not_asked_for(
 
 
 def test_what_was_submitted_before_a_refusal_is_told(queued, runs, hpctrain, run_file, monkeypatch):
-    submit, count = hpctrain_submit.submit_job, []
+    submit, count = queueing.submit_job, []
 
     def second_refused(folder, run, exclude=()):
         count.append(run)
@@ -329,7 +326,7 @@ def test_what_was_submitted_before_a_refusal_is_told(queued, runs, hpctrain, run
             raise CommandError("sbatch refused the job: limit")
         return submit(folder, run)
 
-    monkeypatch.setattr("hpctrain.cli.commands.submit.submit_job", second_refused)
+    monkeypatch.setattr("hpctrain.launch.queueing.submit_job", second_refused)
     result = hpctrain("submit", str(run_file), "--seeds", "0-4", "--json")
     assert isinstance(result.exception, CommandError)
     assert [run["job_id"] for run in json.loads(result.stdout)] == ["1"]
@@ -344,7 +341,7 @@ def test_a_run_waits_for_a_run_and_follows_it_to_its_next_job(queued, runs, hpct
     assert read_run(Path(second["folder"]) / "run.yaml").cluster.after == [first["folder"]]
     assert queued.jobs[2].dependency == "afterok:1"
     queued.finish("1", code=1)
-    monkeypatch.setattr("hpctrain.cli.commands.resubmit.submit_job", hpctrain_submit.submit_job)
+    monkeypatch.setattr("hpctrain.cli.commands.resubmit.submit_job", queueing.submit_job)
     monkeypatch.setattr("hpctrain.cli.commands.resubmit._check_ended", lambda *_: None)
     again = hpctrain("resubmit", "gpt", "--json")
     assert json.loads(again.stdout)["job_id"] == "3"

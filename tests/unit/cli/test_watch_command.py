@@ -28,8 +28,8 @@ def clock(fake, monkeypatch) -> Callable[[Iterator[None]], list[float]]:
             asked.extend([made.now()] * (sum(argv[0] == "squeue" for argv in fake.argvs) - len(asked)))
 
         made = FakeClock(wall=fake.now, on_sleep=slept)
-        for name in ("commands.follow", "views.run_status"):
-            monkeypatch.setattr(f"hpctrain.cli.{name}.SystemClock", lambda: made)
+        for name in ("cli.commands.follow", "jobs.run_status"):
+            monkeypatch.setattr(f"hpctrain.{name}.SystemClock", lambda: made)
         return asked
 
     return told_by

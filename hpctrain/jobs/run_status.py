@@ -9,13 +9,13 @@ from pathlib import Path
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import CommandError, FileError, HpctrainError
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.run_history import on_other_clusters
 from hpctrain.jobs.successors import is_cancelled
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.run.run import run_of
 from hpctrain.report.live_run import LiveRun, with_job, with_remark
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.runs.locate import job_id, open_jobs
+from hpctrain.runs.started_runs import on_other_clusters
 from hpctrain.slurm.commands import NO_COMMANDS, Slurm
 from hpctrain.slurm.job import JobInfo
 from hpctrain.slurm.watch import JobWatcher

@@ -13,7 +13,6 @@ from typing import Literal
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, RefusedError, StorageError
-from hpctrain.cli.answers import warn
 from hpctrain.records.history.past_runs import PastRun, append_past_run, history_file, read_past_runs
 from hpctrain.runs.locate import run_name
 from hpctrain.slurm.commands import Slurm
@@ -21,10 +20,9 @@ from hpctrain.slurm.commands import Slurm
 
 def add_to_history(
     verb: Literal["submit", "resubmit", "train"], folder: Path, job_id: str | None, slurm: Slurm | None = None
-) -> None:
+) -> list[str]:
     """Record in the history that a run was started, so that commands find the run by name or job id from any folder.
-
-    If the history cannot be written, a warning is printed.
+    Return a warning, as lines, if the history cannot be written; else [].
 
     Args:
         verb: command that started the run.
@@ -34,7 +32,7 @@ def add_to_history(
     """
     path = history_file(os.environ)
     if path is None:
-        return
+        return []
     folder = folder.resolve()
     past = PastRun(
         time_s=SystemClock().wall(),
@@ -47,7 +45,8 @@ def add_to_history(
     try:
         append_past_run(path, past)
     except StorageError as error:
-        warn([f"this run is not in the history: {error}"])
+        return [f"this run is not in the history: {error}"]
+    return []
 
 
 def on_other_clusters(folders: Sequence[Path], slurm: Slurm) -> dict[Path, str]:

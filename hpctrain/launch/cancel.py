@@ -1,0 +1,66 @@
+"""Stops a run for good, whether a Slurm job or processes of this machine train it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import InputError
+from hpctrain.base.process import Runner
+from hpctrain.jobs.successors import cancel_job
+from hpctrain.launch.slurm_job.job_script import is_in_allocation, stop_in_allocation
+from hpctrain.records.run.run import run_of
+from hpctrain.runs.folder import check_trusted, lock_holder, resume_text
+from hpctrain.runs.locate import job_id
+from hpctrain.runs.started_runs import check_cluster
+from hpctrain.slurm.commands import Slurm
+
+
+def cancel_run(folder: Path, at_once: bool, runner: Runner, clock: Clock) -> str:
+    """Stop the run in `folder`: its agents save a checkpoint and stop, then its job is cancelled. Return a sentence
+    that says what was done.
+
+    Args:
+        at_once: do not wait for a checkpoint to be saved; steps since the last one may be lost.
+
+    Raises:
+        InputError: there is nothing to stop, the run is held on another machine, or others can write to the folder.
+        RefusedError: the run's job is on another cluster.
+        CommandError: Slurm did not cancel the job.
+    """
+    folder = folder.resolve()
+    check_trusted(folder)
+    if run_of(folder).cluster.kind == "slurm":
+        return _cancel_job(folder, at_once, Slurm(runner), clock)
+    return _stop_processes(folder, at_once)
+
+
+def _cancel_job(folder: Path, at_once: bool, slurm: Slurm, clock: Clock) -> str:
+    job = job_id(folder)
+    if job is None:
+        raise InputError(f"{folder.name}: it was never submitted, so there is no job to cancel")
+    if is_in_allocation(folder):
+        if at_once:
+            raise InputError(
+                f"{folder.name}: it runs in an allocation that is not its own; leave out --now, or press Ctrl-C twice "
+                "where it was started"
+            )
+        return stop_in_allocation(folder, clock)
+    check_cluster(folder, slurm, "cancel")
+    return cancel_job(folder, job, slurm, clock, at_once)
+
+
+def _stop_processes(folder: Path, at_once: bool) -> str:
+    holder = lock_holder(folder)
+    if holder is None:
+        raise InputError(f"{folder.name}: no process holds it, so there is nothing to cancel; {resume_text(folder)}")
+    if not holder.is_here:
+        raise InputError(f"{folder.name}: {holder} holds it; run `hpctrain cancel {folder.name}` on that machine")
+    os.kill(holder.pid, signal.SIGTERM)
+    if not at_once:
+        return f"asked process {holder.pid} to save and stop; `hpctrain status {folder.name}` shows when it has"
+    # SIGTERM asks for a save, SIGINT then ends it. Two signals of one kind could arrive as one.
+    os.kill(holder.pid, signal.SIGINT)
+    return f"told process {holder.pid} to end at once; {resume_text(folder)}"
