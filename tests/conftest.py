@@ -161,7 +161,7 @@ def _missing_apptainer() -> str | None:
 
 def _missing_transformers() -> str | None:
     there = importlib.util.find_spec("transformers") is not None
-    return None if there else "transformers is not installed (`pip install 'hpctrain[hf]'`)"
+    return None if there else "transformers is not installed (`pip install 'transformers>=4.45'`)"
 
 
 def _missing_triton() -> str | None:

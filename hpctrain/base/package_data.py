@@ -13,7 +13,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def package_data_path(folder: str, name: str = "") -> Path:
-    """Return the path of one of hpctrain's data folders (containers, slurm, topology), or of the file `name` in it.
+    """Return the path of a data folder of hpctrain (containers, docs, slurm, topology), or of the file `name` in it.
 
     Raises:
         InputError: the path does not exist, because the installation is incomplete.

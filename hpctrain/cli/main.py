@@ -42,6 +42,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "lab": ("commands.lab", "A real Slurm of several nodes on this machine, with faults on demand."),
     "bench": ("bench.group", "Side-by-side measurements on this machine."),
     "schema": ("commands.run_file", "Print the JSON Schema of a file, for editors."),
+    "docs": ("commands.docs", "Print a page of the documentation, or list the pages."),
 }
 """By command: the module within `hpctrain.cli` that defines the command as the function `<command>_command`, and the
 command's line in `hpctrain --help`."""

@@ -17,6 +17,7 @@ from hpctrain import __version__
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import InputError
+from hpctrain.base.optional_packages import pip_install
 from hpctrain.base.units import format_bytes, format_delta, format_seconds, format_si
 from hpctrain.report import charts, tables
 from hpctrain.report.charts import Chart, Trace, colour, fabric_charts
@@ -52,7 +53,7 @@ def plotly_script() -> str:
     except (ModuleNotFoundError, FileNotFoundError):
         raise InputError(
             "report: the package 'plotly' is not installed, its charts are part of the report; "
-            "pip install 'hpctrain[report]'"
+            f"run `{pip_install('plotly')}`"
         ) from None
 
 

@@ -286,7 +286,7 @@ HOUR, DAY = 3600.0, 86400.0
     type=FiniteNumber(0),
     default=0.046,
     metavar="SECONDS",
-    help="How long training stands still for a checkpoint (default: 220 MB a rank, docs/results/runtime.md).",
+    help="How long training stands still for a checkpoint (default: 220 MB a rank, `hpctrain docs results/runtime`).",
 )
 @click.option(
     "--save",

@@ -73,7 +73,7 @@ def probe_command(
     N nodes; inside an allocation, it measures N of the allocation's nodes.
 
     Mode health judges each node in 15 rounds, whatever the number of nodes; full measures every pair; sampled finds out
-    which nodes share a switch and measures as many pairs as that takes. See docs/probe.md.
+    which nodes share a switch and measures as many pairs as that takes. See `hpctrain docs probe`.
 
     \b
     Exit codes: 0 go, 3 go with warnings, 4 refused. The file is written in each case.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpctrain.base.errors import FileError, InputError
+from hpctrain.base.optional_packages import pip_install
 from hpctrain.corpus.input.compressed_input import COMPRESSED_SUFFIXES, uncompressed_name
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_name_in
@@ -240,7 +241,7 @@ def require_library(module: str, purpose: str) -> None:
         InputError: the library is missing; the message says how to install it.
     """
     if importlib.util.find_spec(module) is None:
-        raise InputError(f"{purpose}: needs {module}, which is not installed; run `pip install 'hpctrain[data]'`")
+        raise InputError(f"{purpose}: needs {module}, which is not installed; run `{pip_install(module)}`")
 
 
 def unit_bytes(total_bytes: int) -> int:

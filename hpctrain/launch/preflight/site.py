@@ -58,7 +58,7 @@ def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -
     site = read_site(path)
     if site is None:
         if asked is not None:
-            raise InputError(f"--site {asked}: there is no {path}; docs/submitting.md shows one")
+            raise InputError(f"--site {asked}: there is no {path}; `hpctrain docs submitting` shows one")
         return None
     if asked is not None and asked not in site.profiles:
         raise InputError(f"--site {asked}: no such profile in {path}; there are: {', '.join(site.profiles)}")

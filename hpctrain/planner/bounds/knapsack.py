@@ -184,9 +184,10 @@ class KnapsackBound(RankTimes):
                 before = tuple(a - b for a, b in zip(used, mixture[:-1], strict=True))
                 if min(before, default=0) < 0 or gained < 0:
                     continue
-                if states[rank][(window, *before)] + gained == states[rank + 1][at]:
+                previous = (window, *before)
+                if states[rank][previous] + gained == states[rank + 1][at]:
                     chosen.append(tuple(mixture))
-                    at = (window, *before)
+                    at = previous
                     break
         return chosen[::-1]
 

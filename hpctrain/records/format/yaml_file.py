@@ -182,8 +182,9 @@ def parse_scalar(text: str) -> Any:
 def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[Any, int], mistakes: list[FieldError]) -> None:
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            lines[(*path, index)] = item.start_mark.line + 1
-            _walk(item, (*path, index), lines, mistakes)
+            place = (*path, index)
+            lines[place] = item.start_mark.line + 1
+            _walk(item, place, lines, mistakes)
     elif isinstance(node, yaml.MappingNode):
         for key, item in node.value:
             line = key.start_mark.line + 1

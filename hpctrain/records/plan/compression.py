@@ -318,7 +318,7 @@ class AutoCompression(CompressionSettings):
     topk. The plan states the reason."""
     lossy: bool = False
     """Whether the planner may choose modes that leave out most of each gradient. They are faster on slow links, but
-    after the same number of steps the loss may be higher (docs/results/compression.md)."""
+    after the same number of steps the loss may be higher (`hpctrain docs results/compression`)."""
 
     @property
     def messages(self) -> Messages | Literal["auto"]:

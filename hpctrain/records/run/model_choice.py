@@ -19,7 +19,7 @@ class Model(Part):
     `found` is used only with hf, and the rest only with import."""
 
     preset: str | None = None
-    """Name of a preset; docs/models.md lists the presets."""
+    """Name of a preset; `hpctrain docs models` lists the presets."""
     dims: Annotated[FamilySpec, Field(discriminator="family")] | None = None
     """A model by its dimensions; a decoder unless the key `family` says another one."""
     hf: PathFromFile | None = None

@@ -184,7 +184,7 @@ def test_without_plotly_the_person_is_told_what_to_install(make, finished_run, m
 
     monkeypatch.setattr(resources, "files", missing)
     target = finished_run.path / "report.html"
-    with pytest.raises(InputError, match=r"pip install 'hpctrain\[report\]'") as caught:
+    with pytest.raises(InputError, match=r"run `pip install 'plotly[<>=\d.,]+'`") as caught:
         render_module.write_report(finished_run.path, target, make.start_s)
     assert caught.value.exit_code == 2
     assert not target.exists()
