@@ -1,7 +1,7 @@
 # One word per need. `make test` is all that the checks run; nothing here needs root or Slurm, and both are used where they are there.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo lint test test-fast lab-packages clean
+.PHONY: help venv demo docs lint test test-fast lab-packages clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -23,6 +23,9 @@ $(STAMP):
 
 demo: venv ## probe, plan, train, lose a worker and recover, on this machine
 	$(BIN)/hpctrain demo
+
+docs: venv ## build the site of the documents into build/site; open build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 lint: venv ## style, types and the layers of the house
 	$(BIN)/ruff check .

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tools.docs_site import navigation
 
 LONGEST = 400
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc"}
@@ -61,6 +64,29 @@ def test_links_between_documents_lead_somewhere(repository):
         if not (path.parent / target).exists()
     ]
     assert broken == []
+
+
+def site_pages() -> list[str]:
+    """The pages that mkdocs.yml names, as paths within docs/."""
+    return navigation.pages(navigation.with_pages(yaml.safe_load(navigation.CONFIG.read_text())["nav"]))
+
+
+def test_every_document_is_a_page_of_the_site(repository):
+    """A page that fails here is missing in `nav` of mkdocs.yml: add it to the section where a reader looks for it."""
+    present = {str(path.relative_to(repository / "docs")) for path in (repository / "docs").rglob("*.md")}
+    in_nav = site_pages()
+    assert sorted(present - set(in_nav)) == [], "add these pages to nav in mkdocs.yml"
+    assert sorted(set(in_nav) - present - set(navigation.FROM_OUTSIDE)) == [], "remove these pages from nav"
+    assert len(in_nav) == len(set(in_nav))
+
+
+def test_every_page_begins_with_what_its_reader_can_do(repository):
+    """Except for the first page, the list of changes, and the records of decisions."""
+    record = re.compile(r"decisions/\d{4}-")
+    others = [page for page in site_pages() if page not in ("index.md", "changes.md") and not record.match(page)]
+    opening = re.compile(r"# [^\n]+\n\nAfter this (page|tutorial) you can ")
+    silent = [page for page in others if not opening.match((repository / navigation.source_of(page)).read_text())]
+    assert silent == [], "begin these pages with 'After this page you can …'"
 
 
 @pytest.mark.slow

@@ -1,0 +1,61 @@
+"""The site of the documents: it builds without a warning, it loads nothing from elsewhere, a wrong link ends it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.docs_site.navigation import CONFIG, ROOT
+
+LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//""")
+
+
+def build(target: Path, config: Path = CONFIG) -> subprocess.CompletedProcess[str]:
+    """Run MkDocs as `make docs` does, with the site in `target`."""
+    argv = [sys.executable, "-m", "mkdocs", "build", "-f", str(config), "-d", str(target)]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The built site."""
+    target = tmp_path_factory.mktemp("site")
+    done = build(target)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_loads_nothing_from_elsewhere(site):
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 40
+    assert [page.name for page in pages if LOADED.search(page.read_text())] == []
+    assert (site / "search" / "search_index.js").is_file(), "the search works from files by this script"
+
+
+@pytest.mark.slow
+def test_links_of_the_repository_lead_to_pages_of_the_site(site):
+    """A page from outside docs/ is linked as a page, code is not linked."""
+    assert '<a href="slurm.html">' in (site / "submitting.html").read_text()
+    assert '<a href="submitting.html">' in (site / "slurm.html").read_text()
+    assert "hpctrain/runs/code_copy.py" not in (site / "security.html").read_text()
+
+
+@pytest.mark.slow
+def test_links_to_nothing_end_the_build(tmp_path):
+    docs, config = tmp_path / "docs", tmp_path / "mkdocs.yml"
+    docs.mkdir()
+    (docs / "a.md").write_text("# A\n\n[b](#no-such-heading) [c](no-such-page.md) [d](index.md#no-such-heading)\n")
+    nav = re.compile(r"^nav:\n(?:(?:  | *-).*\n)+", re.MULTILINE)
+    hooks = f"{ROOT}/tools/docs_site"
+    config.write_text(nav.sub("nav: [index.md, a.md]\n", CONFIG.read_text()).replace("tools/docs_site", hooks))
+    done = build(tmp_path / "site", config)
+    assert done.returncode == 1
+    about_a = [line for line in done.stderr.splitlines() if line.startswith("WARNING") and "'a.md'" in line]
+    assert sorted(re.search(r"link '([^']*)'", line)[1] for line in about_a) == [
+        "#no-such-heading", "index.md#no-such-heading", "no-such-page.md"
+    ]  # fmt: skip
