@@ -88,7 +88,7 @@ def test_a_local_run_is_not_submitted_on_a_machine_with_slurm(fake, runs, hpctra
 
 @pytest.mark.parametrize("kind", ["local", "slurm"])
 def test_local_starts_it_here_all_the_same_and_warns_of_a_login_node(fake, runs, hpctrain, run_file, monkeypatch, kind):
-    monkeypatch.setattr("hpctrain.cli.commands.submit.submit_local", lambda folder, count, runner: f"4711 on {count}")
+    monkeypatch.setattr("hpctrain.launch.queueing.submit_local", lambda folder, count, runner: f"4711 on {count}")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     monkeypatch.setattr(psutil, "process_iter", lambda names: [])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
