@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import CommandError, HpctrainError
+from hpctrain.base.errors import CommandError, HpctrainError, InputError
 from hpctrain.base.json_text import parse_json
 from hpctrain.base.module_argv import program
 from hpctrain.base.process import Process, Runner, end_process
 from hpctrain.jobs.partition_checks import candidate_partitions, gpus_per_node_available
 from hpctrain.launch.local import LocalNodes, local_nodes
+from hpctrain.probe.measure.settings import PARTIAL_FILE
 from hpctrain.records.topology.topology import Topology
 from hpctrain.slurm.commands import Slurm, client_environment
 
@@ -257,3 +260,81 @@ def srun_command(job: ProbeJob, command: Sequence[str], inside: bool = False) ->
     argv += [] if inside else ["--exclusive"]
     argv += ["--kill-on-bad-exit=0", "--wait=0", f"--job-name={job.name}", *options]
     return [*argv, *command]
+
+
+def measure_topology(
+    where: int | ProbeJob, output: Path, runner: Runner, clock: Clock, request: ProbeRequest, progress: Progress,
+    say: Callable[[str], None],
+) -> Topology:  # fmt: skip
+    """Probe virtual nodes of this machine or nodes of the cluster, write the topology to the file `output`, and return
+    it. If the probe ends early, the file gets the rounds that were measured.
+
+    Args:
+        where: number of virtual nodes, or the request to Slurm.
+        say: called with a line if only a part was measured.
+
+    Raises:
+        InputError: the file cannot be written, or this probe has no use for the prior.
+        HpctrainError: the probe failed.
+    """
+    local = isinstance(where, int)
+    _check_output(output)
+    if request.prior is not None:
+        _check_prior(request.prior, request.mode, local)
+    # Other nodes see the folder of `output`, and perhaps not this machine's /tmp.
+    place = None if local else output.resolve().parent
+    with tempfile.TemporaryDirectory(prefix=".hpctrain-probe-", dir=place) as name, _rescued(Path(name), output, say):
+        if isinstance(where, int):
+            topology = probe_local(where, Path(name), runner, clock, request, progress)
+        else:
+            topology = probe_job(where, Path(name), runner, clock, request, progress)
+    topology.write(output)
+    return topology
+
+
+@contextmanager
+def _rescued(folder: Path, output: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """On Ctrl-C or an error of the probe, write the topology of the rounds measured so far to `output`.
+
+    Args:
+        folder: the probe's temporary folder.
+        say: called with a line that tells how many rounds were measured.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, HpctrainError):
+        partial = folder / PARTIAL_FILE
+        if partial.exists():
+            topology = Topology.read(partial)
+            topology.write(output)
+            measured = topology.provenance
+            say(f"wrote {output}: {measured.rounds_done} of {measured.rounds_planned} rounds")
+        raise
+
+
+def _check_prior(prior: Path, mode: str, local: bool) -> None:
+    """Check, before a job is queued, that the probe can use the file `prior`, the value of --prior.
+
+    Raises:
+        InputError: a probe of this mode, or with --local, uses no prior; or the file names no switches.
+    """
+    if local:
+        raise InputError("--prior: not with --local, whose virtual nodes have no switches between them")
+    if mode != "sampled":
+        raise InputError(
+            f"--prior: the mode is {mode}, and only sampled asks which switches there are; add --mode sampled"
+        )
+    if not Topology.read(prior).fabric.clusters:
+        raise InputError(f"--prior {prior}: it names no switches (fabric.clusters is empty); give another file or none")
+
+
+def _check_output(output: Path) -> None:
+    """Check, before anything is measured, that the file `output` can be written.
+
+    Raises:
+        InputError: the folder of `output` is missing, or may not be written to.
+    """
+    if not output.parent.is_dir():
+        raise InputError(f"--output {output}: there is no folder {output.parent}; make it first")
+    if not os.access(output.parent, os.W_OK):
+        raise InputError(f"--output {output}: {output.parent} cannot be written; choose another folder")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, HpctrainError, InputError
+from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import warn
 from hpctrain.cli.options.given_topology import select_nodes
@@ -22,8 +21,8 @@ from hpctrain.cli.options.parameters import FILE, PATH, node_names
 from hpctrain.cli.options.site_job import with_site_defaults
 from hpctrain.cli.views.console import Console
 from hpctrain.launch.local import check_gpus
-from hpctrain.launch.probe import ProbeJob, ProbeRequest, probe_job, probe_local
-from hpctrain.probe.measure.settings import FULL_UP_TO, MODES, PARTIAL_FILE, Mode, default_mode
+from hpctrain.launch.probe import ProbeJob, ProbeRequest, measure_topology
+from hpctrain.probe.measure.settings import FULL_UP_TO, MODES, Mode, default_mode
 from hpctrain.records.format.input_file import read_input_text
 from hpctrain.records.topology.topology import Topology
 from hpctrain.topology.compare import differences
@@ -80,92 +79,22 @@ def probe_command(
     """
     if (local is None) == (nodes is None):
         raise InputError("give one of --local N (virtual nodes of this machine) and -N N (a Slurm job)")
-    _check_output(output)
-    people, runner, clock = Console(stderr=as_json, highlight=False, markup=False), SystemRunner(), SystemClock()
-    mode = mode or default_mode(local or nodes or 1)
-    if prior is not None:
-        _check_prior(prior, mode, local is not None)
-    request = ProbeRequest(device, seed, mode, prior)
-    with (
-        _scratch(output, shared=nodes is not None) as folder,
-        _rescued(folder, output, people),
-        _progress(Console(stderr=True)) as progress,
-    ):
-        if local is not None:
-            warn(check_gpus(local, device, os.environ))
-            topology = probe_local(local, folder, runner, clock, request, progress)
-        else:
-            assert nodes is not None, "checked above"
-            topology = probe_job(
-                with_site_defaults(ProbeJob(nodes, **wanted), runner), folder, runner, clock, request, progress
-            )
-    topology.write(output)
+    people, runner = Console(stderr=as_json, highlight=False, markup=False), SystemRunner()
+    request = ProbeRequest(device, seed, mode or default_mode(local or nodes or 1), prior)
+    where: int | ProbeJob
+    if local is not None:
+        warn(check_gpus(local, device, os.environ))
+        where = local
+    else:
+        assert nodes is not None, "checked above"
+        where = with_site_defaults(ProbeJob(nodes, **wanted), runner)
+    with _progress(Console(stderr=True)) as progress:
+        topology = measure_topology(where, output, runner, SystemClock(), request, progress, people.print)
     people.print(render(topology))
     people.print(f"wrote {output}", highlight=False)
     if as_json:
         click.echo(json.dumps(topology.to_json(), indent=1))
     ctx.exit(EXIT_CODES[topology.verdict.status])
-
-
-@contextmanager
-def _scratch(output: Path, shared: bool) -> Iterator[Path]:
-    """Yield a temporary folder for the probe's files.
-
-    Args:
-        shared: put the folder beside `output`, where other nodes see it, instead of into this machine's /tmp.
-    """
-    place = output.resolve().parent if shared else None
-    with tempfile.TemporaryDirectory(prefix=".hpctrain-probe-", dir=place) as folder:
-        yield Path(folder)
-
-
-@contextmanager
-def _rescued(folder: Path, output: Path, people: Console) -> Iterator[None]:
-    """On Ctrl-C or an error of the probe, write the topology of the rounds measured so far to `output`.
-
-    Args:
-        folder: the probe's temporary folder.
-        output: path of the topology file to write.
-        people: console that tells the user how many rounds were measured.
-    """
-    try:
-        yield
-    except (KeyboardInterrupt, HpctrainError):
-        partial = folder / PARTIAL_FILE
-        if partial.exists():
-            topology = Topology.read(partial)
-            topology.write(output)
-            measured = topology.provenance
-            people.print(f"wrote {output}: {measured.rounds_done} of {measured.rounds_planned} rounds", highlight=False)
-        raise
-
-
-def _check_prior(prior: Path, mode: Mode, local: bool) -> None:
-    """Check, before a job is queued, that the probe can use the file `prior`, the value of --prior.
-
-    Raises:
-        InputError: a probe of this mode, or with --local, uses no prior; or the file names no switches.
-    """
-    if local:
-        raise InputError("--prior: not with --local, whose virtual nodes have no switches between them")
-    if mode != "sampled":
-        raise InputError(
-            f"--prior: the mode is {mode}, and only sampled asks which switches there are; add --mode sampled"
-        )
-    if not Topology.read(prior).fabric.clusters:
-        raise InputError(f"--prior {prior}: it names no switches (fabric.clusters is empty); give another file or none")
-
-
-def _check_output(output: Path) -> None:
-    """Check, before anything is measured, that the file `output` can be written.
-
-    Raises:
-        InputError: the folder of `output` is missing, or may not be written to.
-    """
-    if not output.parent.is_dir():
-        raise InputError(f"--output {output}: there is no folder {output.parent}; make it first")
-    if not os.access(output.parent, os.W_OK):
-        raise InputError(f"--output {output}: {output.parent} cannot be written; choose another folder")
 
 
 @contextmanager
