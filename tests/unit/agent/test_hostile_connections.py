@@ -22,6 +22,8 @@ from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S, Announcement, parse_announ
 from hpctrain.base.net.authentication import SPARE_CONNECTIONS
 from hpctrain.base.net.wire import MalformedMessage
 
+pytestmark = pytest.mark.slow
+
 TWO = NODES[:2]
 
 

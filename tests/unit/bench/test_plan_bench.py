@@ -15,6 +15,8 @@ from hpctrain.cli.main import cli
 from hpctrain.planner import make_plan
 from hpctrain.planner.replan.replan import plan_without
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_planner_finds_what_trying_everything_finds() -> None:
     assert brute_force_gap_pct() == pytest.approx(0.0, abs=1e-6)

@@ -36,6 +36,8 @@ from hpctrain.corpus.read.objective import special_tokens
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.records.run.objective import Masked
 
+pytestmark = pytest.mark.slow
+
 MANY = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.hf.folder import read_folder, tensors_in
 
+pytestmark = pytest.mark.slow
+
 MANY = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

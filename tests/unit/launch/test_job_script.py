@@ -22,6 +22,8 @@ from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import create_run_folder
 from hpctrain.slurm.commands import client_environment
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "job.sh"
 
 

@@ -23,6 +23,8 @@ from hpctrain.model.hf_weights import HfWeights, to_hf_tensor
 from hpctrain.model.layers import StageBlocks
 from hpctrain.records.model.families import FamilySpec
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-5
 LLAMA: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4,

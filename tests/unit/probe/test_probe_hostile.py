@@ -36,6 +36,8 @@ from tools.probe_simulation.fabric import FabricSpec, SimulatedFabric
 from tools.probe_simulation.tables import node_names
 from tools.probe_simulation.transport import SimulatedClock, SimulatedTransport
 
+pytestmark = pytest.mark.slow
+
 CLOCK = SystemClock()
 SETTINGS = ProbeSettings(
     share=3, loopback=True, device="none", pings=10, bulk_bytes=MIB, bulk_s=0.0, bulk_bytes_max=MIB, slow_ratio=0.0,

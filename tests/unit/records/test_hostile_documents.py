@@ -29,6 +29,8 @@ from hpctrain.records.run.cluster import read_site
 from hpctrain.records.run.run import read_run
 from hpctrain.records.topology.topology import Topology
 
+pytestmark = pytest.mark.slow
+
 MANY = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -18,6 +18,8 @@ from hpctrain.runs.folder import RunFolder, is_locked, lock_holder, lock_run_fol
 from hpctrain.runs.locate import find_run, job_id, open_jobs, run_of_job
 from hpctrain.slurm.commands import Slurm
 
+pytestmark = pytest.mark.slow
+
 LOOKS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "newest job": ("job_id", job_id),
     "by a job": ("job_id", lambda folder: run_of_job("7", {"HPCTRAIN_RUNS": str(folder.parent)}, folder)),

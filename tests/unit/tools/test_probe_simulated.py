@@ -23,6 +23,8 @@ from tools.probe_simulation.tables import (
 )
 from tools.probe_simulation.transport import Failures
 
+pytestmark = pytest.mark.slow
+
 TWO_TO_ONE = FabricSpec(128, per_leaf=16, noise=0.05, hop_gap=0.2, oversubscription=(2.0, 1.0))
 
 

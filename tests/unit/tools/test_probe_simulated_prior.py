@@ -12,6 +12,8 @@ from hpctrain.probe.pair_selection.switches import switches_of
 from tools.probe_simulation.fabric import FabricSpec, SimulatedFabric
 from tools.probe_simulation.tables import node_names, pair_f1, simulated_probe
 
+pytestmark = pytest.mark.slow
+
 SPEC = FabricSpec(192, per_leaf=16, noise=0.05, oversubscription=(2.0, 1.0))
 SETTINGS = ProbeSettings(mode="sampled", device="none")
 NAMES = node_names(SPEC.nodes)
