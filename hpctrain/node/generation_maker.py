@@ -14,6 +14,7 @@ from hpctrain.agent.generation_store import Proposal, ProposedGeneration
 from hpctrain.base.errors import HpctrainError, RefusedError
 from hpctrain.checkpoint import published
 from hpctrain.launch.preflight.checks import check_devices, check_plan
+from hpctrain.node.environment import describe_changes
 from hpctrain.planner import make_plan
 from hpctrain.planner.replan.calibration import learned_profile
 from hpctrain.planner.replan.replan import replan, with_fewer_spares
@@ -59,6 +60,10 @@ class GenerationMaker:
             FileError, InputError: topology or plan cannot be used.
         """
         pending = _PendingEvents()
+        if proposal.previous is None or proposal.previous.attempt != proposal.attempt:
+            # All members have recorded their software before they joined.
+            changes = describe_changes(self.folder, proposal.attempt)
+            pending.events += [("environment_changed", *changes)] if changes else []
         plan = self._plan(proposal, pending)
         # The copy that runs is never written again; the public one may be edited for the next attempt.
         name = f"generations/plan-{proposal.number:06d}.{secrets.token_hex(4)}.json"

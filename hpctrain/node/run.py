@@ -19,10 +19,11 @@ from hpctrain.agent.group import WorkerGroup, process_incarnation
 from hpctrain.agent.peers import PeerMesh
 from hpctrain.agent.view import DecisionLimits
 from hpctrain.base.clock import Clock, SystemClock
-from hpctrain.base.errors import EXIT_REFUSED, EXIT_RESUMABLE, HpctrainError, StorageError
+from hpctrain.base.errors import EXIT_REFUSED, EXIT_RESUMABLE, HpctrainError, RefusedError, StorageError
 from hpctrain.base.forking import ForkingRunner, ForkServerExit
 from hpctrain.base.owned_files import read_owned
-from hpctrain.base.process import WORKER, Runner
+from hpctrain.base.process import WORKER, Runner, SystemRunner
+from hpctrain.node.environment import check_same_version, record_environment
 from hpctrain.node.exit_markers import name_closing_node, write_exit_marker
 from hpctrain.node.generation_maker import GenerationMaker
 from hpctrain.node.probe import Parent, add_node_arguments, node_address
@@ -35,7 +36,7 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.code_copy import code_on_path
-from hpctrain.runs.folder import check_trusted
+from hpctrain.runs.folder import RunFolder, check_trusted
 from hpctrain.runs.secrets import secret_values
 
 FINISHED_FILE = "finished"
@@ -58,8 +59,15 @@ def main(argv: list[str]) -> int:
     here = node_address(options)
     folder: Path = options.folder
     check_trusted(folder)
-    run = run_of(folder)
     event_log = EventLog(folder / "events.jsonl", here.node, options.attempt, SystemClock())
+    try:
+        # First of all: another version may read the run's files in another way.
+        check_same_version(RunFolder(folder), options.attempt, here.node)
+    except RefusedError as error:
+        event_log.write("failed", -1, str(error), exit_code=EXIT_REFUSED)
+        write_exit_marker(folder, options.attempt, here.node, here.nodes, len(here.nodes), EXIT_REFUSED)
+        return EXIT_REFUSED
+    run = run_of(folder)
     incarnation = process_incarnation(platform.node(), time.time())
     place = AgentIdentity(here.node, here.nodes, here.addr, incarnation, options.attempt, folder)
     try:
@@ -85,6 +93,7 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
     folder, attempt, nodes = place.folder, place.attempt, place.nodes
     if place.node == nodes[0]:
         event_log.write("attempt_started", -1, f"attempt {attempt} on {len(nodes)} nodes", nodes=list(nodes))
+    _record_environment(place)
     logs = folder / "logs" / str(attempt)
     env = _worker_environment(place, run, logs)
     forking = ForkingRunner(WORKER, ["fork", "--folder", str(folder)], env, _fork_server_loss_logger(place, event_log))
@@ -118,6 +127,15 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
     else:
         write_exit_marker(folder, attempt, place.node, members, run.recovery.min_nodes, code)
     return code
+
+
+def _record_environment(place: AgentIdentity) -> None:
+    """Append this node's line to environments.jsonl. An error is only printed: the run goes on without the record."""
+    try:
+        is_first = place.node == place.nodes[0]
+        record_environment(place.folder, place.attempt, place.node, is_first, SystemRunner(), SystemClock(), os.environ)
+    except (HpctrainError, OSError) as error:
+        print(f"not recorded: the software of {place.node} ({error})", flush=True)
 
 
 def _last_generation(place: AgentIdentity) -> Generation | None:

@@ -11,6 +11,12 @@ from typing import TypeVar
 
 from hpctrain.base.errors import FileError
 from hpctrain.base.owned_files import read_owned
+from hpctrain.records.history.provenance import (
+    PROVENANCE_FILE,
+    NodeEnvironment,
+    RunProvenance,
+    read_environments,
+)
 from hpctrain.records.history.run_log import (
     Event,
     MetricRow,
@@ -79,6 +85,10 @@ class RunView:
     """One row for each step, the one that led to the final model."""
     topology: Topology | None = None
     plans: list[PlanUse] = field(default_factory=list)
+    provenance: RunProvenance | None = None
+    """What the run was submitted with; None for a run of an earlier hpctrain."""
+    environments: list[NodeEnvironment] = field(default_factory=list)
+    """Software and devices of each node in each attempt."""
     damaged: list[str] = field(default_factory=list)
     """Lines that name the files that could not be read, each with the reason."""
 
@@ -124,6 +134,8 @@ def read_run_view(folder: Path, now: float) -> RunView:
         history=last_row_of_each_step(rows),
         topology=_topology(folder, damaged),
         plans=_plans(folder, events, rows, damaged),
+        provenance=_provenance(folder, damaged),
+        environments=_or_damaged(read_environments, folder, damaged) or [],
         damaged=damaged,
     )
 
@@ -131,6 +143,11 @@ def read_run_view(folder: Path, now: float) -> RunView:
 def _topology(folder: Path, damaged: list[str]) -> Topology | None:
     path = folder / "topology.json"
     return _or_damaged(partial(Topology.read, owned=True), path, damaged) if path.exists() else None
+
+
+def _provenance(folder: Path, damaged: list[str]) -> RunProvenance | None:
+    path = folder / PROVENANCE_FILE
+    return _or_damaged(partial(RunProvenance.read, owned=True), path, damaged) if path.exists() else None
 
 
 def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: list[str]) -> list[PlanUse]:

@@ -76,7 +76,7 @@ class RunStatus:
     last_sign_s: float | None = None
     """Age in seconds of the newest line in the run's files."""
     warning: str | None = None
-    """A problem that does not stop the run, such as a full disk."""
+    """A problem that does not stop the run, such as a full disk, or another torch than in the first attempt."""
     job_state: str | None = None
     """Slurm's state of the run's newest job, if Slurm was asked and knows it."""
     expected_start_s: float | None = None
@@ -191,7 +191,7 @@ def decide_status(
         weights_sha256=finished.data.get("weights_sha256") if finished else None,
         last_sign_s=age,
         last_end=last_end_text(attempts) if state != "done" else None,
-        warning=None if state in ("done", "cancelled") else disk_warning(events, free),
+        warning=None if state in ("done", "cancelled") else _warning(events, free),
     )
 
 
@@ -310,6 +310,13 @@ def _decide_alive(events: list[Event], metrics: list[MetricRow]) -> tuple[State,
     if len(starts) > 1:
         return "recovering", describe_event(starts[-1])
     return "starting", describe_event(events[-1]) if events else "the run's process is there, nothing was written yet"
+
+
+def _warning(events: Sequence[Event], free: int | None) -> str | None:
+    """Return the warnings about the disk and about software that changed since the first attempt; None without any."""
+    changed = _newest(_this_attempt(events), "environment_changed")
+    texts = [disk_warning(events, free), describe_event(changed) if changed else None]
+    return "; ".join(filter(None, texts)) or None
 
 
 _TRIES = ("checkpoint_saved", "checkpoint_skipped", "waiting_for_room")

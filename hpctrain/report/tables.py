@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpctrain.base.units import format_bytes, format_count, format_seconds, format_si
+from hpctrain.records.history.provenance import attempt_values
 from hpctrain.records.history.run_log import Event
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Device, Node
@@ -32,6 +33,33 @@ def headline(view: RunView) -> list[tuple[str, str, str]]:
     if (score := robustness(view.rows)) is not None:
         figures.append(("Robustness", f"{score[0]:.3f}", f"1 − std/mean of step time, last {score[1]} steps"))
     return figures
+
+
+def submitted_with(view: RunView) -> list[tuple[str, str]]:
+    """Return rows (name, value) about what the run was submitted with; [] for a run of an earlier hpctrain."""
+    provenance = view.provenance
+    if provenance is None:
+        return []
+    software, code, image = provenance.software, provenance.code, provenance.image
+    uncommitted = ", with changes that were not committed" if code is not None and code.dirty else ""
+    rows = [
+        ("submitted", provenance.created),
+        ("hpctrain", f"{software.hpctrain}{f' ({software.hpctrain_commit})' if software.hpctrain_commit else ''}"),
+        ("your code", f"commit {code.commit}{uncommitted}" if code is not None else None),
+        ("image", " ".join(filter(None, [image.path, image.id and f"(id {image.id})"])) if image is not None else None),
+        ("Slurm", provenance.slurm),
+        ("packages", f"{len(provenance.packages)}, in requirements.lock: pip install -r requirements.lock"),
+    ]
+    return [(name, value) for name, value in rows if value is not None]
+
+
+def software_by_attempt(view: RunView) -> tuple[list[int], list[tuple[str, list[str]]]]:
+    """Return the numbers of the run's attempts, and rows (name, value in each attempt) of their nodes' software and
+    devices; several values in an attempt name their nodes."""
+    attempts = sorted({line.attempt for line in view.environments})
+    columns = [attempt_values(view.environments, attempt) for attempt in attempts]
+    names = dict.fromkeys(name for column in columns for name in column)
+    return attempts, [(name, [column.get(name, ABSENT) for column in columns]) for name in names]
 
 
 def or_absent(value: float | None, words: Callable[[float], str] = str) -> str:

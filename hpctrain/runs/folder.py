@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from hpctrain import __version__
 from hpctrain.base.atomic import append_line, storage_errors, write_text
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.base.output_streams import first_control_character
@@ -54,7 +55,8 @@ class RunFolder:
         return lines
 
     def begin_attempt(self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0) -> int:
-        """Add a line to attempts.jsonl for a new attempt, and return the attempt's number, which counts from 0.
+        """Add a line to attempts.jsonl for a new attempt, and return the attempt's number, which counts from 0. In the
+        line is this process's version of hpctrain, which every node of the attempt must have.
 
         Args:
             nodes: names of the attempt's nodes.
@@ -66,7 +68,7 @@ class RunFolder:
         number = len(attempts)
         line = {
             "attempt": number, "job_id": job_id, "restarts": restarts, "nodes": nodes, "start": now,
-            "checkpoint_before": self.newest_checkpoint(),
+            "hpctrain": __version__, "checkpoint_before": self.newest_checkpoint(),
         }  # fmt: skip
         self._write_attempts([*attempts, line])
         return number

@@ -20,6 +20,7 @@ from hpctrain.hf.folder import with_hf_folder
 from hpctrain.launch.container_command import check_container
 from hpctrain.launch.local import check_gpus, local_nodes
 from hpctrain.launch.preflight.checks import check_devices, check_plan, check_topology
+from hpctrain.launch.preflight.provenance import write_provenance
 from hpctrain.launch.worker_request import worker_reply
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
@@ -143,17 +144,18 @@ def runs_folder() -> Path:
 
 
 def make_folder(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> RunFolder:
-    """Create a run folder in the folder `base`, with the resolved run file, topology and plan if given, and a copy of
-    the user's code.
+    """Create a run folder in the folder `base`, with the resolved run file, topology and plan if given, a copy of the
+    user's code, and the run's provenance.
 
     Raises:
         InputError: `code` is no folder, or too large to be code.
         StorageError: the run folder cannot be written; nothing of it is left.
     """
     folder = create_run_folder(base, prepared.run, prepared.topology, prepared.plan, clock.wall())
-    if prepared.run.code is not None:
-        with remove_on_error(folder):
+    with remove_on_error(folder):
+        if prepared.run.code is not None:
             copy_code(Path(prepared.run.code), folder.path, runner)
+        write_provenance(prepared.run, folder.path, runner, clock, os.environ)
     return folder
 
 

@@ -16,6 +16,7 @@ from hpctrain.records.format.input_file import read_jsonl
 
 EventKind = Literal[
     "attempt_started",
+    "environment_changed",
     "probing",
     "probed",
     "data_staged",

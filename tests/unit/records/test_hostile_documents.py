@@ -23,6 +23,7 @@ from hpctrain.records.history.generation import Generation
 from hpctrain.records.history.ledger import read_bad_nodes, read_successors
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.history.past_runs import read_past_runs
+from hpctrain.records.history.provenance import RunProvenance, environment_changes, mixed_versions, read_environments
 from hpctrain.records.history.run_log import read_events, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.cluster import read_site
@@ -82,13 +83,32 @@ METRIC = {
 }  # fmt: skip
 BAD_NODE = {"node": "n1", "attempt": 0, "time_s": 1.0, "expires_s": 2.0, "reason": "lost"}
 SUCCESSOR = {"job_id": "18", "after": "17", "time_s": 1.0, "exclude": ["n1"]}
+SOFTWARE = {"hpctrain": "0.1.0", "python": "3.11.7", "torch": "2.7.1", "modules": ["gcc/12"]}
+PROVENANCE = {
+    "created": "2026-11-20T22:00:00Z", "software": SOFTWARE, "slurm": "24.11.5", "code": {"commit": "a", "dirty": True},
+    "image": {"path": "a.sif", "size_bytes": 9, "labels": {"a": "b"}},
+    "packages": [{"name": "torch", "version": "2.7.1+cu128", "url": "https://host/a.git", "commit": "0a"}],
+}  # fmt: skip
+ENVIRONMENT = {
+    "attempt": 0, "node": "n1", "time_s": 1.0, "software": SOFTWARE, "driver": "535.1", "gpus": ["NVIDIA A100"],
+    "network": {"libibverbs": "1.14"}, "packages": {"torch": "2.7.1"},
+}  # fmt: skip
 PAST = {"time_s": 1.0, "verb": "train", "name": "gpt", "folder": "/runs/gpt"}
+
+
+def _described_environments(path: Path) -> object:
+    lines = read_environments(path.parent)
+    for attempt in {line.attempt for line in lines}:
+        assert isinstance(environment_changes(lines, attempt) + mixed_versions(lines, attempt), list)
+    return lines
+
 
 DOCUMENTS: dict[str, tuple[str, Any, Callable[[Path], object]]] = {
     "topology": ("topology.json", TOPOLOGY, Topology.read),
     "plan": ("plan.json", PLAN, Plan.read),
     "generation": ("gen-000001.json", GENERATION, Generation.read),
     "manifest": ("manifest.json", MANIFEST, Manifest.read),
+    "provenance": ("provenance.json", PROVENANCE, RunProvenance.read),
     "corpus index": ("index.json", INDEX, CorpusIndex.read),
     "corpus part": ("unit.json", PART, CorpusPart.read),
     "recipe of a corpus": ("recipe.json", RECIPE, Recipe.read),
@@ -102,6 +122,7 @@ LINES: dict[str, tuple[str, Any, Callable[[Path], object]]] = {
     "metrics": ("metrics.jsonl", METRIC, read_metrics),
     "bad nodes": ("bad_nodes.jsonl", BAD_NODE, lambda path: read_bad_nodes(path.parent)),
     "successors": ("successors.jsonl", SUCCESSOR, lambda path: read_successors(path.parent)),
+    "environments": ("environments.jsonl", ENVIRONMENT, _described_environments),
     "attempts": ("attempts.jsonl", {"attempt": 0, "class": "done", "checkpoint_after": None}, read_jsonl),
     "past runs": (
         "hpctrain/history.jsonl", PAST, lambda path: read_past_runs({"XDG_STATE_HOME": str(path.parent.parent)})

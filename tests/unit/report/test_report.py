@@ -12,6 +12,13 @@ from click.testing import CliRunner
 from hpctrain.base.atomic import write_json
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.cli.main import cli
+from hpctrain.records.history.provenance import (
+    ImageIdentity,
+    InstalledPackage,
+    NodeEnvironment,
+    RunProvenance,
+    SoftwareVersions,
+)
 from hpctrain.report import render as render_module
 from hpctrain.report.charts import MOST_POINTS, QUANTITIES, matrix, thinned
 from hpctrain.report.render import plotly_script, render, write_report
@@ -236,3 +243,26 @@ def test_a_plan_is_known_by_the_file_that_it_was_copied_from(make, run_folder):
 def test_a_plan_given_by_hand_is_known_without_a_planning_event(make, finished_run):
     uses = read_run_view(finished_run.path, make.start_s).plans
     assert [(use.file, use.generations) for use in uses] == [("plan.json", [0]), ("plan-1.json", [1])]
+
+
+def test_software_has_a_column_for_each_attempt(make, finished_run):
+    software = SoftwareVersions(hpctrain="0.1.0", hpctrain_commit="ab12", python="3.11.7", torch="2.7.1")
+    newer = software.model_copy(update={"torch": "2.8.0"})
+    lines = [
+        NodeEnvironment(attempt=attempt, node=f"n{number}", time_s=1.0, software=versions, driver="535.1")
+        for attempt, number, versions in ((0, 1, software), (0, 2, software), (1, 1, software), (1, 2, newer))
+    ]
+    text = "".join(json.dumps(line.to_json()) + "\n" for line in lines)
+    (finished_run.path / "environments.jsonl").write_text(text)
+    image = ImageIdentity(path="/images/train.sif", id="0a-1b")
+    packages = [InstalledPackage(name="torch", version="2.7.1")]
+    provenance = RunProvenance(created="2026-11-20T22:00:00Z", software=software, image=image, packages=packages)
+    provenance.write(finished_run.path / "provenance.json")
+    page = page_of(make, finished_run).text
+    for expected in (
+        "submitted 2026-11-20T22:00:00Z", "hpctrain 0.1.0 (ab12)", "image /images/train.sif (id 0a-1b)",
+        "1, in requirements.lock", "attempt 0 attempt 1", "torch 2.7.1 2.7.1 on n1, 2.8.0 on n2", "driver 535.1 535.1",
+    ):  # fmt: skip
+        assert expected in page, expected
+    (finished_run.path / "provenance.json").write_text("{")
+    assert "provenance.json" in page_of(make, finished_run).text
