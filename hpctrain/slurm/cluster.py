@@ -108,6 +108,12 @@ class NodeInfo:
     gres: tuple[Gres, ...]
     features: tuple[str, ...] = ()
     """Node features that a constraint can ask for."""
+    cpus: int = 0
+    """CPUs that jobs can get, without those that the site keeps for the system; 0: unknown."""
+    threads_per_core: int = 1
+    """CPUs of one core. Slurm gives a job whole cores."""
+    memory_mib: int = 0
+    """Memory in MiB that jobs can get, without that which the site keeps for the system; 0: unknown."""
 
     @property
     def accepts_jobs(self) -> bool:
@@ -154,6 +160,8 @@ class Partition:
     deny_qos: tuple[str, ...]
     needs_reservation: bool = False
     """Whether the partition accepts only jobs with a reservation."""
+    whole_nodes: bool = False
+    """Whether every job of the partition gets whole nodes (OverSubscribe=EXCLUSIVE)."""
     gres: tuple[Gres, ...] = ()
     """Every name and type of GRES on the partition's nodes, with the largest count on one node; () if the nodes were
     not described."""
@@ -184,6 +192,8 @@ class ClusterConfig(TypedDict):
     """Seconds by which a job may exceed its time limit; None: without limit."""
     accounting: bool
     """Whether the cluster has accounting, so that sacct can return ended jobs."""
+    whole_nodes: bool
+    """Whether every job of the cluster gets whole nodes (SelectType=select/linear)."""
     topology_plugin: str
     """Slurm's plugin for the closeness of nodes: tree, block or 3d_torus; default or flat: Slurm knows no closeness."""
 
@@ -215,7 +225,18 @@ def _node(record: dict[str, str]) -> NodeInfo:
         gres=parse_gres(record.get("Gres", "")),
         # A job may ask for all available features; some become active only after a reboot.
         features=_names(record.get("AvailableFeatures", "")),
+        # CPUTot counts the CPUs that the site keeps for the system too.
+        cpus=number(record.get("CPUEfctv", "")) or number(record.get("CPUTot", "")) or 0,
+        threads_per_core=number(record.get("ThreadsPerCore", "")) or 1,
+        memory_mib=_job_memory_mib(record),
     )
+
+
+def _job_memory_mib(record: dict[str, str]) -> int:
+    """Return the MiB of a node's memory that jobs can get; 0 if the site states no memory, for which Slurm has 1
+    MiB."""
+    memory = number(record.get("RealMemory", "")) or 0
+    return 0 if memory <= 1 else max(0, memory - (number(record.get("MemSpecLimit", "")) or 0))
 
 
 def node_states(text: str) -> frozenset[str]:
@@ -261,6 +282,7 @@ def _partition(record: dict[str, str], by_name: dict[str, NodeInfo]) -> Partitio
         allow_qos=_allowed(record.get("AllowQos", "ALL")),
         deny_qos=_names(record.get("DenyQos", "")),
         needs_reservation=record.get("ReqResv") == "YES",
+        whole_nodes=record.get("OverSubscribe") == "EXCLUSIVE",
         gres=_largest(by_name[name].gres for name in names if name in by_name),
     )
 
@@ -310,6 +332,7 @@ def parse_config(text: str) -> ClusterConfig:
         min_job_age_s=_first_number(required(values, "MinJobAge")),
         over_time_limit_s=_over_time_limit(required(values, "OverTimeLimit")),
         accounting=values.get("AccountingStorageType", "") not in ("", "(null)", "accounting_storage/none"),
+        whole_nodes=values.get("SelectType") == "select/linear",
         # 22.05 says 'none' for what later versions call 'default' and 'flat'.
         topology_plugin=values.get("TopologyPlugin", "").removeprefix("topology/") or "default",
     )

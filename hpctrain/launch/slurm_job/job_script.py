@@ -42,6 +42,7 @@ DIRECTIVES_OF_RUN_FILE = {
     "time": "write cluster.time",
     "gpus-per-node": "write cluster.devices_per_node, and cluster.gpu_type for GPUs of one type",
     "constraint": "write cluster.constraint",
+    "exclusive": "write cluster.exclusive: true",
     "reservation": "write cluster.reservation",
     "dependency": "write cluster.after",
     "mail-type": "write cluster.mail",
@@ -107,8 +108,7 @@ def directives(run: Run, folder: Path) -> list[str]:
         f"--job-name={run.name}",
         f"--nodes={cluster.nodes}",
         # The number of tasks is left out: with it, Slurm gives the fewest nodes of a range even if more are idle.
-        "--exclusive",
-        "--mem=0",
+        *(["--exclusive", "--mem=0"] if cluster.exclusive is not False else []),
         # Successor jobs wait for the end of this job; if it were requeued, they would wait for its second end.
         "--no-requeue" if run.recovery.successors else "--requeue",
         "--open-mode=append",
@@ -139,12 +139,13 @@ def check_options(options: list[str]) -> None:
     """
     for option in _checked(options, "cluster.sbatch"):
         try:
-            name, _ = parse_sbatch_option(option)
+            name, value = parse_sbatch_option(option)
         except ValueError as error:
             raise InputError(f"cluster.sbatch: found {option!r}; {error}") from None
         if name in DIRECTIVES_SET_HERE:
             raise InputError(f"cluster.sbatch: --{name} is set by hpctrain; leave it out")
-        if name in DIRECTIVES_OF_RUN_FILE:
+        # With a value, as in --exclusive=user, it does not ask for whole nodes.
+        if name in DIRECTIVES_OF_RUN_FILE and not (name == "exclusive" and value):
             raise InputError(f"cluster.sbatch: found --{name}; {DIRECTIVES_OF_RUN_FILE[name]}")
 
 

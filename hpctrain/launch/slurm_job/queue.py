@@ -12,6 +12,7 @@ from hpctrain.base.clock import Clock, utc_text
 from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.base.units import format_seconds
 from hpctrain.jobs.dependencies import JobDependencies, find_dependencies, with_dependencies
+from hpctrain.jobs.node_share import with_node_share
 from hpctrain.jobs.partition_checks import (
     can_be_preempted,
     check_time_limit,
@@ -47,8 +48,8 @@ class CheckedRun:
     """The run to record: with the chosen partition if the run file names none, and with the folders of the runs that it
     waits for."""
     asked: Run
-    """The run with what its job requests from Slurm: like `run`, but with a number of GPUs, and with the ids of the
-    jobs that it waits for."""
+    """The run with what its job requests from Slurm: like `run`, but with a number of GPUs, with whole nodes or a part
+    of each, and with the ids of the jobs that it waits for."""
     lines: list[str]
     """Results of the checks that a person should know, as lines."""
     nodes: frozenset[str] | None
@@ -102,9 +103,10 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
         raise RefusedError("\n".join(problems))
     check_time_limit(run, state.partitions)
     asked, gpus = with_gpu_request(run, state)
+    asked, share = with_node_share(asked, state, run.cluster.devices_per_node)
     limit = TimeLimit(time_limit(run, state.partitions), run.cluster.time is not None)
     before = find_dependencies(run, slurm, environ, cwd)
-    lines = [*notes, *preemption_warnings(run, state), *gpus, *before.lines]
+    lines = [*notes, *preemption_warnings(run, state), *gpus, *share, *before.lines]
     nodes = nodes_of_job(run, state)
     return CheckedRun(
         with_dependencies(run, before.names), with_dependencies(asked, before.jobs), lines, nodes, limit, before, others

@@ -68,6 +68,10 @@ class Cluster(Part):
     """Devices used on each node. Default: all of them."""
     gpu_type: str | None = Field(default=None, pattern=_WORD)
     """Type of the GPUs that the run uses, by Slurm's name (`sinfo -o %G`). Default: any."""
+    exclusive: bool | Literal["auto"] = "auto"
+    """Whether the job has its nodes to itself. true: whole nodes. false: a part of each node, that is
+    `devices_per_node` GPUs with their share of the node's CPUs and memory. auto: a part if `devices_per_node` is fewer
+    than the nodes have, else whole nodes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Kind of device. auto: CUDA devices where there are any, else the CPU."""
     after: list[str] = Field(default=[], json_schema_extra={"type": ["array", "string"]})

@@ -32,6 +32,7 @@ def test_nodes(nodes):
     assert nodes["mig1"].gres == (Gres("gpu", "a100_3g.20gb", 2),)
     assert node.states == {"IDLE"}
     assert node.accepts_jobs
+    assert (node.cpus, node.threads_per_core, node.memory_mib) == (16, 1, 64000)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,7 @@ def test_settings(captured):
         "min_job_age_s": 300,
         "over_time_limit_s": 0,
         "accounting": False,
+        "whole_nodes": False,
         "topology_plugin": "none" if captured.version.startswith("22") else "default",
     }
 
