@@ -3,6 +3,7 @@ dependencies of a waiting job when a run before it continues as another job."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
     try:
         return find_run(name, environ, cwd).resolve()
     except InputError as error:
-        if name.isdigit():
+        if re.fullmatch(r"\d+(_\d+)?", name, re.ASCII):
             return None
         raise InputError(f"cluster.after: {error}") from None
 

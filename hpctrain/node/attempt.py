@@ -44,7 +44,7 @@ from hpctrain.records.history.ledger import (
 from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.run.run import NotifyState, Run, run_of
 from hpctrain.runs.folder import RunFolder, check_trusted
-from hpctrain.runs.locate import job_id, record_job
+from hpctrain.runs.locate import job_id, job_of_process, record_job
 from hpctrain.runs.notify import send_notification
 from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
@@ -64,7 +64,7 @@ def begin(argv: list[str]) -> int:
         InputError: others can write to the run folder.
     """
     options = _parse("begin", argv)
-    folder, job = RunFolder(options.folder), os.environ.get("SLURM_JOB_ID")
+    folder, job = RunFolder(options.folder), job_of_process(os.environ)
     # The check comes before the step: each of its tasks unpickles submitit's file in the folder.
     check_trusted(folder.path)
     slurm = Slurm(SystemRunner(), environment_of(os.getppid()))
@@ -152,13 +152,19 @@ class _EndedAttempt:
         _notify(self.folder, self.number, verdict.notify_state, reason)
 
 
+def _this_job() -> str:
+    job = job_of_process(os.environ)
+    assert job is not None, "the job script runs in a job"
+    return job
+
+
 def _continue_run(ended: _EndedAttempt, run: Run, state: AttemptState, slurm: Slurm, same_job: bool) -> None:
     """Decide how the run goes on after its batch job, record the verdict and carry it out.
 
     Args:
         same_job: whether to requeue this job instead of queueing a new one.
     """
-    folder, job = ended.folder, os.environ["SLURM_JOB_ID"]
+    folder, job = ended.folder, _this_job()
     state = replace(state, successor=_first_successor(folder, job, slurm))
     verdict = _decide_and_requeue(ended, run, state, slurm, same_job)
     if verdict.act == "stop":
@@ -178,7 +184,7 @@ def _decide_and_requeue(
     Args:
         same_job: whether to requeue this job instead of queueing a new one.
     """
-    job, clock = os.environ["SLURM_JOB_ID"], SystemClock()
+    job, clock = _this_job(), SystemClock()
     deadline = clock.now() + CONTROLLER_WAIT_S
     asked: JobVerdict | None = None
     while state.outcome.exit_class != "done":
@@ -266,7 +272,7 @@ def _close_unfinished(folder: RunFolder, run: Run, number: int, job: str | None,
     state = read_attempt_state(folder, run, number, None, events)
     known = classify(replace(state, job=job_info(job, slurm)))
     # The job that begins here was requeued, by a person or for a lost node; Slurm only knows that it runs.
-    requeued = job is not None and job == os.environ.get("SLURM_JOB_ID")
+    requeued = job is not None and job == job_of_process(os.environ)
     reason = f"its job was put back into the queue: {known.reason}" if requeued else known.reason
     folder.end_attempt(number, now, reason, state.outcome.code, known.exit_class, events)
     if known.cause == "time_limit":
@@ -299,7 +305,7 @@ def _end_unneeded_job(folder: RunFolder, slurm: Slurm, over: JobVerdict) -> int:
 
 def _cancel_successors(folder: RunFolder, slurm: Slurm) -> None:
     with _reported("not cancelled: the jobs queued behind this one ({}); each ends at once when it starts"):
-        cancel_successors(folder.path, slurm, os.environ.get("SLURM_JOB_ID"))
+        cancel_successors(folder.path, slurm, job_of_process(os.environ))
 
 
 def _refresh_dependent_runs(folder: RunFolder, slurm: Slurm) -> None:

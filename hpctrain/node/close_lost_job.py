@@ -19,6 +19,7 @@ from hpctrain.jobs.dependencies import refresh_dependent_runs
 from hpctrain.node import attempt
 from hpctrain.node.exit_markers import is_job_script_alive
 from hpctrain.runs.folder import RunFolder, check_trusted
+from hpctrain.runs.locate import job_of_process
 from hpctrain.slurm.commands import Slurm
 
 SCRIPT_WAIT_S = 5.0
@@ -67,7 +68,8 @@ def close(folder: Path, number: int, again: str, runner: Runner, clock: Clock) -
     # For Slurm a cancelled job has not succeeded: runs that wait for its success are updated first.
     for line in refresh_dependent_runs(folder, slurm, os.environ):
         print(f"hpctrain node: {line}", file=sys.stderr)
-    job = os.environ["SLURM_JOB_ID"]
+    job = job_of_process(os.environ)
+    assert job is not None, "a task runs in a job"
     print(f"hpctrain node: the run is finished and its script lost: job {job} is cancelled", file=sys.stderr)
     slurm.cancel(job)
     return True

@@ -23,7 +23,7 @@ from hpctrain.records.history.run_log import Event
 from hpctrain.records.run.run import Run
 from hpctrain.runs.fault_fields import confirmed_suspects
 from hpctrain.runs.folder import RunFolder
-from hpctrain.runs.locate import job_id
+from hpctrain.runs.locate import job_id, job_of_process
 from hpctrain.runs.lost_checkpoints import lost_checkpoints_text
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo
@@ -83,7 +83,7 @@ def job_info(job: str | None, slurm: Slurm) -> JobInfo | None:
 
     The result is None, too, if `job` is None, or if it is the job of this process, whose end Slurm cannot know yet.
     """
-    if job is None or job == os.environ.get("SLURM_JOB_ID"):
+    if job is None or job == job_of_process(os.environ):
         return None
     try:
         return slurm.job(job) or slurm.ended_jobs([job]).get(job)

@@ -25,6 +25,7 @@ from hpctrain.probe.protocol.run import ProbeNode, probe_nodes
 from hpctrain.probe.system.host import routed_address
 from hpctrain.records.format.node_name import expand_node_set
 from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.locate import job_of_process
 
 
 def main(argv: list[str]) -> int:
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
         ProbeNode(place.node, place.addr, options.folder, settings, SystemRunner(), SystemClock()),
         place.nodes,
         progress=tell,
-        job_id=options.job_id or os.environ.get("SLURM_JOB_ID"),
+        job_id=options.job_id or job_of_process(os.environ),
         keep=lambda measured: _write_topology(measured, options.folder),
         prior=switches_of(Topology.read(options.prior)) if options.prior is not None else None,
     )

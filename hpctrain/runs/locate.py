@@ -83,6 +83,17 @@ def past_folders(environ: Mapping[str, str]) -> dict[Path, set[str]]:
     return jobs
 
 
+def job_of_process(environ: Mapping[str, str]) -> str | None:
+    """Return the id of the Slurm job in which a process with these environment variables runs, as squeue shows it:
+    '123', or '123_4' for a task of a job array. None outside of a job.
+
+    A task of an array has another SLURM_JOB_ID, which is unknown until it starts; that of an array's last task is the
+    id of the whole array.
+    """
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID") or None
+
+
 def job_id(folder: Path) -> str | None:
     """Return the id of the newest job that was submitted for the run; None for a run that was not submitted."""
     return next(reversed(_job_ids(folder)), None)

@@ -17,6 +17,7 @@ from hpctrain.base.errors import HpctrainError, InputError, StorageError
 from hpctrain.base.owned_files import read_private_text
 from hpctrain.records.run.run import Notify, NotifyState, run_of
 from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import job_of_process
 
 ADDRESS_BYTES_MAX = 1 << 16
 """Most bytes of the file `notify.url_file`; a larger file is refused."""
@@ -47,7 +48,7 @@ def send_notification(
     if notify is None or state not in notify.on:
         return
     message = {"run": run.name, "folder": str(folder), "state": state, "reason": reason, "attempt": attempt}
-    message |= {"job_id": environ.get("SLURM_JOB_ID"), "text": f"{run.name}: {state}: {reason} ({folder.name})"}
+    message |= {"job_id": job_of_process(environ), "text": f"{run.name}: {state}: {reason} ({folder.name})"}
     try:
         problem = _post_with_deadline(notify_url(notify, environ), message)
     except InputError as error:

@@ -38,6 +38,8 @@ _INHERITED = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SAC
 _KEPT_VARIABLES = ("SLURM_CONF", "SLURM_JWT")
 
 _UNKNOWN_JOB = "Invalid job id specified"
+_UNKNOWN_TASK = " not found"
+"""What `scontrol show job` prints on stdout for a task that the controller has forgotten while it knows the array."""
 _AWAY = (
     "Unable to contact slurm controller",
     "Socket timed out",
@@ -121,11 +123,12 @@ class Slurm:
         """Return Slurm's description of a job; None if Slurm does not know the job. Slurm forgets a job MinJobAge
         seconds after its end."""
         done = self._run(["scontrol", "show", "job", "-o", _checked(job_id)])
-        if done.code != 0 and _UNKNOWN_JOB in done.stderr:
+        if done.code != 0 and (_UNKNOWN_JOB in done.stderr or _UNKNOWN_TASK in done.stdout):
             return None
         jobs = parse_scontrol_job(_answer(done))
-        # For an array or a heterogeneous job, Slurm answers with its parts.
-        return next((job for job in jobs if job.job_id == job_id), jobs[0] if jobs else None)
+        # For an array or a heterogeneous job, Slurm answers with its parts, of which one that has not ended counts.
+        parts = sorted(jobs, key=lambda job: (job.job_id != job_id, job.is_ended))
+        return parts[0] if parts else None
 
     def jobs(self, ids: Sequence[str]) -> dict[str, JobInfo]:
         """Return Slurm's description of each job in `ids`, by id, with one command; jobs that Slurm does not know are
@@ -133,7 +136,7 @@ class Slurm:
         if not ids:
             return {}
         listed = ",".join(_checked(job_id) for job_id in ids)
-        done = self._run(["squeue", "-h", "-t", "all", "-j", listed, "-O", SQUEUE_FORMAT])
+        done = self._run(["squeue", "-h", "-r", "-t", "all", "-j", listed, "-O", SQUEUE_FORMAT])
         if done.code != 0 and _UNKNOWN_JOB in done.stderr:
             return {}
         return {job.job_id: job for job in parse_squeue(_answer(done))}

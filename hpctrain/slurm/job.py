@@ -48,6 +48,7 @@ class JobInfo:
     value."""
 
     job_id: str
+    """The id as squeue shows it: '123', '123_4' for a task of a job array, '123_[5-9%2]' for several tasks that wait."""
     state: JobState
     reason: str
     """Why the job waits or ended, as Slurm's code or as a sentence with '_' for blanks; "" for none."""
@@ -86,16 +87,16 @@ class JobInfo:
 
 
 _COLUMNS = (
-    "JobID", "State", "Reason", "NodeList", "RestartCnt", "StartTime", "EndTime", "TimeLimit", "EligibleTime",
+    "JobArrayID", "State", "Reason", "NodeList", "RestartCnt", "StartTime", "EndTime", "TimeLimit", "EligibleTime",
     "PreemptTime", "BatchHost", "exit_code", "Partition", "SubmitTime",
 )  # fmt: skip
 SQUEUE_FORMAT = ",".join(f"{column}:{SEPARATOR}" for column in _COLUMNS)
 """Value of the option -O of squeue. Each column is printed in full, because no width is given, and ends with
 SEPARATOR."""
 
-_FROM_SCONTROL = {"JobID": "JobId", "State": "JobState", "RestartCnt": "Restarts", "exit_code": "ExitCode"}
+_FROM_SCONTROL = {"JobArrayID": "JobId", "State": "JobState", "RestartCnt": "Restarts", "exit_code": "ExitCode"}
 """squeue's name of a field -> scontrol's name, for the fields whose names differ."""
-_REQUIRED = ("JobID", "State", "Reason", "NodeList", "Partition")
+_REQUIRED = ("JobArrayID", "State", "Reason", "NodeList", "Partition")
 
 
 def parse_scontrol_job(text: str) -> list[JobInfo]:
@@ -108,8 +109,18 @@ def parse_scontrol_job(text: str) -> list[JobInfo]:
     for record in records(text, "JobId"):
         for column in _REQUIRED:
             required(record, _FROM_SCONTROL.get(column, column))
-        jobs.append(job_of_columns({column: record.get(_FROM_SCONTROL.get(column, column), "") for column in _COLUMNS}))
+        values = {column: record.get(_FROM_SCONTROL.get(column, column), "") for column in _COLUMNS}
+        jobs.append(job_of_columns(values | {"JobArrayID": _array_id(record)}))
     return jobs
+
+
+def _array_id(record: Mapping[str, str]) -> str:
+    """Return the id of the job of a line of scontrol, as squeue shows it. A task of a job array also has a JobId like
+    other jobs, and the one of an array's last task is also the array's id."""
+    array, task = record.get("ArrayJobId"), record.get("ArrayTaskId")
+    if not array or not task:
+        return record["JobId"]
+    return f"{array}_{task}" if parse_unsigned(task) is not None else f"{array}_[{task}]"
 
 
 def parse_squeue(text: str) -> list[JobInfo]:
@@ -161,7 +172,7 @@ def job_of_columns(columns: Mapping[str, str]) -> JobInfo:
     values = defaultdict(str, columns)
     state = parse_state(values["State"])
     return JobInfo(
-        job_id=values["JobID"],
+        job_id=values["JobArrayID"],
         state=state,
         # For the blanks of a sentence, squeue prints blanks and scontrol '_'.
         reason=(text_or_none(values["Reason"]) or "").replace(" ", "_"),
@@ -188,7 +199,7 @@ def _exit_code(text: str) -> int | None:
 
 
 _SACCT_COLUMNS = {
-    "JobID": "JobID", "State": "State", "ExitCode": "exit_code", "NodeList": "NodeList", "Submit": "SubmitTime",
+    "JobID": "JobArrayID", "State": "State", "ExitCode": "exit_code", "NodeList": "NodeList", "Submit": "SubmitTime",
     "Start": "StartTime", "End": "EndTime", "Timelimit": "TimeLimit", "Partition": "Partition", "Reason": "Reason",
 }  # fmt: skip
 """sacct's name of a field -> squeue's name of the same field."""
@@ -216,6 +227,6 @@ def parse_sacct(text: str) -> dict[str, JobInfo]:
     """
     times: dict[str, list[JobInfo]] = {}
     for values in split_columns(text, list(_SACCT_COLUMNS.values()), "sacct"):
-        times.setdefault(values["JobID"], []).append(job_of_columns(values))
+        times.setdefault(values["JobArrayID"], []).append(job_of_columns(values))
     newest = {job_id: max(jobs, key=lambda job: job.submit_s or 0.0) for job_id, jobs in times.items()}
     return {job_id: replace(job, restarts=len(times[job_id]) - 1) for job_id, job in newest.items() if job.is_ended}

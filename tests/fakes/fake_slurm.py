@@ -22,6 +22,7 @@ AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failu
 UNKNOWN = "slurm_load_jobs error: Invalid job id specified\n"
 MIN_JOB_AGE_S = 300
 CRED_EXPIRE_S = 10
+MAX_ARRAY_SIZE = 1001
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
@@ -46,9 +47,17 @@ class FakeJob:
     preempt_s: int | None = None
     exit_code: int = 0
     exit_signal: int = 0
+    array: tuple[int, int] | None = None
+    """Of a task of a job array: the array's id and the task's number."""
+    array_limit: int | None = None
     dependency: str = ""
     exclude: str = ""
     """Changed while it waits; the schedule here does not look at it."""
+
+    @property
+    def name(self) -> str:
+        """Its id as squeue shows it."""
+        return f"{self.array[0]}_{self.array[1]}" if self.array else str(self.job_id)
 
 
 class FakeSlurm:
@@ -84,7 +93,7 @@ class FakeSlurm:
 
     def finish(self, job_id: str, code: int = 0) -> None:
         """The batch script ends by itself."""
-        job = self.jobs[int(job_id)]
+        job = self.jobs[self._number(job_id)]
         if code:
             self._end(job, "FAILED", code, reason="NonZeroExitCode")
         else:
@@ -92,7 +101,7 @@ class FakeSlurm:
 
     def preempt(self, job_id: str) -> None:
         """A job of higher priority takes the nodes."""
-        self._interrupt(self.jobs[int(job_id)], "PREEMPTED")
+        self._interrupt(self.jobs[self._number(job_id)], "PREEMPTED")
 
     def fail_node(self, name: str) -> None:
         """The node goes down with whatever runs on it."""
@@ -134,6 +143,14 @@ class FakeSlurm:
         self.envs.append(env)
         raise SystemExit(7)
 
+    def _number(self, name: str) -> int:
+        """The key in the job table of a job's id, also of one like 12_3; 0 for an unknown one."""
+        return next((number for number, job in self.jobs.items() if job.name == name), 0)
+
+    def _named(self, name: str) -> list[FakeJob]:
+        """The job of an id, or all tasks of an array."""
+        return [job for job in self.jobs.values() if name in (job.name, *(str(part) for part in (job.array or ())[:1]))]
+
     # Its clients.
 
     def _sbatch(self, argv: list[str]) -> CommandResult:
@@ -146,6 +163,7 @@ class FakeSlurm:
         parser.add_argument("-H", "--hold", action="store_true")
         parser.add_argument("-d", "--dependency", default="")
         parser.add_argument("--no-requeue", action="store_true")
+        parser.add_argument("-a", "--array", default="")
         parser.add_argument("script", nargs="?", default="job.sh")
         script = next((word for word in argv[1:] if Path(word).is_file()), None)
         given, _ = parser.parse_known_args([*_directives(script), *argv[1:]])
@@ -157,6 +175,10 @@ class FakeSlurm:
         if wanted > len(self.node_states):
             return self._reply(argv, error="allocation failure: Requested node configuration is not available\n")
         number = max(self.jobs, default=0) + 1
+        tasks, _, throttle = given.array.partition("%")
+        last = int(tasks.rpartition("-")[2] or 0)
+        if last >= MAX_ARRAY_SIZE:
+            return self._reply(argv, error="allocation failure: Invalid job array specification\n")
         if given.test_only:
             nodes = NodeSet.fromlist(list(self.node_states)[:wanted])
             text = f"sbatch: Job {number} to start at {self.now} using {wanted} processors on nodes {nodes}"
@@ -166,7 +188,14 @@ class FakeSlurm:
             number, wanted, given.partition, limit, not given.no_requeue, self.now, self.now, str(given.script)
         )
         job = replace(job, dependency=given.dependency)
-        self.jobs[number] = replace(job, reason="JobHeldUser") if given.hold else job
+        job = replace(job, reason="JobHeldUser") if given.hold else job
+        for task in range(last + 1) if tasks else ():
+            # As in Slurm, the array's own number is left to its last task.
+            own = number if task == last else number + 1 + task
+            limit_of_tasks = int(throttle) if throttle else None
+            self.jobs[own] = replace(job, job_id=own, array=(number, task), array_limit=limit_of_tasks)
+        if not tasks:
+            self.jobs[number] = job
         self._schedule()
         return self._reply(argv, f"{number}\n" if given.parsable else f"Submitted batch job {number}\n")
 
@@ -174,7 +203,7 @@ class FakeSlurm:
         jobs = list(self.jobs.values())
         if "-j" in argv:
             ids = argv[argv.index("-j") + 1].split(",")
-            jobs = [job for job in jobs if str(job.job_id) in ids]
+            jobs = [job for job in jobs if {job.name, str((job.array or (job.job_id,))[0])} & set(ids)]
             if not jobs and len(ids) == 1:
                 return self._reply(argv, error=UNKNOWN)
         if "-t" not in argv:
@@ -190,7 +219,7 @@ class FakeSlurm:
         if verb == "show":
             return self._show(argv, rest[0], rest[-1])
         number = rest[0].removeprefix("JobId=")
-        job = self.jobs.get(int(number))
+        job = self.jobs.get(self._number(number))
         if job is None:
             return self._reply(argv, error=f"Invalid job id specified for job {number}\n")
         if verb == "requeue":
@@ -223,13 +252,16 @@ class FakeSlurm:
 
     def _show(self, argv: list[str], what: str, name: str) -> CommandResult:
         if what == "job":
-            job = self.jobs.get(int(name))
-            return self._reply(argv, _job_line(job) + "\n") if job else self._reply(argv, error=UNKNOWN)
+            lines = [_job_line(job) for job in self._named(name)]
+            return self._reply(argv, "".join(f"{line}\n" for line in lines), error="" if lines else UNKNOWN)
         lines = {"node": self._node_lines, "partition": self._partition_lines, "config": _config_lines}[what]()
         return self._reply(argv, "".join(f"{line}\n" for line in lines))
 
     def _scancel(self, argv: list[str]) -> CommandResult:
-        job = self.jobs.get(int(argv[-1]))
+        replies = [self._cancel_one(argv, job) for job in self._named(argv[-1]) or [None]]
+        return max(replies, key=lambda reply: reply.code)
+
+    def _cancel_one(self, argv: list[str], job: FakeJob | None) -> CommandResult:
         named = [word.removeprefix("--signal=") for word in argv if word.startswith("--signal=")]
         alive = job is not None and job.state not in ENDED
         if named and not alive:
@@ -263,6 +295,10 @@ class FakeSlurm:
             if waits:
                 self.jobs[job.job_id] = replace(job, reason=waits)
                 continue
+            others = [other for other in self.jobs.values() if job.array and (other.array or ())[:1] == job.array[:1]]
+            if job.array_limit and sum(other.state == "RUNNING" for other in others) >= job.array_limit:
+                self.jobs[job.job_id] = replace(job, reason="JobArrayTaskLimit")
+                continue
             free = [node for node, state in self.node_states.items() if state == "IDLE"]
             if ahead or len(free) < job.nodes_wanted:
                 self.jobs[job.job_id] = replace(job, reason="Priority" if ahead else "Resources")
@@ -278,7 +314,7 @@ class FakeSlurm:
     def _waits(self, job: FakeJob) -> str:
         """Why a job's dependency (afterok or afterany, on all of the jobs named) keeps it, "" once it does not."""
         kind, *ids = job.dependency.split(":")
-        states = [self.jobs[int(name)].state for name in ids if int(name) in self.jobs]
+        states = [job.state for name in ids for job in self._named(name)]
         if kind == "afterok" and any(state in ENDED and state != "COMPLETED" for state in states):
             return "DependencyNeverSatisfied"
         return "Dependency" if any(state not in ENDED for state in states) else ""
@@ -351,6 +387,7 @@ def _node_list(job: FakeJob) -> str:
 def _column(job: FakeJob, name: str) -> str:
     return {
         "JobID": str(job.job_id),
+        "JobArrayID": job.name,
         "State": job.state,
         "Reason": job.reason,
         "NodeList": _node_list(job),
@@ -376,8 +413,9 @@ def _dependencies(job: FakeJob) -> list[str]:
 
 def _job_line(job: FakeJob) -> str:
     host = f"BatchHost={job.nodes[0]} " if job.nodes else ""
+    array = f"ArrayJobId={job.array[0]} ArrayTaskId={job.array[1]} " if job.array else ""
     return (
-        f"JobId={job.job_id} JobName={Path(job.script).name} UserId=anna(1000) GroupId=anna(1000) MCS_label=N/A "
+        f"JobId={job.job_id} {array}JobName={Path(job.script).name} UserId=anna(1000) GroupId=anna(1000) MCS_label=N/A "
         f"Priority=1 Nice=0 Account=(null) QOS=(null) JobState={job.state} Reason={job.reason} "
         f"Dependency={job.dependency or '(null)'} Requeue={int(job.requeue)} "
         f"Restarts={job.restarts} BatchFlag=1 ExitCode={job.exit_code}:{job.exit_signal} "
@@ -396,7 +434,7 @@ def _config_lines() -> list[str]:
         "ClusterName             = fake",
         "JobRequeue              = 1",
         "KillWait                = 5 sec",
-        "MaxArraySize            = 1001",
+        f"MaxArraySize            = {MAX_ARRAY_SIZE}",
         "MessageTimeout          = 10 sec",
         f"MinJobAge               = {MIN_JOB_AGE_S} sec",
         "OverTimeLimit           = 0 min",

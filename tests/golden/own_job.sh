@@ -38,12 +38,15 @@ if [ "$code" = 0 ] && [ "$(cat "$left.closer" 2>/dev/null)" = "$SLURMD_NODENAME"
 fi
 exit "$code"'
 
+# The logs of an array's task are named as squeue names the task.
+job=%j
+[ -z "$SLURM_ARRAY_TASK_ID" ] || job=%A_%a
 # One task a node with everything of it. A lost node does not end the step: the agents on the others go on without it
 # for as long as Slurm leaves the job alive.
 # The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
 srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
-  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none bash -c "$task" /usr/bin/python3 /lib/hpctrain/base/start.py '/shared/runs/gpt 1' same_job /usr/bin/python3 /lib/hpctrain/base/start.py hpctrain.node run --folder '/shared/runs/gpt 1' 2>&3 &
+  --output='/shared/runs/gpt 1'/logs/"$job".%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none bash -c "$task" /usr/bin/python3 /lib/hpctrain/base/start.py '/shared/runs/gpt 1' same_job /usr/bin/python3 /lib/hpctrain/base/start.py hpctrain.node run --folder '/shared/runs/gpt 1' 2>&3 &
 step=$!
 exec 3>&-
 

@@ -24,7 +24,7 @@ from hpctrain.launch.container_command import python_command, step_options, task
 from hpctrain.launch.stop_signals import stop_signals
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import RunFolder, check_path
-from hpctrain.runs.locate import JOB_FILE, job_id, record_job
+from hpctrain.runs.locate import JOB_FILE, job_id, job_of_process, record_job
 from hpctrain.slurm.cluster import constraint_of_groups
 from hpctrain.slurm.options import parse_sbatch_option
 
@@ -290,8 +290,8 @@ def current_batch_job_id(environ: Mapping[str, str]) -> str:
     Raises:
         InputError: this process is in no batch job.
     """
-    job = environ.get("SLURM_JOB_ID")
-    if not job:
+    job = job_of_process(environ)
+    if job is None:
         raise InputError(
             "--own-job: only inside a batch job, as in slurm/train.sbatch; from a login node leave it out, and "
             "hpctrain queues the job itself"

@@ -38,11 +38,11 @@ class Replying:
 def replying(captured):
     """By name of a section: Slurm whose clients say that."""
 
-    def made(name: str) -> Slurm:
+    def made(name: str, on_stdout: bool = False) -> Slurm:
         for section, text in captured.sections("replies.txt").items():
             known, code = section.split()
             if known == name:
-                return Slurm(Replying(int(code), text + "\n"), {})
+                return Slurm(Replying(int(code), text + "\n", on_stdout), {})
         raise KeyError(name)
 
     return made
@@ -185,6 +185,7 @@ def test_jobs_that_slurm_does_not_know(replying):
     assert replying("unknown_job").job("99999") is None
     assert replying("unknown_job_squeue").jobs(["99999"]) == {}
     assert replying("unknown_two_squeue").jobs(["99998", "99999"]) == {}
+    assert replying("unknown_task", on_stdout=True).job("1_9") is None
     replying("cancel_unknown").cancel("99999")
     replying("cancel_done").cancel("2")
     assert replying("signal_done").signal("2", "USR1") is False

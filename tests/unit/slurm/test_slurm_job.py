@@ -123,10 +123,22 @@ def test_text_of_people_is_not_read_as_fields(jobs):
 
 
 def test_an_array_has_several_jobs(captured):
-    waiting, running = parse_scontrol_job(captured.sections("jobs.txt")["array"])
-    assert (waiting.state, waiting.reason) == ("PENDING", "JobArrayTaskLimit")
-    assert (running.state, running.nodes) == ("RUNNING", ("mig1",))
-    assert waiting.job_id != running.job_id
+    waiting, *running = parse_scontrol_job(captured.sections("jobs.txt")["array"])
+    assert (waiting.job_id, waiting.state, waiting.reason) == ("1_[2-4%2]", "PENDING", "JobArrayTaskLimit")
+    assert {job.job_id: (job.state, len(job.nodes)) for job in running} == {
+        "1_0": ("RUNNING", 1),
+        "1_1": ("RUNNING", 1),
+    }
+
+
+def test_a_task_of_an_array_is_a_job_of_its_own(captured):
+    """The last task has the number of the array for Slurm itself: only the id that squeue shows is unique."""
+    tasks = parse_scontrol_job(captured.sections("jobs.txt")["array_tasks"])
+    assert [(job.job_id, job.state, job.restarts) for job in tasks] == [
+        ("1_0", "PENDING", 1), ("1_1", "CANCELLED", 0), ("1_2", "RUNNING", 0), ("1_3", "RUNNING", 0),
+        ("1_4", "PENDING", 0),
+    ]  # fmt: skip
+    assert "JobId=1 ArrayJobId=1 ArrayTaskId=4 " in captured.sections("jobs.txt")["array_tasks"]
 
 
 @pytest.mark.parametrize(
