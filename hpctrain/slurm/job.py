@@ -48,7 +48,7 @@ class JobInfo:
     value."""
 
     job_id: str
-    """The id as squeue shows it: '123', '123_4' for a task of a job array, '123_[5-9%2]' for several tasks that wait."""
+    """The id as squeue shows it: '123', '123_4' for a task of a job array, '123_[5-9%2]' for tasks that wait."""
     state: JobState
     reason: str
     """Why the job waits or ended, as Slurm's code or as a sentence with '_' for blanks; "" for none."""
