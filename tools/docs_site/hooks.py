@@ -16,6 +16,7 @@ from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
 from tools.docs_site.navigation import FROM_OUTSIDE, ROOT, page_of, source_of, with_pages
+from tools.docs_site.reference import with_reference
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _TEXT_ABOVE_LIST = re.compile(r"^(?! {4}|[-*|>#]|\d+\. )(\S.*)\n(?=- |1\. )", re.MULTILINE)
@@ -36,10 +37,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return the page's text with links of the site, and with an empty line above each list: Python-Markdown needs one,
-    viewers of git do not."""
+    """Return the page's text with links of the site, the generated parts of the reference, and an empty line above each
+    list: Python-Markdown needs one, viewers of git do not."""
     linked = _LINK.sub(lambda link: _site_link(link, page.file.src_uri), markdown)
-    return _TEXT_ABOVE_LIST.sub(r"\1\n\n", linked)
+    return with_reference(_TEXT_ABOVE_LIST.sub(r"\1\n\n", linked))
 
 
 def _site_link(link: re.Match[str], page: str) -> str:

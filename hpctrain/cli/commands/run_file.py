@@ -14,9 +14,16 @@ from hpctrain.cli.answers import say
 from hpctrain.cli.commands.data import summary
 from hpctrain.cli.options.parameters import PATH
 from hpctrain.cli.views.console import phases
+from hpctrain.lab.spec import LabSpec
 from hpctrain.launch.starter import Starter, WrittenStarter, check_starter, write_starter
-from hpctrain.records.corpus import Recipe
+from hpctrain.records.corpus import CorpusIndex, Recipe
 from hpctrain.records.format.document import Document
+from hpctrain.records.history.generation import Generation
+from hpctrain.records.history.ledger import BadNode, Successor
+from hpctrain.records.history.manifest import Manifest
+from hpctrain.records.history.past_runs import PastRun
+from hpctrain.records.history.run_log import Event, MetricRow
+from hpctrain.records.history.selfcheck import SelfcheckReport
 from hpctrain.records.model.families import PRESETS
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.cluster import Site
@@ -90,19 +97,19 @@ def _summary_lines(started: WrittenStarter, starter: Starter) -> list[str]:
     ]
 
 
-KINDS: dict[str, type[Document]] = {
-    "run": Run,
-    "recipe": Recipe,
-    "site": Site,
-    "topology": Topology,
-    "plan": Plan,
-}
+_WRITTEN_BY_YOU: tuple[type[Document], ...] = (Run, Site, Recipe, LabSpec)
+_WRITTEN_BY_HPCTRAIN: tuple[type[Document], ...] = (
+    Topology, Plan, MetricRow, Event, Generation, Successor, BadNode, Manifest, CorpusIndex, PastRun, SelfcheckReport
+)  # fmt: skip
+KINDS = {model.schema_kind: model for model in (*_WRITTEN_BY_YOU, *_WRITTEN_BY_HPCTRAIN)}
+"""Kind of a file that people write or read -> its model."""
 
 
 @click.command()
 @click.argument("kind", type=click.Choice(list(KINDS)))
 def schema_command(kind: str) -> None:
-    """Print the JSON Schema of a kind of file: every key, its meaning, type and default.
+    """Print the JSON Schema of a kind of file: every key, its meaning, type and default. For a file of lines (.jsonl),
+    the schema is that of a line.
 
     An editor can check and complete run.yaml by the schema: save the schema as run.schema.json beside run.yaml, and
     begin run.yaml with the line `# yaml-language-server: $schema=run.schema.json`.

@@ -23,6 +23,7 @@ class Member(Part):
     differs."""
 
     node: str = Field(pattern=NODE_NAME)
+    """Node of the agent."""
     incarnation: str
     """Host, process id and start time of the agent, as one text."""
     addr: str
@@ -35,7 +36,9 @@ class StoreAddress(Part):
     """Address of the torch TCPStore through which a generation's workers find each other."""
 
     addr: str
+    """Address of the listening socket."""
     port: int
+    """Port of the listening socket."""
     node: str = Field(pattern=NODE_NAME)
     """Node of the listening socket: the node of rank 0."""
 

@@ -103,6 +103,7 @@ class Successor(Document):
     schema_kind: ClassVar[str] = "successor"
 
     job_id: str
+    """Id of the successor's job."""
     after: str
     """Id of the job that the successor waits for."""
     exclude: list[str] = []
@@ -153,6 +154,7 @@ class BadNode(Document):
     schema_kind: ClassVar[str] = "bad_node"
 
     node: str = Field(pattern=NODE_NAME)
+    """Name of the node."""
     attempt: int
     """Attempt in which the node had a fault."""
     time_s: float

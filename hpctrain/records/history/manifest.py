@@ -15,8 +15,11 @@ class FileEntry(Part):
     """One file of a checkpoint, with its name, size and hash."""
 
     name: CheckpointName
+    """Name of the file within the checkpoint's folder."""
     size_bytes: int = Field(ge=0)
+    """Size of the file in bytes."""
     sha256: str
+    """SHA-256 of the file in hexadecimal digits."""
 
 
 class LossScale(Part):
@@ -59,6 +62,7 @@ class Manifest(Document):
     samples: int = Field(ge=0)
     """Sequences consumed since the start of the run; the sampler continues with the next one."""
     seed: int
+    """Seed of the run."""
     run_sha256: str
     """SHA-256 of the content of the run folder's run.yaml."""
     model_sha256: str
@@ -71,3 +75,4 @@ class Manifest(Document):
     """SHA-256 of the parts of the plan that decide which state the reducer of each rank keeps between steps. Absent if
     reducers keep none. A run whose plan has another hash cannot restore the state of its reducers."""
     files: list[FileEntry]
+    """All files of the checkpoint but the manifest."""

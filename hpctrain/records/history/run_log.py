@@ -51,6 +51,7 @@ class Event(Document):
 
     schema_kind: ClassVar[str] = "event"
     kind: EventKind
+    """What happened."""
 
     time_s: float
     """Seconds since 1970."""
@@ -104,8 +105,11 @@ class RankPlacement(Part):
     its worker built."""
 
     rank: int
+    """Number of the rank."""
     device: str
+    """Device of the rank, as node:device."""
     stages: list[int]
+    """Numbers of the pipeline stages that the rank holds."""
     layers: list[int]
     """Numbers, within the whole model, of the blocks that the rank holds."""
     micro_batch: int
@@ -156,6 +160,7 @@ class MetricRow(Document):
     step: int
     """Number of the step; the first step is 1."""
     generation: int
+    """Number of the generation that did the step. A step that is repeated after a recovery has a higher one."""
     time_s: float
     """Wall clock at the end of the step, seconds since 1970."""
     step_time_s: float
@@ -168,6 +173,7 @@ class MetricRow(Document):
     valid_sets: dict[str, ValidSet] | None = None
     """Name in `data.valid` -> result on that folder; only if `data.valid` names folders and the loss was validated."""
     lr: float
+    """Learning rate of the step."""
     grad_norm: float | None = None
     """Norm of the gradient of all parameters before clipping; absent if it overflowed and the step was skipped."""
     loss_scale: float | None = None
@@ -182,6 +188,7 @@ class MetricRow(Document):
     source_samples: dict[str, int] | None = None
     """Path of a training folder -> sequences consumed from it since the start of the run; only with weights."""
     tokens_per_s: float
+    """`tokens` by `step_time_s`."""
     mfu: float | None = None
     """Model FLOPs utilization (Chowdhery et al. 2022): FLOPs of the model's forward and backward pass, without
     recomputation, as a share of what the plan's GPUs do in the time of the step by their data sheets, in dense 16-bit

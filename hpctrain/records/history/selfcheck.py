@@ -49,7 +49,9 @@ class PathResult(Part):
     or to use a device that the check tries."""
 
     path: str
+    """Name of the path."""
     verdict: PathVerdict
+    """What came of the path. slow: it works, but reaches less than expected. left out: it cannot run on these nodes."""
     figure: str = Field(default="", max_length=SUMMARY_CHARS)
     """What was measured; for a failed path its error, for one that was left out the reason."""
     expected: str = ""
@@ -57,7 +59,9 @@ class PathResult(Part):
     next_step: str = ""
     """What to do about a slow or failed path; empty for the others."""
     seconds: float = Field(ge=0)
+    """Duration of the check, seconds."""
     node: str = ""
+    """Node that the row is about; empty if it is about no single one."""
 
 
 class SelfcheckReport(Document):
@@ -73,5 +77,6 @@ class SelfcheckReport(Document):
     machines: dict[str, dict[str, Any]]
     """For each node its software and its devices: Python, torch, CUDA or ROCm, NCCL, kernel, processor, GPUs."""
     paths: list[PathResult]
+    """The rows of the table."""
     topology: dict[str, Any] | None = None
     """The topology file that the probe measured; absent if it measured none."""

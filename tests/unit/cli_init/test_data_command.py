@@ -21,6 +21,7 @@ import pytest
 import tokenizers
 import yaml
 
+from hpctrain.cli.commands.run_file import KINDS
 from hpctrain.corpus.read.tokens import read_indexes
 from hpctrain.records.corpus import CorpusIndex
 
@@ -288,7 +289,7 @@ def test_workers_change_nothing_and_a_kill_costs_no_finished_unit(tmp_path: Path
     assert set(kept.values()) <= {path.stat().st_ino for path in (tmp_path / "two").iterdir()}
 
 
-@pytest.mark.parametrize("kind", ["run", "recipe", "topology", "plan"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_schema_prints_a_json_schema_with_every_meaning(call: Call, kind: str) -> None:
     done = call("schema", kind)
     schema = json.loads(done.out)
@@ -308,7 +309,7 @@ def test_the_schema_of_a_run_file_explains_its_keys(call: Call) -> None:
 def test_an_unknown_schema_is_told(call: Call) -> None:
     done = call("schema", "image")
     assert done.code == 2
-    assert "'image' is not one of 'run', 'recipe', 'site', 'topology', 'plan'" in done.err
+    assert "'image' is not one of 'run', 'site', 'recipe', 'lab', 'topology', 'plan'" in done.err
 
 
 @pytest.mark.slow

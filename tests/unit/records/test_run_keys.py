@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from hpctrain.records.corpus import CorpusIndex, Recipe
+from hpctrain.cli.commands.run_file import KINDS
 from hpctrain.records.format.validation_errors import known_keys, models_in
-from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
-from hpctrain.records.topology.topology import Topology
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "run_keys.txt"
 
@@ -43,12 +41,12 @@ def undocumented(schema: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("model", [Run, Plan, Topology, CorpusIndex, Recipe])
+@pytest.mark.parametrize("model", KINDS.values())
 def test_every_key_has_a_description(model: type[BaseModel]) -> None:
     assert undocumented(model.model_json_schema(by_alias=True)) == []
 
 
-@pytest.mark.parametrize("model", [Run, Plan, Topology, CorpusIndex, Recipe])
+@pytest.mark.parametrize("model", KINDS.values())
 def test_every_file_has_a_schema_for_editors(model: type[BaseModel]) -> None:
     schema = json.loads(json.dumps(model.model_json_schema(by_alias=True)))
     assert schema["additionalProperties"] is False

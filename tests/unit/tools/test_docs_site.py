@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from hpctrain.cli.main import cli
 from tools.docs_site.navigation import CONFIG, ROOT
 
 LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//""")
@@ -43,6 +46,33 @@ def test_links_of_the_repository_lead_to_pages_of_the_site(site):
     assert '<a href="slurm.html">' in (site / "submitting.html").read_text()
     assert '<a href="submitting.html">' in (site / "slurm.html").read_text()
     assert "hpctrain/runs/code_copy.py" not in (site / "security.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_key_of_a_run_file_and_every_option(site):
+    keys = (ROOT / "tests" / "golden" / "run_keys.txt").read_text().split()
+    anchors = set(re.findall(r' id="([^"]+)"', (site / "reference" / "run-file.html").read_text()))
+    # A key of one of several forms, as of compression, has the form in its anchor.
+    general = {re.sub(r"-[^.]*", "", anchor) for anchor in anchors} | anchors
+    # What hpctrain itself writes into the file repeats sections that the reference describes once.
+    written_by_people = {key for key in keys if not key.startswith(("model.found.dims.", "model.measured."))}
+    assert len(written_by_people) > 140
+    assert written_by_people - general == set()
+    commands = (site / "reference" / "commands.html").read_text()
+    for name, command in all_commands(cli, ""):
+        assert f'id="{name}"' in commands
+        for option in (option for param in command.params for option in param.opts if option.startswith("--")):
+            assert option in commands
+
+
+def all_commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command below a group, with its anchor in the reference."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        yield path + name, command
+        if isinstance(command, click.Group):
+            yield from all_commands(command, f"{path}{name}-")
 
 
 @pytest.mark.slow
