@@ -127,6 +127,72 @@ class LocalDisk:
     free_bytes: int
 
 
+EnvironmentKind = Literal["venv", "conda", "pixi", "image", "system"]
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """A part of the Python environment, and the file system that it lies on."""
+
+    name: str
+    path: Path
+    kind: str
+    """Type of the file system, such as nfs4; '' if it is not known."""
+
+
+@dataclass(frozen=True)
+class UnfitPackage:
+    """A package whose installed version hpctrain does not accept."""
+
+    name: str
+    version: str | None
+    """None if the package is not installed."""
+    accepted: str
+    """Versions that hpctrain accepts, such as '<1.6,>=1.5.2'."""
+    needed: bool
+    """Whether every run needs the package."""
+
+
+@dataclass(frozen=True)
+class EnvironmentFacts:
+    """Facts about the Python that runs hpctrain."""
+
+    kind: EnvironmentKind
+    python: str
+    """Version of Python, such as 3.11.7."""
+    parts: tuple[StoredPart, ...]
+    """The environment's folder, and what lies neither in it nor in /usr: the Python that it was made from, and
+    hpctrain's source."""
+    unfit: tuple[UnfitPackage, ...]
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What a user uses of a file system, and may use at most; None: no limit."""
+
+    used_bytes: int
+    limit_bytes: int | None
+    used_files: int
+    limit_files: int | None
+
+
+@dataclass(frozen=True)
+class HomeFacts:
+    """Facts about the home folder."""
+
+    path: Path
+    kind: str
+    """Type of the file system, such as nfs4; '' if it is not known."""
+    free_bytes: int | None
+    """Free bytes of the whole file system; None if there is no such folder."""
+    free_files: int | None
+    """Number of files that the whole file system still takes; None if it has no such limit."""
+    quota: Quota | None
+    """None if the command `quota` tells none."""
+    caches: tuple[str, ...]
+    """Variables that would move the caches which lie in the home folder, such as HF_HOME."""
+
+
 @dataclass(frozen=True)
 class MachineFacts:
     """All facts that the doctor collects."""
@@ -140,9 +206,11 @@ class MachineFacts:
     network: NetworkFacts
     runs: FolderFacts
     local_disks: tuple[LocalDisk, ...]
+    environment: EnvironmentFacts
+    home: HomeFacts
 
 
-Subject = Literal["Slurm", "partitions", "containers", "torch", "network", "files"]
+Subject = Literal["Slurm", "partitions", "containers", "Python", "torch", "network", "files"]
 Level = Literal["ok", "note", "problem"]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from hpctrain.base.units import format_bytes, format_si
+from hpctrain.doctor.account_findings import environment_findings, home_finding
 from hpctrain.doctor.cluster_findings import slurm_findings
 from hpctrain.doctor.facts import (
     DoctorFinding,
@@ -41,9 +42,11 @@ def findings_of(facts: MachineFacts) -> list[DoctorFinding]:
     return [
         *slurm_findings(facts.slurm),
         *container_findings(facts.containers, slurm.pyxis if slurm else None),
+        *environment_findings(facts.environment, elsewhere),
         *torch_findings(facts.torch, facts.driver, sum(gpu_count(node.gres) for node in slurm.nodes) if slurm else 0),
         *network_findings(facts.network),
         *folder_findings(facts.runs, elsewhere),
+        home_finding(facts.home),
         *_local_disks(facts.local_disks),
     ]
 

@@ -23,6 +23,7 @@ from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import CommandError, HpctrainError, InputError, StorageError
 from hpctrain.base.process import WORKER, Runner
 from hpctrain.base.system.kernel import kernel_text
+from hpctrain.doctor.account import Which, inspect_environment, inspect_home
 from hpctrain.doctor.facts import (
     Driver,
     FolderFacts,
@@ -51,9 +52,6 @@ VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _INFINIBAND = "32"
 """ARPHRD_INFINIBAND: the content of /sys/class/net/<name>/type of an interface with IP over InfiniBand."""
 
-Which = Callable[[str], str | None]
-"""Type of `shutil.which`, for which tests pass a replacement."""
-
 
 def collect_facts(runner: Runner, environ: Mapping[str, str], runs: Path, which: Which) -> MachineFacts:
     """Return all facts about this machine and its cluster. No setting is changed, and no file is left behind.
@@ -73,6 +71,8 @@ def collect_facts(runner: Runner, environ: Mapping[str, str], runs: Path, which:
         network=inspect_network(nodes, host, environ),
         runs=inspect_runs_folder(runs, environ),
         local_disks=inspect_local_disks(environ),
+        environment=inspect_environment(environ),
+        home=inspect_home(runner, environ, which),
     )
 
 

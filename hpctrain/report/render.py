@@ -17,7 +17,7 @@ from hpctrain import __version__
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import InputError
-from hpctrain.base.optional_packages import pip_install
+from hpctrain.base.requirements import pip_install
 from hpctrain.base.units import format_bytes, format_delta, format_seconds, format_si
 from hpctrain.report import charts, tables
 from hpctrain.report.charts import Chart, Trace, colour, fabric_charts

@@ -66,19 +66,26 @@ def mount_options(path: Path) -> tuple[str, ...]:
     return tuple(_mount_of(path)[1].split(","))
 
 
+def device_of(path: Path) -> str:
+    """Return the device of the file system that holds `path` or its nearest existing parent, such as /dev/sda1 or
+    server:/home; '' if unknown."""
+    return _mount_of(path)[2]
+
+
 def is_shared(kind: str) -> bool:
     """Whether file systems of type `kind`, such as nfs4, are usually visible to all nodes."""
     return kind.startswith(SHARED) and kind not in NOT_SHARED
 
 
-def _mount_of(path: Path) -> tuple[str, str]:
-    """Return type and options of the mount that holds `path` or its nearest existing parent; ("", "") if unknown."""
+def _mount_of(path: Path) -> tuple[str, str, str]:
+    """Return type, options and device of the mount that holds `path` or its nearest existing parent; empty texts if
+    unknown."""
     path = nearest_existing(path)
     mounts = sorted(psutil.disk_partitions(all=True), key=lambda mount: len(mount.mountpoint), reverse=True)
     for mount in mounts:
         if path == Path(mount.mountpoint) or Path(mount.mountpoint) in path.parents:
-            return str(mount.fstype), str(mount.opts)
-    return "", ""
+            return str(mount.fstype), str(mount.opts), str(mount.device)
+    return "", "", ""
 
 
 STATE_BYTES = 12

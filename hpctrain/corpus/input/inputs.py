@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.base.optional_packages import pip_install
+from hpctrain.base.requirements import pip_install
 from hpctrain.corpus.input.compressed_input import COMPRESSED_SUFFIXES, uncompressed_name
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_name_in

@@ -49,7 +49,7 @@ def test_on_a_laptop(machine, hpctrain, tmp_path):
     result = hpctrain("doctor")
     assert result.exit_code == 0
     titles = [line.strip() for line in result.stdout.splitlines() if line and not line.startswith(" ")]
-    assert titles[:-1] == ["Slurm", "containers", "torch", "network", "files"]
+    assert titles[:-1] == ["Slurm", "containers", "Python", "torch", "network", "files"]
     assert titles[-1].startswith("nothing found that would make a run fail")
     assert list(tmp_path.iterdir()) == []
 

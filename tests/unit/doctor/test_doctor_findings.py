@@ -10,13 +10,16 @@ import pytest
 from hpctrain.doctor.cluster_findings import slurm_findings
 from hpctrain.doctor.facts import (
     Driver,
+    EnvironmentFacts,
     FolderFacts,
+    HomeFacts,
     Interface,
     LocalDisk,
     MachineFacts,
     NetworkFacts,
     SlurmFacts,
     SlurmUnavailable,
+    StoredPart,
     TorchFacts,
     TorchUnavailable,
     exit_code,
@@ -38,7 +41,11 @@ RUNS = FolderFacts(Path("/home/anna/runs"), "nfs4", ("rw", "local_lock=none"), 2
 ETHERNET = Interface("eth0", "10.0.0.1", 10**10, False)
 NETWORK = NetworkFacts((ETHERNET,), "gpu1", "eth0", known=("lo", "eth0"))
 NO_SLURM = SlurmUnavailable(installed=False, configured=False)
-LAPTOP = MachineFacts("laptop", NO_SLURM, {}, CPU_TORCH, None, replace(NETWORK, peer=None, chosen="lo"), RUNS, ())
+VENV = EnvironmentFacts("venv", "3.11.7", (StoredPart("the environment", Path("/home/anna/venv"), "nfs4"),), ())
+HOME = HomeFacts(Path("/home/anna"), "nfs4", 2**40, 10**7, None, ("PIP_CACHE_DIR", "HF_HOME"))
+LAPTOP = MachineFacts(
+    "laptop", NO_SLURM, {}, CPU_TORCH, None, replace(NETWORK, peer=None, chosen="lo"), RUNS, (), VENV, HOME
+)
 
 
 def captured(version: str) -> SlurmFacts:

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from hpctrain.base.optional_packages import pip_install
+from hpctrain.base.requirements import pip_install
 from hpctrain.cli.commands.docs import documentation_pages
 
 if sys.version_info >= (3, 11):
@@ -103,7 +103,7 @@ def test_what_is_known_to_break_has_an_upper_bound(repository: Path, name: str) 
 
 
 def test_a_missing_package_is_told_with_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = "hpctrain.base.optional_packages.importlib.metadata.requires"
+    metadata = "hpctrain.base.requirements.importlib.metadata.requires"
     monkeypatch.setattr(metadata, lambda name: ["click>=8", 'plotly<8,>=5.22; extra == "report"'])
     assert pip_install("plotly", "spacy") == "pip install 'plotly<8,>=5.22' spacy"
 
