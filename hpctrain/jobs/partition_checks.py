@@ -198,15 +198,15 @@ def nodes_of_job(run: Run, state: ClusterState) -> frozenset[str] | None:
         return None
     partitions = candidate_partitions(cluster.partition, state.partitions)
     allowed = frozenset(node.name for item in partitions for node in members(item, state.nodes, cluster.constraint))
-    if "nodelist" in options:
-        allowed &= _names(options["nodelist"])
-    return allowed - _names(options.get("exclude", ""))
+    if cluster.nodelist is not None and len(expand_node_set(cluster.nodelist)) == cluster.node_range[1]:
+        allowed &= frozenset(expand_node_set(cluster.nodelist))
+    return allowed - frozenset(expand_node_set(cluster.exclude or ""))
 
 
 def merged_exclude_list(run: Run, exclude: Collection[str]) -> str:
     """Return the nodes in `exclude` and those that the run file excludes, as one list for Slurm, because Slurm uses
     only the last --exclude."""
-    return ",".join(sorted({*exclude, *_names(parse_sbatch_options(run.cluster.sbatch).get("exclude", ""))}))
+    return ",".join(sorted({*exclude, *expand_node_set(run.cluster.exclude or "")}))
 
 
 def exclude_options(run: Run, exclude: Collection[str]) -> list[str]:

@@ -162,6 +162,12 @@ class ProbeJob:
     """GPUs on each node; None: as many as Slurm lists on the nodes, or no GPUs if only CPUs are measured."""
     name: str = "hpctrain-probe"
     """Name of the job."""
+    constraint: str | None = None
+    """Features that each node has, in Slurm's form."""
+    exclude: str | None = None
+    """Node set that Slurm must not allocate."""
+    gpu_type: str | None = None
+    """Type of the GPUs, by Slurm's name; None: any."""
 
 
 def probe_job(
@@ -226,9 +232,15 @@ def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None
         return int(count) if count.isdigit() else None
     try:
         partitions = candidate_partitions(job.partition, slurm.partitions())
-        return gpus_per_node_available(partitions, slurm.nodes(), job.nodes) or None
+        return gpus_per_node_available(partitions, slurm.nodes(), job.nodes, job.gpu_type, job.constraint) or None
     except CommandError:
         return None  # srun asks the controller next, and reports the error
+
+
+def _typed_gpus(job: ProbeJob) -> str | None:
+    if not job.gpus_per_node:
+        return None
+    return f"{job.gpu_type}:{job.gpus_per_node}" if job.gpu_type else str(job.gpus_per_node)
 
 
 def probe_command(folder: Path, request: ProbeRequest) -> list[str]:
@@ -250,8 +262,10 @@ def srun_command(job: ProbeJob, command: Sequence[str], inside: bool = False) ->
         ("account", job.account),
         ("qos", job.qos),
         ("time", job.time),
+        ("constraint", job.constraint),
         ("nodelist", job.nodelist),
-        ("gpus-per-node", str(job.gpus_per_node) if job.gpus_per_node else None),
+        ("exclude", job.exclude),
+        ("gpus-per-node", _typed_gpus(job)),
         ("gpu-bind", "none" if job.gpus_per_node else None),
     )
     options = [f"--{name}={value}" for name, value in asked if value is not None]

@@ -88,7 +88,7 @@ def _nvml(device: Device) -> tuple[str, str, PathVerdict, str]:
         figure,
         "no errors, not throttled",
         verdict,
-        "report the device to the site; leave its node out: cluster.sbatch: [--exclude=NODE]",
+        "report the device to the site; leave its node out: cluster.exclude: NODE",
     )
 
 

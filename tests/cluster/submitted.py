@@ -47,7 +47,7 @@ class Project:
 
     def submit(self, *overrides: str) -> Job:
         """Submitted with the topology of the lab and KEY=VALUE in place of what the run file says."""
-        words = ["-t", "topology.json", *(word for override in overrides for word in ("--set", override))]
+        words = ["--topology", "topology.json", *(word for override in overrides for word in ("--set", override))]
         return self.job(json.loads(self.hpctrain("submit", "run.yaml", "--json", *words).stdout))
 
     def job(self, told: dict[str, str]) -> Job:

@@ -28,7 +28,7 @@ RUN = {
     "steps": ENDLESS,
     "seed": 3,
     "cluster": {"kind": "slurm", "partition": "low", "nodes": "1", "time": "20", "device": "cpu",
-                "sbatch": ["--nodelist=node0", "--exclusive"]},
+                "nodelist": "node0", "sbatch": ["--exclusive"]},
     "model": {"dims": {"layers": 2, "dim": 32, "heads": 2}},
     "data": {"train": ["data"], "seq_len": 64},
     "batch": {"global": 4},

@@ -47,7 +47,7 @@ def test_an_account_that_may_not_use_the_partition(project: Project) -> None:
 
 
 def test_inside_an_allocation_the_run_starts_there(project: Project) -> None:
-    words = [sys.executable, "-m", "hpctrain", "submit", "run.yaml", "-t", "topology.json", "--set", "steps=20"]
+    words = [sys.executable, "-m", "hpctrain", "submit", "run.yaml", "--topology", "topology.json", "--set", "steps=20"]
     done = subprocess.run(
         # More tasks than nodes: they are the person's, the run has an agent a node.
         ["salloc", "-p", "low", "-N3", "-n6", "-O", "--exclusive", *words],
@@ -63,7 +63,7 @@ def test_inside_an_allocation_the_run_starts_there(project: Project) -> None:
 
 
 def test_a_controller_that_is_away_is_said_and_the_files_speak(project: Project) -> None:
-    words = ("submit", "run.yaml", "--json", "-t", "topology.json", "--wait", "--set", "steps=20")
+    words = ("submit", "run.yaml", "--json", "--topology", "topology.json", "--wait", "--set", "steps=20")
     job = project.job(json.loads(project.hpctrain(*words, "--set", "cluster.nodes=1").stdout))
     assert job.status()["state"] == "done", job.explain()
     job.assert_whole(20)

@@ -24,4 +24,4 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 @pytest.fixture(scope="session")
 def undisturbed(site: Site) -> Outcome:
     """The run on one node, from start to end: what every other run must reproduce."""
-    return site.train("run.yaml", "--local", "1", "-t", "one.json")
+    return site.train("run.yaml", "--local", "1", "--topology", "one.json")

@@ -70,7 +70,7 @@ def test_a_fault_while_torch_still_loads_costs_a_generation_and_no_agent(site: S
     (tmp_path / "sitecustomize.py").write_text(LOADS)
     env = {"PYTHONPATH": str(tmp_path), "GATE": str(tmp_path / "gate")}
     known = set((site.path / "runs").glob("*"))
-    words = ("train", "run.yaml", "--local", "3", "-t", "four.json", "--set", "steps=5", *NO_VALIDATION)
+    words = ("train", "run.yaml", "--local", "3", "--topology", "four.json", "--set", "steps=5", *NO_VALIDATION)
     process = site.start(*words, env=env)
     folder = site.run_folder(known)
     wait_for(lambda: "generation_started" in kinds(folder), 60, "the first generation")
@@ -88,7 +88,7 @@ def test_a_fault_while_torch_still_loads_costs_a_generation_and_no_agent(site: S
 def test_a_killed_fork_server_is_replaced_and_the_next_generation_starts_from_it(site: Site) -> None:
     known = set((site.path / "runs").glob("*"))
     process = site.start(
-        "train", "run.yaml", "--local", "2", "-t", "four.json", "--set", "steps=1000000", *NO_VALIDATION
+        "train", "run.yaml", "--local", "2", "--topology", "four.json", "--set", "steps=1000000", *NO_VALIDATION
     )
     folder = site.run_folder(known)
     wait_for_step(folder, 2)
@@ -113,7 +113,7 @@ def test_an_agent_that_crashes_is_named_and_its_node_is_not_blamed(site: Site, t
     (tmp_path / "sitecustomize.py").write_text(CRASHES)
     env = {"PYTHONPATH": str(tmp_path), "CRASH": str(tmp_path / "crash-")}
     known = set((site.path / "runs").glob("*"))
-    words = ("train", "run.yaml", "--local", "3", "-t", "four.json", "--set", "steps=1000000", *NO_VALIDATION)
+    words = ("train", "run.yaml", "--local", "3", "--topology", "four.json", "--set", "steps=1000000", *NO_VALIDATION)
     process = site.start(*words, env=env)
     folder = site.run_folder(known)
     wait_for_step(folder, 2)

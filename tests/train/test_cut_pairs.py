@@ -53,7 +53,7 @@ def finish(process, folder: Path) -> Outcome:  # type: ignore[no-untyped-def]
 
 def test_a_pair_cut_during_a_run_costs_one_of_both_until_it_is_healed(site: Site, cut: Path) -> None:
     known = set((site.path / "runs").glob("*"))
-    words = ("train", "run.yaml", "--local", "3", "-t", "four.json", "--set", "steps=1000000", *QUICK)
+    words = ("train", "run.yaml", "--local", "3", "--topology", "four.json", "--set", "steps=1000000", *QUICK)
     process = site.start(*words, env=environment(cut))
     folder = site.run_folder(known)
     wait_for_step(folder, 2)
@@ -86,7 +86,7 @@ def test_a_link_that_the_probe_could_not_measure_is_in_no_plan(site: Site) -> No
     whole = small_topology(3)
     fabric = whole.fabric.model_copy(update={"broken": [("local0", "local1")]})
     whole.model_copy(update={"fabric": fabric}).write(site.path / "cut.json")
-    done = site.train("run.yaml", "--local", "3", "-t", "cut.json", "--set", "steps=5")
+    done = site.train("run.yaml", "--local", "3", "--topology", "cut.json", "--set", "steps=5")
     assert done.code == 0, done.said
     (start,) = [event for event in done.events if event.kind == "generation_started"]
     assert start.data["members"] == ["local0", "local2"]

@@ -51,7 +51,7 @@ def test_a_topology_of_other_nodes_is_refused(site: Site) -> None:
     other = small_topology(2)
     nodes = [node.model_copy(update={"id": f"gpu{i}"}) for i, node in enumerate(other.nodes)]
     other.model_copy(update={"nodes": nodes}).write(site.path / "other.json")
-    code, said = refused(site, "run.yaml", "--local", "2", "-t", "other.json")
+    code, said = refused(site, "run.yaml", "--local", "2", "--topology", "other.json")
     assert code == 4
     assert "other.json: it is a topology of gpu0, gpu1; this run has local0, local1" in said
 
@@ -59,7 +59,16 @@ def test_a_topology_of_other_nodes_is_refused(site: Site) -> None:
 @pytest.mark.slow
 def test_a_plan_that_is_not_of_this_run_is_told_whole(site: Site) -> None:
     code, said = refused(
-        site, "run.yaml", "--local", "4", "-p", "plan4.json", "--set", "batch.global=9", "--set", "model.dims.layers=5"
+        site,
+        "run.yaml",
+        "--local",
+        "4",
+        "--plan",
+        "plan4.json",
+        "--set",
+        "batch.global=9",
+        "--set",
+        "model.dims.layers=5",
     )
     assert code == 2
     assert "replicas: their sequences add up to 8, the run's batch.global is 9" in said
@@ -68,7 +77,7 @@ def test_a_plan_that_is_not_of_this_run_is_told_whole(site: Site) -> None:
 
 @pytest.mark.slow
 def test_a_plan_of_other_nodes_is_refused(site: Site) -> None:
-    code, said = refused(site, "run.yaml", "--local", "2", "-p", "plan4.json")
+    code, said = refused(site, "run.yaml", "--local", "2", "--plan", "plan4.json")
     assert code == 4
     assert "it uses local2, local3, this run has local0, local1" in said
 
@@ -86,7 +95,13 @@ def test_what_cannot_run_yet_is_said_at_once(site: Site) -> None:
 @pytest.mark.slow
 def test_a_model_that_cannot_fit_ends_the_run_before_it_starts(site: Site) -> None:
     done = site.train(
-        "run.yaml", "--local", "1", "-t", "one.json", "--set", "model={dims: {layers: 48, dim: 4096, heads: 32}}"
+        "run.yaml",
+        "--local",
+        "1",
+        "--topology",
+        "one.json",
+        "--set",
+        "model={dims: {layers: 48, dim: 4096, heads: 32}}",
     )
     assert done.code == 4
     assert "fit" in done.said
@@ -96,7 +111,7 @@ def test_a_model_that_cannot_fit_ends_the_run_before_it_starts(site: Site) -> No
 
 @pytest.mark.slow
 def test_an_error_of_the_model_is_told_and_not_retried(site: Site) -> None:
-    done = site.train("run.yaml", "--local", "1", "-t", "one.json", "--set", "optimizer.lr=1e30")
+    done = site.train("run.yaml", "--local", "1", "--topology", "one.json", "--set", "optimizer.lr=1e30")
     assert done.code == 1
     line = re.compile(
         r"step \d+, rank 0 \(local0:cpu0\): (loss is nan|the gradient's norm is \w+); "
@@ -118,7 +133,7 @@ def test_a_full_disk_loses_nothing(site: Site, tmp_path: Path) -> None:
     hpctrain = f"{sys.executable} -m hpctrain"
     script = f"""
         mount -t tmpfs -o size=8m tmpfs {disk} || exit 90
-        {hpctrain} train run.yaml --local 1 -t one.json --set name=full --set steps=32 \\
+        {hpctrain} train run.yaml --local 1 --topology one.json --set name=full --set steps=32 \\
             --set checkpoint.wait_for_room_s=0 2>{tmp_path}/first
         echo $? >{tmp_path}/code
         cp -a {disk} {kept}
@@ -158,7 +173,7 @@ def test_the_last_step_waits_for_room(site: Site, tmp_path: Path) -> None:
     hpctrain = f"{sys.executable} -m hpctrain"
     script = f"""
         mount -t tmpfs -o size=8m tmpfs {disk} || exit 90
-        {hpctrain} train run.yaml --local 1 -t one.json --set name=full --set steps=32 >{tmp_path}/said 2>&1 &
+        {hpctrain} train run.yaml --local 1 --topology one.json --set name=full --set steps=32 >{tmp_path}/said 2>&1 &
         for _ in $(seq 1200); do
             grep -qs '"kind": "waiting_for_room"' {disk}/full-*/events.jsonl && break
             kill -0 $! || break

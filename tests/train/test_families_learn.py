@@ -36,7 +36,7 @@ def words(*settings: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def encoder(site: Site) -> Outcome:
-    return site.train("run.yaml", "--local", "1", "-t", "one.json", *words(*ENCODER))
+    return site.train("run.yaml", "--local", "1", "--topology", "one.json", *words(*ENCODER))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def encoder_decoder(site: Site) -> Outcome:
     """The encoder on one node and the decoder on another, whose worker is killed after the first checkpoint."""
     small_topology(2).write(site.path / "seam.json")
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", "--local", "2", "-t", "seam.json", *words(*ENCODER_DECODER))
+    process = site.start("train", "run.yaml", "--local", "2", "--topology", "seam.json", *words(*ENCODER_DECODER))
     folder = site.run_folder(known)
     worker = once_there(worker_of, folder, "local1")
     wait_for_step(folder, EVERY + 2)

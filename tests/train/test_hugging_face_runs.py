@@ -35,7 +35,7 @@ def trained(site: Site) -> Outcome:
     transformers.GPT2LMHeadModel(config).save_pretrained(site.path / "gpt2")
     small_topology(2).write(site.path / "two.json")
     words = [word for text in ("model={hf: gpt2}", *SETTINGS) for word in ("--set", text)]
-    return site.train("run.yaml", "--local", "2", "-t", "two.json", *words)
+    return site.train("run.yaml", "--local", "2", "--topology", "two.json", *words)
 
 
 def loss_of(folder: Path, rows: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from train_site import Site
 pytestmark = pytest.mark.slow
 
 TWO_STAGES = (
-    "run.yaml", "--local", "2", "-t", "four.json", "--set", "steps=4",
+    "run.yaml", "--local", "2", "--topology", "four.json", "--set", "steps=4",
     "--set", "objective={mode: masked}", "--set", "data.valid={own: data}",
     "--set", "checkpoint.every=2", "--set", "parallel={mode: fixed, pp: 2, micro_batch: 2}",
     "--set", "deterministic=true",

@@ -39,7 +39,7 @@ def test_it_leaves_metrics_and_checkpoints_to_the_generation_that_began_meanwhil
     small_topology(2).write(site.path / "two.json")
     known = set((site.path / "runs").glob("*"))
     words = [word for text in SETTINGS for word in ("--set", text)]
-    process = site.start("train", "run.yaml", "--local", "2", "-t", "two.json", *words)
+    process = site.start("train", "run.yaml", "--local", "2", "--topology", "two.json", *words)
     folder = site.run_folder(known)
     stopped: list[psutil.Process] = []
     try:

@@ -47,8 +47,8 @@ def test_resets_and_a_thousand_idle_connections_at_each_port_do_not_end_a_run(si
     known = set((site.path / "runs").glob("*"))
     with soft_limit(1024):
         process = site.start(
-            "train", "run.yaml", "--local", "2", "-t", "four.json", "--set", "name=crowded", "--set", "steps=1000000",
-            "--set", "cluster.nodes=2", "--set", "checkpoint.every=100000",
+            "train", "run.yaml", "--local", "2", "--topology", "four.json", "--set", "name=crowded",
+            "--set", "steps=1000000", "--set", "cluster.nodes=2", "--set", "checkpoint.every=100000",
         )  # fmt: skip
     try:
         folder = site.run_folder(known)

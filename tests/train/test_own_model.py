@@ -36,7 +36,7 @@ def trained(site: Site) -> Outcome:
     shutil.copytree(EXAMPLE, site.path / "own_model")
     small_topology(2).write(site.path / "two.json")
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "own_model/run.yaml", "--local", "2", "-t", "two.json", *SETTINGS)
+    process = site.start("train", "own_model/run.yaml", "--local", "2", "--topology", "two.json", *SETTINGS)
     folder = site.run_folder(known)
     worker = once_there(worker_of, folder, "local1")
     wait_for_step(folder, 5)
@@ -82,7 +82,7 @@ def test_it_goes_on_with_the_code_that_was_submitted(trained: Outcome, site: Sit
 
 
 def test_it_is_planned_with_its_own_sizes(trained: Outcome, site: Site) -> None:
-    argv = ["plan", "own_model/run.yaml", "-t", "two.json", "-o", "own.json", "--json", *SETTINGS]
+    argv = ["plan", "own_model/run.yaml", "--topology", "two.json", "-o", "own.json", "--json", *SETTINGS]
     planned = site.command(*argv, "--set", "parallel={mode: fixed, tp: 2}")
     assert planned.returncode == 0, planned.stderr
     plan = json.loads(planned.stdout)
@@ -121,7 +121,7 @@ failing.__signature__ = __import__("inspect").signature(make)
 """
     code.write_text(code.read_text() + raising)
     done = site.train(
-        "own_model/run.yaml", "--local", "2", "-t", "two.json", *SETTINGS, "--set", "model.import=gpt:failing"
+        "own_model/run.yaml", "--local", "2", "--topology", "two.json", *SETTINGS, "--set", "model.import=gpt:failing"
     )
     shutil.copy(EXAMPLE / "code" / "gpt.py", code)
     assert done.code == 1

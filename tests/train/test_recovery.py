@@ -38,7 +38,7 @@ def finish(process, folder: Path) -> Outcome:  # type: ignore[no-untyped-def]
 def worker_killed(site: Site) -> Outcome:
     """Four nodes by a hand-edited plan; a worker is killed after the first checkpoint."""
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", "--local", "4", "-t", "four.json", "-p", "plan4.json")
+    process = site.start("train", "run.yaml", "--local", "4", "--topology", "four.json", "--plan", "plan4.json")
     folder = site.run_folder(known)
     worker = once_there(worker_of, folder, "local1")
     wait_for_step(folder, 10)
@@ -129,7 +129,7 @@ def test_going_on_elsewhere_skips_a_truncated_checkpoint(worker_killed: Outcome,
 
 def test_a_run_that_lost_its_checkpoints_begins_again_only_when_asked(site: Site, tmp_path: Path) -> None:
     short = ("--set", "steps=4", "--set", "checkpoint.every=2")
-    first = site.train("run.yaml", "--local", "1", "-t", "one.json", *short)
+    first = site.train("run.yaml", "--local", "1", "--topology", "one.json", *short)
     assert first.folder is not None, first.said
     shutil.move(first.folder / "checkpoints", tmp_path / "elsewhere")
     refused = site.command("train", "--resume", first.folder.name, "--set", "steps=6")
@@ -142,7 +142,7 @@ def test_a_run_that_lost_its_checkpoints_begins_again_only_when_asked(site: Site
 
 def test_losing_the_first_node_means_a_new_plan_for_the_rest(site: Site, undisturbed: Outcome) -> None:
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", "--local", "4", "-t", "four.json", "-p", "plan4.json")
+    process = site.start("train", "run.yaml", "--local", "4", "--topology", "four.json", "--plan", "plan4.json")
     folder = site.run_folder(known)
     node = once_there(node_process, folder, "local0")
     wait_for_step(folder, 2)
@@ -164,7 +164,7 @@ def test_losing_the_first_node_means_a_new_plan_for_the_rest(site: Site, undistu
 
 def test_a_stopped_run_saves_first_and_its_folder_is_not_for_two(site: Site, undisturbed: Outcome) -> None:
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", "--local", "1", "-t", "one.json", "--set", "steps=1000000")
+    process = site.start("train", "run.yaml", "--local", "1", "--topology", "one.json", "--set", "steps=1000000")
     folder = site.run_folder(known)
     wait_for_step(folder, 3)
     second = site.command("train", "--resume", str(folder))
@@ -184,7 +184,7 @@ def test_a_stopped_run_saves_first_and_its_folder_is_not_for_two(site: Site, und
 def test_a_hung_worker_is_ended_by_the_watchdog(site: Site) -> None:
     known = set((site.path / "runs").glob("*"))
     process = site.start(
-        "train", "run.yaml", "--local", "2", "-t", "four.json",
+        "train", "run.yaml", "--local", "2", "--topology", "four.json",
         # Room for a start on a busy machine, and for the test to look before the run is over.
         "--set", "recovery.progress_timeout_s=30", "--set", "steps=150",
     )  # fmt: skip
@@ -214,7 +214,7 @@ def test_a_hung_worker_is_ended_by_the_watchdog(site: Site) -> None:
 
 def test_a_killed_supervisor_takes_everything_along(site: Site) -> None:
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", "--local", "2", "-t", "four.json", "--set", "steps=1000000")
+    process = site.start("train", "run.yaml", "--local", "2", "--topology", "four.json", "--set", "steps=1000000")
     folder = site.run_folder(known)
     wait_for_step(folder, 2)
     agents = [node_process(folder, node) for node in ("local0", "local1")]
@@ -227,7 +227,7 @@ def test_a_killed_supervisor_takes_everything_along(site: Site) -> None:
 
 def test_a_supervisor_killed_in_its_first_moment_leaves_nothing_either(site: Site) -> None:
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", "--local", "2", "-t", "four.json", "--set", "steps=1000000")
+    process = site.start("train", "run.yaml", "--local", "2", "--topology", "four.json", "--set", "steps=1000000")
     folder = site.run_folder(known)
     process.kill()
     process.communicate(timeout=10)
@@ -236,7 +236,7 @@ def test_a_supervisor_killed_in_its_first_moment_leaves_nothing_either(site: Sit
 
 def test_the_plan_in_the_run_folder_may_be_edited_for_the_next_attempt(site: Site) -> None:
     fixed = "parallel={mode: fixed, micro_batch: 8}"
-    first = site.train("run.yaml", "--local", "1", "-t", "one.json", "--set", "steps=2", "--set", fixed)
+    first = site.train("run.yaml", "--local", "1", "--topology", "one.json", "--set", "steps=2", "--set", fixed)
     assert first.code == 0, first.said
     assert first.folder is not None
     path = first.folder / "plan.json"
@@ -276,7 +276,7 @@ def test_the_plan_in_the_run_folder_may_be_edited_for_the_next_attempt(site: Sit
 def test_tensor_parallel_across_nodes_counts_its_bytes(site: Site, undisturbed: Outcome) -> None:
     """Two all-reduces of [rows, seq, dim] a block in each direction; the vocabulary of 257 is not split over two."""
     fixed = "parallel={mode: fixed, tp: 2, micro_batch: 4}"
-    done = site.train("run.yaml", "--local", "2", "-t", "four.json", "--set", fixed, "--set", "precision=fp32")
+    done = site.train("run.yaml", "--local", "2", "--topology", "four.json", "--set", fixed, "--set", "precision=fp32")
     assert done.code == 0, done.said
     assert done.losses() == pytest.approx(undisturbed.losses(), abs=1e-4)
     activation = 8 * 64 * 64 * 4
@@ -288,7 +288,7 @@ def test_tensor_parallel_across_nodes_counts_its_bytes(site: Site, undisturbed: 
 
 def test_bf16_trains_nearly_as_well(site: Site, undisturbed: Outcome) -> None:
     fixed = "parallel={mode: fixed, pp: 2, micro_batch: 4}"
-    done = site.train("run.yaml", "--local", "2", "-t", "four.json", "--set", fixed, "--set", "precision=bf16")
+    done = site.train("run.yaml", "--local", "2", "--topology", "four.json", "--set", fixed, "--set", "precision=bf16")
     assert done.code == 0, done.said
     assert done.losses() == pytest.approx(undisturbed.losses(), abs=0.05)
     assert done.losses() != pytest.approx(undisturbed.losses(), abs=1e-6)
@@ -311,7 +311,7 @@ def test_a_proposer_that_hashes_for_long_is_not_taken_for_lost(site: Site, tmp_p
     (tmp_path / "sitecustomize.py").write_text(SLOW_VERIFY)
     known = set((site.path / "runs").glob("*"))
     process = site.start(
-        "train", "run.yaml", "--local", "3", "-t", "four.json", "--set", "recovery.heartbeat_timeout_s=1.5",
+        "train", "run.yaml", "--local", "3", "--topology", "four.json", "--set", "recovery.heartbeat_timeout_s=1.5",
         env={"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     folder = site.run_folder(known)
@@ -329,7 +329,7 @@ def test_a_proposer_that_hashes_for_long_is_not_taken_for_lost(site: Site, tmp_p
 def test_a_damaged_later_checkpoint_costs_none_of_the_new_ones(site: Site) -> None:
     """keep is 1, and the only checkpoint is damaged: those of the resumed run, of earlier steps, must stay."""
     less = ("--set", "checkpoint.keep=1", "--set", "validation.batches=0")
-    first = site.train("run.yaml", "--local", "1", "-t", "one.json", "--set", "steps=6", *less)
+    first = site.train("run.yaml", "--local", "1", "--topology", "one.json", "--set", "steps=6", *less)
     assert first.folder is not None
     damaged = published.listed(first.folder / "checkpoints")[-1]
     shard = next(damaged.glob("*.distcp"))

@@ -66,7 +66,7 @@ def test_tokens_around_a_run_are_nowhere_and_it_is_reached_only_at_its_own_addre
     (code / ".env").write_text(f"HF_TOKEN={CANARY}\n")
     known = set((site.path / "runs").glob("*"))
     process = site.start(
-        "submit", "run.yaml", "-t", "four.json", "--json", "--set", "name=secrecy", "--set", "cluster.nodes=2",
+        "submit", "run.yaml", "--topology", "four.json", "--json", "--set", "name=secrecy", "--set", "cluster.nodes=2",
         "--set", "steps=400", "--set", f"code={code}", "--set", "secrets=[HF_TOKEN]", "--set", "data.stage=node",
         "--set", f"data.stage_folder={node_disk}", "--set", "notify={url_env: HOOK, on: [cancelled]}",
         env=TOKENS,

@@ -56,8 +56,8 @@ class Tripping:
 
     def train(self) -> str:
         done = self.site.train(
-            f"{self.name}/run.yaml", "--local", "2", "-t", f"{self.name}.json", "--set", f"name={self.name}", *SETTINGS,
-            env={"TRIP": str(self.file)},
+            f"{self.name}/run.yaml", "--local", "2", "--topology", f"{self.name}.json",
+            "--set", f"name={self.name}", *SETTINGS, env={"TRIP": str(self.file)},
         )  # fmt: skip
         assert done.folder is not None, done.said
         self.folder = done.folder

@@ -187,6 +187,6 @@ def _report(run_folder: Path, seconds: float, preset: str) -> None:
     base = run_folder.parent.parent
     _styled(f"\nDone in {format_seconds(seconds)}. {see}", "bold")
     click.echo("Next: change something in the plan by hand, and train by it:")
-    click.echo(f"    hpctrain train {base}/run.yaml -t {base}/topology.json -p {base}/plan.json")
+    click.echo(f"    hpctrain train {base}/run.yaml --topology {base}/topology.json --plan {base}/plan.json")
     click.echo("or write a run file of your own:")
     click.echo(f"    hpctrain init --preset {preset}")

@@ -21,6 +21,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
 from hpctrain.cli.options.given_topology import select_nodes, warn_if_stale
 from hpctrain.cli.options.parameters import FILE, PATH, FiniteNumber, node_names, numbers_by_name, set_option
+from hpctrain.cli.options.slurm_options import no_job_options
 from hpctrain.cli.views.console import table_console
 from hpctrain.cli.views.plan_explanation import explanation
 from hpctrain.launch.preflight.checks import MAX_AGE_DAYS
@@ -69,8 +70,9 @@ def recover_option(purpose: str = "") -> Callable[..., Any]:
 @click.command("plan")
 @click.argument("run_file", metavar="RUN.YAML", type=PATH)
 @click.option(
-    "-t", "--topology", "topology_file", required=True, type=PATH, help="Topology file, as `hpctrain probe` writes it."
+    "--topology", "topology_file", required=True, type=PATH, help="Topology file, as `hpctrain probe` writes it."
 )
+@no_job_options
 @click.option("-o", "--output", type=FILE, default=Path("plan.json"), help="File to write.")
 @click.option(
     "--solver",

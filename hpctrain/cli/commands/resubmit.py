@@ -11,7 +11,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -21,6 +21,7 @@ from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import say, submission, warn
 from hpctrain.cli.options.parameters import RUN
+from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options
 from hpctrain.jobs.dependencies import (
     record_dependent_run,
     refresh_dependency,
@@ -50,31 +51,39 @@ own_job_option = click.option(
 
 @click.command()
 @click.argument("folder", metavar="RUN", type=RUN)
+@slurm_options
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=f"Change a key of {', '.join(ALLOWED)}.")
 @click.option("--from-seed", is_flag=True, help="Begin again from the seed; checkpoints that are there are put aside.")
 @own_job_option
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
-def resubmit_command(folder: Path, overrides: tuple[str, ...], from_seed: bool, own_job: bool, as_json: bool) -> None:
+def resubmit_command(
+    folder: Path, overrides: tuple[str, ...], from_seed: bool, own_job: bool, as_json: bool, **sbatch: Any
+) -> None:
     """Submit a run again that was cancelled or failed: it continues in its run folder, from its last checkpoint.
 
-    RUN is a run folder, a run's name or a job's id. With --set it continues with changed settings, as far as its
-    checkpoint allows; the earlier settings stay in the run folder as run-<n>.yaml. To continue a run that is done, give
-    it more steps (`--set steps=N`).
+    RUN is a run folder, a run's name or a job's id. With --set and Slurm's options (-p to --gpus-per-node), it
+    continues with changed settings, as far as its checkpoint allows; the earlier settings stay in the run folder as
+    run-<n>.yaml. To continue a run that is done, give it more steps (`--set steps=N`).
     """
     click.get_current_context().with_resource(owner_only())
     folder = folder.resolve()
     check_trusted(folder)
+    options = SlurmOptions(**sbatch)
     if own_job:
         if overrides or from_seed:
             words = "a job that comes back from the queue keeps its settings; leave out --set and --from-seed"
             raise InputError(f"--own-job: {words}")
+        options.check_not_given("--own-job")
         _go_on_as_own_job(folder)
+    slurm = Slurm(SystemRunner())
+    overrides = (*overrides, *options.overrides())
+    overrides += options.gpu_overrides(run_of(folder, overrides), slurm, os.environ)
     spec = run_with_changes(folder, overrides, from_seed)
+    options.check_are_used(spec)
     _check_ended(folder, spec.steps)
     check_secrets(spec, os.environ)
     if not from_seed and (lost := lost_checkpoints_text(folder)) is not None:
         raise RefusedError(lost)
-    slurm = Slurm(SystemRunner())
     if spec.cluster.kind == "slurm":
         check_cluster(folder, slurm, "resubmit")
         job = _submit_again(RunFolder(folder), spec, slurm, from_seed, as_json)

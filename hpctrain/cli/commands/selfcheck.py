@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
@@ -18,14 +19,15 @@ from hpctrain.base.errors import EXIT_FAILED, EXIT_WARNINGS, HpctrainError, Inpu
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.options.parameters import FILE, PATH
-from hpctrain.cli.options.site_job import with_site_defaults
+from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options, with_site_defaults
 from hpctrain.cli.views.console import table_console
 from hpctrain.launch.preflight.queue_checks import examine_container
-from hpctrain.launch.probe import ProbeJob, ProbeRequest
+from hpctrain.launch.probe import ProbeRequest
 from hpctrain.records.history.selfcheck import SUMMARY_CHARS, PathResult, PathVerdict, SelfcheckReport
 from hpctrain.records.run.run import Container
 from hpctrain.selfcheck.job import selfcheck_job
 from hpctrain.selfcheck.report import check_here
+from hpctrain.slurm.commands import Slurm
 
 PIPE_WIDTH = 200
 _STYLE: dict[PathVerdict, str] = {"ok": "green", "slow": "yellow", "failed": "bold red", "left out": "dim"}
@@ -33,20 +35,14 @@ _STYLE: dict[PathVerdict, str] = {"ok": "green", "slow": "yellow", "failed": "bo
 
 @click.command()
 @click.option("--local", "local", is_flag=True, help="Check this machine. The default, unless -N is given.")
-@click.option("-N", "--nodes", type=click.IntRange(1), metavar="N", help="Check N nodes, as a Slurm job.")
-@click.option("-p", "--partition", help="Slurm partition of that job.")
-@click.option("-A", "--account", help="Slurm account of that job.")
-@click.option("-q", "--qos", help="Slurm quality of service of that job.")
-@click.option("--time", "time", default="15", help="Wall-time limit of that job, as sbatch reads it.")
-@click.option("-w", "--nodelist", help="Exactly these nodes: node[1-4].")
+@slurm_options
 @click.option("--only", multiple=True, metavar="TEXT", help="Run only paths with TEXT in their name; repeatable.")
 @click.option("--image", type=PATH, help="Also start this image as a run would, with --nv where GPUs are.")
 @click.option("-o", "--output", type=FILE, help="File for the whole report, to attach to a report of a bug.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout and nothing else.")
 def selfcheck_command(
-    local: bool, nodes: int | None, partition: str | None, account: str | None, qos: str | None, time: str,
-    nodelist: str | None, only: tuple[str, ...], image: Path | None, output: Path | None, as_json: bool
-) -> None:  # fmt: skip
+    local: bool, only: tuple[str, ...], image: Path | None, output: Path | None, as_json: bool, **slurm: Any
+) -> None:
     """Run every path once, and print a table: path, seconds, figure, what was expected, verdict.
 
     Checked are the devices' figures, copies, attention kernels, compression, NCCL and gloo, small plans (ZeRO 0 to 3,
@@ -57,16 +53,19 @@ def selfcheck_command(
     Exit codes: 0 all is well, 1 a path failed, 3 a path is slow.
     """
     click.get_current_context().with_resource(owner_only())
-    if local and nodes is not None:
+    runner = SystemRunner()
+    options = SlurmOptions(**slurm)
+    job = options.node_job("hpctrain-selfcheck", Slurm(runner), os.environ)
+    if local and job is not None:
         raise InputError("give one of --local (this machine) and -N N (a Slurm job)")
+    if job is None:
+        options.check_given_with_nodes()
     if image is not None and not image.exists():
         raise InputError(f"--image: found no file {image}; build one with `hpctrain image build -o {image}`")
-    if nodes is None:
+    if job is None:
         report = check_here(lambda row: None if as_json else click.echo(f"{row.verdict}: {row.path}", err=True), only)
     else:
-        job = ProbeJob(nodes, partition, account, qos, time, nodelist, name="hpctrain-selfcheck")
         with tempfile.TemporaryDirectory(prefix=".hpctrain-selfcheck-", dir=".") as folder:
-            runner = SystemRunner()
             given = with_site_defaults(job, runner)
             report = selfcheck_job(given, Path(folder), ProbeRequest(), runner, SystemClock(), only)
     if image is not None or not only:

@@ -15,6 +15,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_delta, format_seconds
 from hpctrain.cli.commands.plan import failures
 from hpctrain.cli.options.parameters import FILE, FiniteNumber, node_names, numbers_by_name, numbers_by_node, set_option
+from hpctrain.cli.options.slurm_options import no_job_options
 from hpctrain.cli.views.console import Console, table_console
 from hpctrain.launch.preflight.prepare import with_model_sizes
 from hpctrain.planner.layout.plan_conversion import CostedLayout, layout_of_plan
@@ -74,7 +75,8 @@ simulate_command.add_command(failures)
 
 @simulate_command.command("step")
 @click.argument("plan_file", metavar="PLAN.JSON", type=FILE)
-@click.option("-t", "--topology", "topology_file", type=FILE, help="Default: topology.json beside the plan.")
+@click.option("--topology", "topology_file", type=FILE, help="Default: topology.json beside the plan.")
+@no_job_options
 @click.option("--run", "run_file", type=FILE, help="Run file of the plan. Default: run.yaml beside the plan.")
 @set_option
 @click.option("--slow", multiple=True, metavar="NODE=SPEED", help="A node at that part of its speed: n3=0.5.")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -20,6 +20,7 @@ from hpctrain.cli.answers import say, submission, warn
 from hpctrain.cli.commands.resubmit import become_job, begin_own_job, earlier_run, own_job_option
 from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.cli.options.parameters import PATH, set_option
+from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options
 from hpctrain.cli.options.starting import parse_seeds, profile_option, seeds_option, with_profile, with_seed
 from hpctrain.jobs.bad_nodes import record_excluded_nodes
 from hpctrain.jobs.dependencies import with_dependencies
@@ -58,8 +59,9 @@ class SubmitOptions:
 
 @click.command()
 @click.argument("run_file", type=PATH, metavar="RUN.YAML")
-@click.option("-t", "--topology", type=PATH, help="Topology file of the nodes. Default: probe.")
-@click.option("-p", "--plan", type=PATH, help="Plan file, obeyed to the letter. Default: plan.")
+@slurm_options
+@click.option("--topology", type=PATH, help="Topology file of the nodes. Default: probe.")
+@click.option("--plan", type=PATH, help="Plan file, obeyed to the letter. Default: plan.")
 @set_option
 @click.option("--site", metavar="PROFILE", help="Profile of site.yaml. Default: the first one that matches this place.")
 @seeds_option
@@ -73,7 +75,8 @@ class SubmitOptions:
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout; a dry run, its script.")
 def submit_command(
     run_file: Path, topology: Path | None, plan: Path | None, overrides: tuple[str, ...], site: str | None,
-    seeds: str | None, profile: int | None, local: bool, dry_run: bool, wait: bool, own_job: bool, as_json: bool
+    seeds: str | None, profile: int | None, local: bool, dry_run: bool, wait: bool, own_job: bool, as_json: bool,
+    **sbatch: Any,
 ) -> None:  # fmt: skip
     """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
 
@@ -83,30 +86,39 @@ def submit_command(
     checkpoint. Inside an existing allocation (salloc) the run starts immediately. With --own-job, as in
     slurm/train.sbatch, your batch job becomes the run's job, and continues the run when it is requeued.
 
+    Slurm's options (-p to --gpus-per-node) mean what they mean to sbatch. They count before the run file, where the
+    same things have keys in `cluster`; -J is the run's name.
+
     With --seeds, each seed is a run of its own, NAME-seedN; --json then prints a list.
     """
     click.get_current_context().with_resource(owner_only())
+    options = SlurmOptions(**sbatch)
     here = ("cluster.kind=local",) if local else ()
-    given = RunInputs(run_file, (*with_profile(overrides, profile), *here), topology, plan)
+    overrides = (*with_profile(overrides, profile), *options.overrides(), *here)
+    given = RunInputs(run_file, overrides, topology, plan)
     chosen = parse_seeds(seeds) if seeds is not None else []
     asked = SubmitOptions(dry_run, wait, as_json)
     if own_job:
         if dry_run or wait or as_json or chosen or local:
-            options = "--dry-run, --wait, --json, --seeds and --local"
-            raise InputError(f"--own-job: the job turns into the run; leave out {options}")
+            useless = "--dry-run, --wait, --json, --seeds and --local"
+            raise InputError(f"--own-job: the job turns into the run; leave out {useless}")
+        options.check_not_given("--own-job", but=["job_name"])
         _submit_as_own_job(given, site)
     slurm = Slurm(SystemRunner())
     given, site_lines = with_site(given, site, slurm)
+    given = replace(given, overrides=(*given.overrides, *options.gpu_overrides(given.run(), slurm, os.environ)))
     queued = given.run().cluster.kind == "slurm"
     if chosen and (wait or not queued or _is_inside()):
         raise InputError("--seeds: only for jobs that are queued: cluster.kind slurm, outside of salloc, no --wait")
     asked.say(site_lines)
     prepared = prepare_submission(given, local, slurm, SystemRunner(), asked.say)
+    options.check_are_used(prepared.run)
     warn_if_stale(prepared.topology, prepared.nodes or None)
     if not queued:
         warn(login_node_words(fewest_nodes(prepared.run), slurm, os.environ))
         _submit_here(prepared, asked)
     elif _is_inside():
+        say(options.unused_in_allocation(), as_json)
         _submit_in_allocation(prepared, asked)
     else:
         _submit_to_slurm(prepared, slurm, chosen, asked)

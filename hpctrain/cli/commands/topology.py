@@ -18,13 +18,14 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import warn
 from hpctrain.cli.options.given_topology import select_nodes
 from hpctrain.cli.options.parameters import FILE, PATH, node_names
-from hpctrain.cli.options.site_job import with_site_defaults
+from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options, with_site_defaults
 from hpctrain.cli.views.console import Console
 from hpctrain.launch.local import check_gpus
 from hpctrain.launch.probe import ProbeJob, ProbeRequest, measure_topology
 from hpctrain.probe.measure.settings import FULL_UP_TO, MODES, Mode, default_mode
 from hpctrain.records.format.input_file import read_input_text
 from hpctrain.records.topology.topology import Topology
+from hpctrain.slurm.commands import Slurm
 from hpctrain.topology.compare import differences
 from hpctrain.topology.formats.nccl import from_nccl, nccl_files
 from hpctrain.topology.formats.other_planners import metis_files, network_yml
@@ -45,15 +46,7 @@ _PHASES = {
 
 @click.command()
 @click.option("--local", "local", type=click.IntRange(1, LOCAL_MOST), metavar="N", help="N virtual nodes, here.")
-@click.option("-N", "--nodes", type=click.IntRange(1), metavar="N", help="N nodes, as a Slurm job.")
-@click.option("-p", "--partition", help="Slurm partition of that job.")
-@click.option("-A", "--account", help="Slurm account of that job.")
-@click.option("-q", "--qos", help="Slurm quality of service of that job.")
-@click.option("--time", "time", default="15", help="Wall-time limit of that job, as sbatch reads it.")
-@click.option(
-    "--gpus-per-node", type=click.IntRange(0), metavar="N", help="GPUs of a node to ask for. Default: all it has."
-)
-@click.option("-w", "--nodelist", help="Exactly these nodes: node[1-4].")
+@slurm_options
 @click.option("-o", "--output", type=FILE, default=Path("topology.json"), help="File to write.")
 @click.option("--json", "as_json", is_flag=True, help="Also print the topology as JSON on stdout.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Devices to measure.")
@@ -62,8 +55,8 @@ _PHASES = {
 @click.option("--prior", type=FILE, help="For sampled: a topology that says which nodes share a switch.")
 @click.pass_context
 def probe_command(
-    ctx: click.Context, local: int | None, nodes: int | None, output: Path, as_json: bool, device: str, seed: int,
-    mode: Mode | None, prior: Path | None, **wanted: Any
+    ctx: click.Context, local: int | None, output: Path, as_json: bool, device: str, seed: int, mode: Mode | None,
+    prior: Path | None, **slurm: Any
 ) -> None:  # fmt: skip
     """Measure nodes, devices and links into a topology file.
 
@@ -77,17 +70,20 @@ def probe_command(
     \b
     Exit codes: 0 go, 3 go with warnings, 4 refused. The file is written in each case.
     """
-    if (local is None) == (nodes is None):
-        raise InputError("give one of --local N (virtual nodes of this machine) and -N N (a Slurm job)")
     people, runner = Console(stderr=as_json, highlight=False, markup=False), SystemRunner()
-    request = ProbeRequest(device, seed, mode or default_mode(local or nodes or 1), prior)
+    options = SlurmOptions(**slurm)
+    job = options.node_job("hpctrain-probe", Slurm(runner), os.environ)
+    if (local is None) == (job is None):
+        raise InputError("give one of --local N (virtual nodes of this machine) and -N N (a Slurm job)")
     where: int | ProbeJob
     if local is not None:
+        options.check_given_with_nodes()
         warn(check_gpus(local, device, os.environ))
-        where = local
+        where, count = local, local
     else:
-        assert nodes is not None, "checked above"
-        where = with_site_defaults(ProbeJob(nodes, **wanted), runner)
+        assert job is not None, "checked above"
+        where, count = with_site_defaults(job, runner), job.nodes
+    request = ProbeRequest(device, seed, mode or default_mode(count), prior)
     with _progress(Console(stderr=True)) as progress:
         topology = measure_topology(where, output, runner, SystemClock(), request, progress, people.print)
     people.print(render(topology))

@@ -18,6 +18,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import warn
 from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.cli.options.parameters import PATH, RUN, set_option
+from hpctrain.cli.options.slurm_options import no_job_options
 from hpctrain.cli.options.starting import profile_option, traces_line, with_profile
 from hpctrain.hf.folder import dropout_warning
 from hpctrain.launch.local import check_gpus, local_nodes
@@ -40,8 +41,9 @@ from hpctrain.slurm.commands import Slurm
 @click.command()
 @click.argument("run_file", required=False, type=PATH, metavar="[RUN.YAML]")
 @click.option("--local", "count", type=click.IntRange(min=1), help="Number of virtual nodes. Default: cluster.nodes.")
-@click.option("-t", "--topology", type=PATH, help="Topology file. Default: probe first.")
-@click.option("-p", "--plan", type=PATH, help="Plan file, obeyed to the letter. Default: plan.")
+@click.option("--topology", type=PATH, help="Topology file. Default: probe first.")
+@click.option("--plan", type=PATH, help="Plan file, obeyed to the letter. Default: plan.")
+@no_job_options
 @click.option("--resume", "run", metavar="RUN", type=RUN, help="Go on with a run, on any number of nodes.")
 @click.option("--from-seed", is_flag=True, help="With --resume: begin again; checkpoints that are there are put aside.")
 @set_option
@@ -65,7 +67,9 @@ def train_command(
         raise InputError("--from-seed: a new run begins from the seed anyway; it belongs to --resume RUN")
     if run is not None:
         if topology or plan:
-            raise InputError("--resume takes its topology and plan from the run folder; leave out -t and -p")
+            raise InputError(
+                "--resume takes its topology and plan from the run folder; leave out --topology and --plan"
+            )
         if dry_run:
             going = check_resumed(run, count, overrides, SystemRunner(), from_seed)
             warn(_machine_warnings(going.run, going.count))

@@ -12,6 +12,7 @@ from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import CheckpointError, InputError
 from hpctrain.base.owned_files import read_owned
 from hpctrain.checkpoint.published import listed, verify
+from hpctrain.records.format.yaml_file import option_for
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.folder import RunFolder, render_run
 
@@ -54,7 +55,8 @@ def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool =
             has reached already.
     """
     before, after = run_of(folder), run_of(folder, overrides)
-    refused = [text for key in _changed(before.to_json(), after.to_json()) if (text := _refusal(key)) is not None]
+    changed = [*_changed(before.to_json(), after.to_json())]
+    refused = [text for key in changed if (text := _refusal(key, option_for(key, overrides))) is not None]
     if refused:
         raise InputError("\n".join([*refused, f"--set: allowed are the keys {', '.join(ALLOWED)}"]))
     done = 0 if from_seed else _steps_saved(folder)
@@ -157,13 +159,18 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = 
             yield f"{prefix}{key}"
 
 
-def _refusal(key: str) -> str | None:
-    """Return why a key cannot change; None if it may change."""
+def _refusal(key: str, option: str) -> str | None:
+    """Return why a key cannot change; None if it may change.
+
+    Args:
+        option: the option that changes it.
+    """
     first = key.partition(".")[0]
     reason = _KEPT.get(key) or _KEPT.get(first)
     if reason is None and first in ALLOWED:
         return None
-    return f"--set {key}: a run that goes on keeps it{f': {reason}' if reason else ''}; start a new run to change it"
+    asked = f"{option} {key}" if option == "--set" else option
+    return f"{asked}: a run that goes on keeps it{f': {reason}' if reason else ''}; start a new run to change it"
 
 
 def _steps_saved(folder: Path) -> int:

@@ -44,6 +44,8 @@ DIRECTIVES_OF_RUN_FILE = {
     "constraint": "write cluster.constraint",
     "exclusive": "write cluster.exclusive: true",
     "reservation": "write cluster.reservation",
+    "nodelist": "write cluster.nodelist",
+    "exclude": "write cluster.exclude",
     "dependency": "write cluster.after",
     "mail-type": "write cluster.mail",
     "mail-user": "write cluster.mail",
@@ -118,6 +120,7 @@ def directives(run: Run, folder: Path) -> list[str]:
     for option, value in (
         ("partition", cluster.partition), ("account", cluster.account), ("qos", cluster.qos), ("time", cluster.time),
         ("gpus-per-node", _typed_gpus(run)), ("constraint", _constraint(run)), ("reservation", cluster.reservation),
+        ("nodelist", cluster.nodelist), ("exclude", cluster.exclude),
         ("dependency", dependency_option(cluster.after, cluster.after_end)),
         # Some sites cancel a job whose dependency failed. But the run that this job waits for may continue as another
         # job.

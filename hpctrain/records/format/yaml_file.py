@@ -9,6 +9,7 @@ switch or a learning rate means that, so scalars follow YAML 1.2's core schema (
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -199,6 +200,38 @@ def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[Any, int], m
             _walk(item, here, lines, mistakes)
 
 
+class Override(str):
+    """An override, a text 'key.path=value', of another option than `--set`; the option's name is for errors."""
+
+    option: str
+    """Name of the option, as '-t/--time'."""
+
+    @classmethod
+    def of(cls, option: str, key: str, value: str | int) -> Override:
+        """Return the override that sets `key`, such as 'cluster.time', to `value`; a text stays a text in YAML."""
+        made = cls(f"{key}={json.dumps(value)}")
+        made.option = option
+        return made
+
+
+def option_for(key: str, overrides: tuple[str, ...]) -> str:
+    """Return the name of the option that set a key: that of the last override of the key, of a mapping that it is in,
+    or of a key within it; '--set' for an override that is no `Override`.
+
+    Args:
+        key: key path such as 'cluster.mail.on[0]'.
+    """
+    for text, path in reversed([*zip(overrides, override_paths(overrides), strict=True)]):
+        set_key = dotted(path)
+        if key == set_key or key.startswith((f"{set_key}.", f"{set_key}[")) or set_key.startswith(f"{key}."):
+            return _option_of(text)
+    return "--set"
+
+
+def _option_of(override: str) -> str:
+    return override.option if isinstance(override, Override) else "--set"
+
+
 def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
     """Return a copy of `value`, the content of a file, with each override applied: 'a.b=c' sets the key b in the
     mapping a to c, which is read as YAML.
@@ -251,6 +284,6 @@ def _set_at_path(value: dict[str, Any], keys: Sequence[str], leaf: Any, text: st
         if inner is None:
             inner = value[key] = {}
         if not isinstance(inner, dict):
-            raise InputError(f"--set {text}: '{key}' holds {inner!r}, which has no keys below it")
+            raise InputError(f"{_option_of(text)} {text}: '{key}' holds {inner!r}, which has no keys below it")
         value = inner
     value[keys[-1]] = leaf

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hpctrain.records.format.document import Document, OneOrSeveral, Part
-from hpctrain.records.format.node_name import NODES_MAX
+from hpctrain.records.format.node_name import NODES_MAX, compress_node_set, expand_node_set
 from hpctrain.records.format.yaml_file import read_yaml_model
 
 MailType = Literal["BEGIN", "END", "FAIL", "REQUEUE", "INVALID_DEPEND", "TIME_LIMIT", "TIME_LIMIT_80", "ALL"]
@@ -55,6 +55,10 @@ class Cluster(Part):
     """Slurm reservation that the job runs in."""
     constraint: str | None = Field(default=None, pattern=_FEATURES)
     """Features that every node has, in Slurm's form: a100, a100&nvlink (both), a100|h100 (either)."""
+    nodelist: str | None = None
+    """Node set that the job must get: node[1-4]. A job of more nodes gets others besides."""
+    exclude: str | None = None
+    """Node set that the job must not get: node3,node[7-9]."""
     groups: list[NodeGroup] = []
     """Nodes of several kinds in one job, each kind with a constraint and a number; `nodes` is their sum."""
     time: str | None = Field(default=None, json_schema_extra={"type": ["string", "integer", "null"]})
@@ -63,7 +67,8 @@ class Cluster(Part):
     save_notice_s: int = Field(default=120, ge=1, le=65535)
     """Seconds before the time limit when the agents are asked to save a checkpoint and stop."""
     nodes: str = Field(default="1", json_schema_extra={"type": ["string", "integer"]})
-    """Number of nodes ('4'), or the fewest and the most nodes that the run can use ('3-4')."""
+    """Number of nodes ('4'), or the fewest and the most nodes that the run can use ('3-4'). Default: the number of
+    nodes in `groups` or `nodelist`, else 1."""
     devices_per_node: int | None = Field(default=None, ge=1, le=1024)
     """Devices used on each node. Default: all of them."""
     gpu_type: str | None = Field(default=None, pattern=_WORD)
@@ -105,6 +110,13 @@ class Cluster(Part):
             raise ValueError(f"allowed: up to {NODES_MAX} nodes")
         return value
 
+    @field_validator("nodelist", "exclude")
+    @classmethod
+    def _node_set(cls, value: str | None) -> str | None:
+        if value is not None and not expand_node_set(value):
+            raise ValueError("it names no node; allowed: a node set, as node[1-4] or a,b")
+        return value
+
     @field_validator("after", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
@@ -115,15 +127,35 @@ class Cluster(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _sum_of_groups(cls, value: Any) -> Any:
-        """Return the section's raw value; if it has `groups` and no `nodes`, with `nodes` as the sum of the groups."""
-        groups = value.get("groups") if isinstance(value, dict) else None
-        if not groups or "nodes" in value or not isinstance(groups, list):
+    def _count_nodes(cls, value: Any) -> Any:
+        """Return the section's raw value. If it has no `nodes`, add the sum of the groups, or else the number of nodes
+        in `nodelist`."""
+        if not isinstance(value, dict) or "nodes" in value:
+            return value
+        groups, names = value.get("groups"), value.get("nodelist")
+        if not groups and isinstance(names, str):
+            try:
+                return {**value, "nodes": str(len(expand_node_set(names)) or 1)}
+            except ValueError:
+                return value  # the check of the field reports it
+        if not groups or not isinstance(groups, list):
             return value
         counts = [group.get("nodes") if isinstance(group, dict) else getattr(group, "nodes", None) for group in groups]
         if not all(isinstance(count, int) for count in counts):
             return value
         return {**value, "nodes": str(sum(count for count in counts if count))}
+
+    @model_validator(mode="after")
+    def _nodelist_fits(self) -> Cluster:
+        names, most = expand_node_set(self.nodelist or ""), self.node_range[1]
+        if len(names) > most:
+            raise ValueError(
+                f"nodelist names {len(names)} nodes, and nodes is {self.nodes}; name fewer, or raise nodes"
+            )
+        both = sorted({*names} & {*expand_node_set(self.exclude or "")})
+        if both:
+            raise ValueError(f"nodelist and exclude both name {compress_node_set(both)}; take it out of one of them")
+        return self
 
     @model_validator(mode="after")
     def _groups_fit(self) -> Cluster:
@@ -145,7 +177,7 @@ class Cluster(Part):
 
 FILE = Path("hpctrain") / "site.yaml"
 """Path of site.yaml below $XDG_CONFIG_HOME, by default ~/.config (XDG Base Directory Specification)."""
-RUN_ONLY_KEYS = ("after", "after_end", "nodes", "groups", "time")
+RUN_ONLY_KEYS = ("after", "after_end", "nodes", "nodelist", "groups", "time")
 """Keys of `cluster` that belong to a single run; site.yaml may not set them."""
 
 

@@ -18,6 +18,7 @@ from hpctrain.records.format.yaml_file import (
     YamlFile,
     apply_overrides,
     missing_values,
+    option_for,
     override_paths,
     read_yaml,
     with_defaults,
@@ -338,7 +339,7 @@ def _run_from_yaml(file: YamlFile, overrides: tuple[str, ...], defaults: Mapping
     try:
         run: Run = with_absolute_paths(Run.model_validate(value), base)
     except ValidationError as error:
-        mistakes = [_from_override(m) if m.line == 0 else m for m in validation_errors(error, Run, lines)]
+        mistakes = [_from_override(m, overrides) if m.line == 0 else m for m in validation_errors(error, Run, lines)]
         raise FileError(file.path, mistakes) from None
     container = run.container and _resolve_container(run.container, base)
     return run.model_copy(update={"container": container})
@@ -374,8 +375,9 @@ def _without_overridden(
     return {**shown, **dict.fromkeys(paths, 0)}
 
 
-def _from_override(mistake: FieldError) -> FieldError:
-    return FieldError(mistake.field, f"{mistake.text} (given by --set)")
+def _from_override(mistake: FieldError, overrides: tuple[str, ...]) -> FieldError:
+    """Return the mistake with the name of the option that gave its value."""
+    return FieldError(mistake.field, f"{mistake.text} (given by {option_for(mistake.field, overrides)})")
 
 
 def _resolve_container(container: Container, base: Path) -> Container:

@@ -41,7 +41,7 @@ def test_plan_train_and_submit_warn(hpctrain, tmp_path: Path, monkeypatch: pytes
         "data: {train: [/data], seq_len: 64}\nbatch: {global: 64}\n"
     )
     monkeypatch.setattr("hpctrain.launch.preflight.prepare.resolve_run", lambda run, *_: (run, run.spec()))
-    given = [str(tmp_path / "run.yaml"), "-t", str(tmp_path / "t.json")]
+    given = [str(tmp_path / "run.yaml"), "--topology", str(tmp_path / "t.json")]
     local = ["--set", "cluster.nodes=4", "--set", "cluster.kind=local", "--dry-run"]
 
     for verb, more in (("plan", ["-o", str(tmp_path / "p.json")]), ("train", local), ("submit", local)):

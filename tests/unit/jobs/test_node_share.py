@@ -148,7 +148,7 @@ def test_of_unlike_nodes_the_least_share_counts(tmp_path: Path) -> None:
     assert resources(run(nodes="1", devices_per_node=4), tmp_path, Unlike()) == [
         "--gpus-per-node=4", "--cpus-per-task=16", "--mem=30000M",
     ]  # fmt: skip
-    only = run(nodes="1", devices_per_node=4, sbatch=["--nodelist=gpu1"])
+    only = run(nodes="1", devices_per_node=4, nodelist="gpu1")
     assert resources(only, tmp_path, Unlike())[1:] == ["--cpus-per-task=30", "--mem=30000M"]
 
 

@@ -84,7 +84,7 @@ def test_a_run_starts_and_comes_back_by_the_same_words(tmp_path):
 
 def test_variables_of_the_submission_win(tmp_path):
     argv, code = called("train.sbatch", tmp_path, RUN_FILE="my big.yaml", TOPOLOGY="t.json", CODE="4")
-    assert (argv[:2], argv[-2:], code) == (["submit", "my big.yaml"], ["-t", "t.json"], 4)
+    assert (argv[:2], argv[-2:], code) == (["submit", "my big.yaml"], ["--topology", "t.json"], 4)
     argv, _ = called("train.sbatch", tmp_path, RUN="gpt", HPCTRAIN_RUNS="/scratch/runs")
     assert argv == ["resubmit", "gpt", "--own-job"]
     assert (tmp_path / "runs").read_text() == "/scratch/runs\n"

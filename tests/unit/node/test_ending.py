@@ -144,7 +144,7 @@ def test_a_job_that_comes_back_does_without_the_node_that_the_verdict_excludes(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
     """No plan can use it, so it counts as lost: no retry is spent, however few there are."""
-    text = RUN.replace("nodes: 2", "nodes: 2, sbatch: [--exclude=gpu9]").replace("retries: 1", "retries: 0")
+    text = RUN.replace("nodes: 2", "nodes: 2, exclude: gpu9").replace("retries: 1", "retries: 0")
     (folder.path / "run.yaml").write_text(text.replace("retries: 0", "retries: 0, exclude_max_fraction: 0.4"))
     job = begin(folder, monkeypatch, fake)
     said = [event("attempt_started", nodes=["gpu1", "gpu2"]), event("probed", exclude=["gpu2"])]
@@ -187,7 +187,7 @@ def test_a_run_that_was_cancelled_gets_no_other_job(
 def test_the_lost_node_is_not_asked_for_again(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
-    (folder.path / "run.yaml").write_text(RUN.replace("nodes: 2", "nodes: 2, sbatch: [--exclude=gpu9]"))
+    (folder.path / "run.yaml").write_text(RUN.replace("nodes: 2", "nodes: 2, exclude: gpu9"))
     (folder.path / "run.yaml").write_text(
         (folder.path / "run.yaml").read_text().replace("retries: 1", "retries: 1, exclude_max_fraction: 0.4")
     )

@@ -278,7 +278,7 @@ def test_the_command_explains_the_choice(topology, run, tmp_path):
         command,
         [
             str(tmp_path / "run.yaml"),
-            "-t",
+            "--topology",
             str(tmp_path / "topology.json"),
             "-o",
             str(tmp_path / "p.json"),

@@ -29,7 +29,13 @@ def call(tmp_path, topology):
     topology((1.0, 1.0, 0.5)).write(tmp_path / "topology.json")
 
     def run(*arguments, run_file="run.yaml", topology_file="topology.json"):
-        given = [str(tmp_path / run_file), "-t", str(tmp_path / topology_file), "-o", str(tmp_path / "plan.json")]
+        given = [
+            str(tmp_path / run_file),
+            "--topology",
+            str(tmp_path / topology_file),
+            "-o",
+            str(tmp_path / "plan.json"),
+        ]
         result = CliRunner().invoke(command, [*given, *arguments])
         if isinstance(result.exception, HpctrainError):
             return result.exception.exit_code, result.stdout, str(result.exception)

@@ -94,7 +94,7 @@ def test_the_page_holds_every_action_and_no_address(folder):
         (["--link", "local1=0.5"], 2, "a link is between two nodes: a:b=0.25"),
         (["--lose", "local[0-2]", "--set", "recovery.min_nodes=1"], 4, "0 nodes would be left"),
         (["--set", "batch.global=8"], 2, "replicas: found 16 sequences, batch.global is 8"),
-        (["-t", "nowhere.json"], 2, "no such file"),
+        (["--topology", "nowhere.json"], 2, "no such file"),
     ],
 )
 def test_what_cannot_be_is_one_line(folder, arguments, code, message):
