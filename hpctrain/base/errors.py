@@ -8,6 +8,7 @@
     ├── CommandError              1  a command that hpctrain ran failed
     │   └── CommandTimeoutError   1  a command gave no answer in time and was ended
     ├── StorageError              1  a file cannot be written (disk full, permission)
+    ├── WaitTimeoutError          1  a run was still going on when the time to wait for it was over
     ├── Superseded                1  a worker of a past generation was about to write
     └── CheckpointError           1  a checkpoint cannot be trusted; the caller tries the previous one
 
@@ -118,6 +119,10 @@ class CommandTimeoutError(CommandError):
 
 class StorageError(HpctrainError):
     """Data could not be written, for example because the disk is full; existing files stay usable."""
+
+
+class WaitTimeoutError(HpctrainError, TimeoutError):
+    """A run was still going on when the time to wait for it was over; nothing was done to the run."""
 
 
 class Superseded(HpctrainError):

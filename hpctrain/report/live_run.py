@@ -56,7 +56,7 @@ class FileTail:
 
 
 def follow(
-    folder: Path, clock: Clock, until: Callable[[], bool], poll_s: float = POLL_S
+    folder: Path, clock: Clock, until: Callable[[], bool], poll_s: float = POLL_S, since_s: float = 0.0
 ) -> Iterator[MetricRow | Event]:
     """Yield the metrics and events of a run as they are written, from the first one on; what one poll finds is sorted
     by time.
@@ -67,13 +67,14 @@ def follow(
         folder: run folder.
         until: checked before each poll; once it returns True, the remaining lines are yielded and the iteration ends.
         poll_s: seconds between two polls while nothing is written.
+        since_s: Unix time in seconds; what was written before it is left out.
     """
     events, metrics = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
     over = False
     while not over:
         over = until()
         items: list[MetricRow | Event] = [*rows_of(Event, events.values()), *rows_of(MetricRow, metrics.values())]
-        yield from sorted(items, key=lambda item: item.time_s)
+        yield from sorted((item for item in items if item.time_s >= since_s), key=lambda item: item.time_s)
         if not over and not items:
             clock.sleep(poll_s)
 

@@ -159,31 +159,25 @@ def watch_job(
         on_row: called with each new row of metrics.
     """
     clock = SystemClock()
-    since = clock.wall()
+    # After --resume, the run's files also hold earlier attempts.
+    since_s = clock.wall() - 1.0
 
     def stop() -> None:
         print("\nsaving a checkpoint and stopping; press Ctrl-C again to stop at once", file=out, flush=True)
         job.stop()
 
-    items = follow(job.folder.path, clock, until=lambda: not job.running())
+    items = follow(job.folder.path, clock, until=lambda: not job.running(), since_s=since_s)
     in_place = out.isatty()
     with stop_signals(stop, job.kill):
-        show(live_lines(_new(items, since, on_row), steps, 0.0 if in_place else PLAIN_EVERY_S), out, in_place)
+        show(live_lines(_seen(items, on_row), steps, 0.0 if in_place else PLAIN_EVERY_S), out, in_place)
     return job.wait(lambda: None)
 
 
-def _new(
-    items: Iterable[MetricRow | Event], since: float, on_row: Callable[[MetricRow], None] | None
+def _seen(
+    items: Iterable[MetricRow | Event], on_row: Callable[[MetricRow], None] | None
 ) -> Iterator[MetricRow | Event]:
-    """Yield the metrics and events of this attempt, and call `on_row` with each row of metrics.
-
-    Args:
-        items: metrics and events from the run folder, which after --resume also holds those of earlier attempts.
-        since: start of this attempt, in Unix seconds.
-    """
+    """Yield `items`, and call `on_row` with each row of metrics."""
     for item in items:
-        if item.time_s < since - 1.0:
-            continue
         if on_row is not None and isinstance(item, MetricRow):
             on_row(item)
         yield item

@@ -3,7 +3,6 @@ date."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import RefusedError
 from hpctrain.cli.options.parameters import node_names
-from hpctrain.jobs.partition_checks import nodes_of_allocation
-from hpctrain.launch.preflight.checks import MAX_AGE_DAYS, local_driver_version, staleness
+from hpctrain.launch.preflight.checks import MAX_AGE_DAYS
+from hpctrain.launch.preflight.stale_topology import stale_topology_text
 from hpctrain.records.format.node_name import compress_node_set
 from hpctrain.records.topology.topology import Topology
 
@@ -50,9 +49,5 @@ def warn_if_stale(
         nodes: nodes that the run gets; None: those of this process's allocation, if it is in one.
         max_age_days: age in days from which the topology is too old.
     """
-    if topology is None:
-        return
-    drivers = local_driver_version(os.environ.get("SLURMD_NODENAME"))
-    names = (nodes_of_allocation(os.environ) or None) if nodes is None else nodes
-    for words in staleness(topology, names, drivers, SystemClock().wall(), max_age_days):
+    for words in stale_topology_text(topology, nodes, SystemClock().wall(), max_age_days):
         click.echo(f"warning: {words}", err=True)

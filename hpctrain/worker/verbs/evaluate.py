@@ -15,10 +15,8 @@ import torch
 from torch import nn
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.checkpoint.save_and_load import load
 from hpctrain.corpus.read.objective import special_tokens
 from hpctrain.corpus.read.tokens import Corpus, Split
-from hpctrain.model.build import build_stage
 from hpctrain.parallel.loss import make_loss
 from hpctrain.records.run.objective import lengths
 from hpctrain.records.run.run import Run, run_of
@@ -26,6 +24,7 @@ from hpctrain.runs.code_copy import CODE_FOLDER, import_code_first
 from hpctrain.worker.batch_loader import BatchLoader
 from hpctrain.worker.build import AUTOCAST
 from hpctrain.worker.verbs.json_reply import json_reply
+from hpctrain.worker.whole_model import whole_model
 
 BATCH_TOKENS = 4096
 """Tokens of one forward pass: enough to use a device fully, and few enough that the logits take less memory than the
@@ -71,7 +70,7 @@ def evaluate(question: EvaluateRequest) -> list[dict[str, Any]]:
     special = special_tokens(run.data.train_folders, objective, seq_len)
     length = lengths(objective, seq_len).raw
     corpora = [Corpus.open([path], question.split, length, "DATA") for path in question.data]
-    model = _load(run, Path(question.checkpoint), device)
+    model = whole_model(run, Path(question.checkpoint)).to(device)
     return [
         _judge(
             model,
@@ -81,14 +80,6 @@ def evaluate(question: EvaluateRequest) -> list[dict[str, Any]]:
         )
         for corpus, windows in ((corpus, corpus.windows) for corpus in corpora)
     ]
-
-
-def _load(run: Run, checkpoint: Path, device: torch.device) -> nn.Module:
-    """Return the whole model on the device, in evaluation mode, with the checkpoint's weights."""
-    spec = run.spec()
-    model = build_stage(spec, 0, spec.layers, run.seed).to(device).eval()
-    load({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, checkpoint, None)
-    return model
 
 
 @torch.no_grad()

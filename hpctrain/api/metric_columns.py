@@ -1,0 +1,51 @@
+"""The metrics of a run as columns: one array for each figure, with one element for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpctrain.records.history.run_log import MetricRow
+
+INTEGERS = ("step", "generation", "tokens", "samples")
+"""Figures that every row has, as whole numbers."""
+LEFT_OUT = ("schema", "placement")
+"""Keys of a row that are no figures of its step."""
+
+
+def metric_columns(rows: Sequence[MetricRow]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the figures of metrics rows as columns: name -> array of shape (number of rows,).
+
+    A figure with parts gives a column for each part: `bytes_sent.dp`, and for lists by position `stage_time_s.0`. The
+    columns in `INTEGERS` have dtype int64, `skipped` has bool, and all others have float64, with NaN in rows without
+    the figure. A figure that no row has gives no column.
+
+    Args:
+        rows: rows of metrics.jsonl.
+    """
+    flat = [dict(_figures(row.to_json())) for row in rows]
+    names = dict.fromkeys(name for figures in flat for name in figures)
+    return {name: _column(name, [figures.get(name) for figures in flat]) for name in names}
+
+
+def _figures(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float | int | bool]]:
+    """Yield name and number of each figure in a row's JSON value; the parts of a nested figure are named with dots."""
+    for key, item in value.items():
+        if not prefix and key in LEFT_OUT:
+            continue
+        if isinstance(item, list):
+            item = {str(index): part for index, part in enumerate(item)}
+        if isinstance(item, dict):
+            yield from _figures(item, f"{prefix}{key}.")
+        elif isinstance(item, int | float):
+            yield f"{prefix}{key}", item
+
+
+def _column(name: str, values: list[float | int | bool | None]) -> np.ndarray[Any, Any]:
+    if name in INTEGERS:
+        return np.array(values, dtype=np.int64)
+    if name == "skipped":
+        return np.array([bool(value) for value in values], dtype=np.bool_)
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

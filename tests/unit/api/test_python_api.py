@@ -1,0 +1,190 @@
+"""`hpctrain.api`, as far as it needs no training: its names, its columns, its errors and its silence."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_folders import event, submitted_run
+
+from hpctrain import api
+from hpctrain.api import commands
+from hpctrain.api.metric_columns import metric_columns
+from hpctrain.base.package_data import package_data_path
+from hpctrain.jobs.run_status import run_status
+from hpctrain.records.history.run_log import BytesSent, MetricRow, ValidSet
+
+FUNCTIONS = [getattr(api, name) for name in api.__all__ if inspect.isfunction(getattr(api, name))]
+
+
+def row(step: int, generation: int = 0, **figures: object) -> MetricRow:
+    known: dict[str, object] = {
+        "time_s": 100.0 + step, "step_time_s": 0.5, "loss": 3.0 - step, "lr": 1e-3, "tokens": 64, "samples": 8 * step,
+        "tokens_per_s": 128.0, "bytes_sent": BytesSent(dp=7), "stage_time_s": [0.1, 0.2], "micro_batches": [4],
+    }  # fmt: skip
+    return MetricRow.model_validate({"step": step, "generation": generation, **known, **figures})
+
+
+def test_importing_it_loads_no_torch_and_no_click() -> None:
+    code = "import sys, hpctrain.api; print([name for name in ('torch', 'click', 'scipy') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_page_names_what_the_module_exports_and_nothing_else(repository: Path) -> None:
+    page = (repository / "docs/python.md").read_text()
+    assert [name for name in api.__all__ if f"`{name}" not in page] == []
+    used = {
+        node.attr
+        for block in page.split("```python\n")[1:]
+        for node in ast.walk(ast.parse(block.partition("```")[0]))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "api"
+    }
+    assert used
+    assert used <= set(api.__all__)
+
+
+def test_every_property_and_method_of_a_run_is_on_the_page(repository: Path) -> None:
+    page = (repository / "docs/python.md").read_text()
+    names = [name for name in vars(api.LoadedRun) if not name.startswith("_")]
+    assert len(names) > 12
+    assert [name for name in names if f"run.{name}" not in page] == []
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_every_function_says_its_arguments_and_its_errors(function) -> None:
+    text = inspect.getdoc(function) or ""
+    assert "Raises:" in text
+    names = [name for name in inspect.signature(function).parameters if name not in ("run_file", "output")]
+    assert [name for name in names if f"    {name}: " not in text and f"`{name}`" not in text] == []
+
+
+def test_metrics_are_columns_of_one_length() -> None:
+    columns = metric_columns([row(1), row(2, valid_loss=1.5, valid_sets={"a": ValidSet.of(0.0)}, skipped=True)])
+    assert {column.shape for column in columns.values()} == {(2,)}
+    assert columns["step"].dtype == np.int64
+    assert columns["skipped"].tolist() == [False, True]
+    np.testing.assert_array_equal(columns["valid_loss"], [np.nan, 1.5])
+    np.testing.assert_array_equal(columns["valid_sets.a.perplexity"], [np.nan, 1.0])
+    assert columns["bytes_sent.dp"].tolist() == [7.0, 7.0]
+    assert columns["stage_time_s.1"].tolist() == [0.2, 0.2]
+    assert not {"schema", "placement", "mfu"} & set(columns)
+
+
+def test_no_steps_are_no_columns() -> None:
+    assert metric_columns([]) == {}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder with three rows of metrics, of which one was repeated."""
+    made = submitted_run(tmp_path / "runs", None, event("generation_started", members=["gpu1"]))
+    rows = [row(1), row(2), row(2, generation=1, loss=9.0)]
+    (made / "metrics.jsonl").write_text("".join(json.dumps(item.to_json()) + "\n" for item in rows))
+    return made
+
+
+def test_a_run_is_found_by_its_name_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent.parent)
+    run = api.load_run("gpt")
+    assert run.folder == folder
+    assert run == api.load_run(folder)
+    assert (run.name, run.job_id, run.topology, run.plan, run.attempts) == ("gpt", None, None, None, [])
+    assert run.metrics["loss"].tolist() == [2.0, 9.0]
+    assert [item.generation for item in run.metric_rows] == [0, 0, 1]
+    assert [item.kind for item in run.events] == ["generation_started"]
+    assert replace(run.status(), last_sign_s=None) == replace(run_status(folder), last_sign_s=None)
+    assert run.checkpoints == []
+    with pytest.raises(api.InputError, match="has no checkpoint yet"):
+        run.load_checkpoint()
+
+
+def test_the_newest_plan_and_the_topology_are_checked_objects(folder: Path, repository: Path) -> None:
+    topology = api.Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
+    topology.write(folder / "topology.json")
+    assert api.load_run(folder).topology == topology
+
+
+def test_a_run_of_others_is_not_loaded(folder: Path) -> None:
+    folder.chmod(0o777)
+    with pytest.raises(api.UntrustedError):
+        api.load_run(folder)
+
+
+def test_an_unknown_run_names_the_nearest_and_prints_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder.parent.parent)
+    with pytest.raises(api.InputError, match="nearest: gpt"):
+        api.load_run("gpt2")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_waiting_for_a_run_ends_with_its_time(folder: Path) -> None:
+    for name in ("events.jsonl", "metrics.jsonl"):
+        (folder / name).unlink()
+    said: list[str] = []
+    with pytest.raises(TimeoutError, match=r"gpt: it is .* after") as raised:
+        api.wait(folder, 0.0, progress=said.append)
+    assert isinstance(raised.value, api.HpctrainError)
+    assert [line.split(":")[0] for line in said] == ["gpt"]
+
+
+def test_waiting_for_a_run_that_does_nothing_more_returns_its_status(folder: Path) -> None:
+    assert api.wait(folder).state == "unknown"  # the newest line is old
+
+
+def test_nothing_is_cancelled_that_was_never_submitted(folder: Path) -> None:
+    with pytest.raises(api.InputError, match="never submitted"):
+        api.cancel(folder)
+
+
+def test_a_probe_is_of_this_machine_or_of_a_job() -> None:
+    with pytest.raises(api.InputError, match="give one of local"):
+        api.probe()
+    with pytest.raises(api.InputError, match="found partition with local"):
+        api.probe(local=2, partition="gpu")
+    with pytest.raises(api.InputError, match="found colour; allowed for the job: partition"):
+        api.probe(nodes=2, colour="red")
+
+
+def test_settings_are_values_of_the_run_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("steps: 1\nmodel: {preset: tiny-1m}\ndata: {train: [data]}\nbatch: {global: 8}\n")
+    texts = commands._overrides({"optimizer.lr": 1e-05, "name": "3-4", "data.train": ["a", "b c"], "seed": 7})
+    run = commands.read_run(path, texts)
+    assert (run.optimizer.lr, run.name, run.seed) == (1e-05, "3-4", 7)
+    assert [Path(item).name for item in run.data.train] == ["a", "b c"]
+    with pytest.raises(api.InputError, match="settings: a value cannot be written"):
+        commands._overrides({"name": object()})
+
+
+def test_inside_of_a_job_submit_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(
+        "hpctrain.launch.queueing.prepare", lambda given, *_, **__: Prepared(given.run(), given.run().spec())
+    )
+    (tmp_path / "run.yaml").write_text(
+        "steps: 1\nmodel: {dims: {layers: 2, dim: 64, heads: 4, vocab: 256}}\ndata: {train: [data]}\n"
+        "batch: {global: 8}\ncluster: {kind: slurm, nodes: 2}\n"
+    )
+    with pytest.raises(api.RefusedError, match="inside of job 7"):
+        api.submit("run.yaml")
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "runs").exists()
+
+
+class Prepared:
+    """What `prepare` returns, as far as a refusal looks at it."""
+
+    def __init__(self, run, spec) -> None:
+        self.run, self.spec, self.nodes, self.topology, self.plan = run, spec, [], None, None
