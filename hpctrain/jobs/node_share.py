@@ -41,8 +41,8 @@ def with_node_share(run: Run, state: ClusterState, given: int | None) -> tuple[R
     Raises:
         InputError: `cluster.exclusive` is false, and nothing says which part of the nodes the job takes.
     """
-    cluster, nodes = run.cluster, _eligible_nodes(run, state)
-    gpus, most = _gpus_of_job(run), max((gpu_count(node.gres) for node in nodes), default=0)
+    cluster, nodes = run.cluster, eligible_nodes(run, state)
+    gpus, most = gpus_of_job(run), max((gpu_count(node.gres) for node in nodes), default=0)
     only_whole = _why_only_whole(run, state)
     if cluster.exclusive == "auto":
         part = only_whole is None and given is not None and gpus is not None and gpus < most
@@ -89,7 +89,7 @@ def node_share(nodes: Sequence[NodeInfo], gpus: int | None, cpus: int | None) ->
     return NodeShare(min(shares, default=0) or None, min(memories, default=0) or None)
 
 
-def _eligible_nodes(run: Run, state: ClusterState) -> list[NodeInfo]:
+def eligible_nodes(run: Run, state: ClusterState) -> list[NodeInfo]:
     """Return the nodes that the job may get: those of its partitions with the constraints and enough GPUs."""
     cluster, names = run.cluster, nodes_of_job(run, state)
     partitions = candidate_partitions(cluster.partition, state.partitions)
@@ -99,12 +99,12 @@ def _eligible_nodes(run: Run, state: ClusterState) -> list[NodeInfo]:
         for partition in partitions
         for constraint in constraints
         for node in members(partition, state.nodes, constraint)
-        if gpu_count(node.gres, cluster.gpu_type) >= (_gpus_of_job(run) or 0)
+        if gpu_count(node.gres, cluster.gpu_type) >= (gpus_of_job(run) or 0)
     }
     return [node for name, node in nodes.items() if names is None or name in names]
 
 
-def _gpus_of_job(run: Run) -> int | None:
+def gpus_of_job(run: Run) -> int | None:
     """Return the number of GPUs that the job requests on each node: 0 for none, None if it cannot be told, as for
     sbatch's --gpus, which counts those of all nodes."""
     cluster, options = run.cluster, parse_sbatch_options(run.cluster.sbatch)

@@ -1,11 +1,12 @@
-"""Predicts from the step time of a run's plan how long the run takes, how many GPU-hours it costs, and whether its time
-limit is enough. All functions are pure, except that `measured_start_up_s` reads files."""
+"""Predicts from the time of a step how long a run takes, how many GPU-hours it costs, and whether its time limit is
+enough. The step time comes from a measured run, from a plan, or from data sheets. All functions are pure, except that
+`measured_start_up_s` reads files."""
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.base.errors import InputError
@@ -14,12 +15,12 @@ from hpctrain.base.units import format_seconds
 from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S
 from hpctrain.records.format.input_file import LINE_BYTES, parse_json_line
 from hpctrain.records.history.run_log import MetricRow
-from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.folder import RunFolder
 from hpctrain.slurm.values import format_time_limit
 
 SUGGESTED_LIMIT_MARGIN = 1.25
-"""Suggested time limit divided by the predicted time: an assumption about the error of the prediction."""
+"""Least suggested time limit divided by the predicted time, for runs that were measured: other jobs share the network
+and the file system."""
 SUGGESTED_LIMIT_STEP_S = 300
 """Suggested time limits are multiples of this many seconds."""
 
@@ -44,11 +45,17 @@ class WallTime:
     """Number of steps."""
     start_up_s: float | None
     """Seconds from the job's start to its first step, by an earlier run on these nodes; None: not measured."""
+    range_s: tuple[float, float] | None = None
+    """Seconds of a step between which eight of ten comparable runs lie; None: not known."""
 
     @property
     def total_s(self) -> float:
         """Seconds of the whole run as one job: its start and all its steps."""
         return self.step_s * self.steps + (self.start_up_s or 0.0)
+
+    def at(self, step_s: float) -> WallTime:
+        """Return the same with exactly this time of a step."""
+        return replace(self, step_s=step_s, range_s=None)
 
     def jobs(self, limit_s: float, notice_s: float) -> int | None:
         """Return the number of jobs that the run takes, each with its start-up and its save notice; None if the time
@@ -62,29 +69,54 @@ class WallTime:
         return math.ceil(self.step_s * self.steps / useful_s) if useful_s > 0 else None
 
     def suggested_s(self, notice_s: float) -> int:
-        """Return a time limit in seconds that should be enough for the whole run as one job.
+        """Return a time limit in seconds that should be enough for the whole run as one job, at the slow end of the
+        range.
 
         Args:
             notice_s: cluster.save_notice_s.
         """
-        wanted = self.total_s * SUGGESTED_LIMIT_MARGIN + notice_s + SIGNAL_EARLY_S
+        slow_s = self.at(self.range_s[1]).total_s if self.range_s else 0.0
+        wanted = max(slow_s, self.total_s * SUGGESTED_LIMIT_MARGIN) + notice_s + SIGNAL_EARLY_S
         return math.ceil(wanted / SUGGESTED_LIMIT_STEP_S) * SUGGESTED_LIMIT_STEP_S
 
 
-def duration_text(time: WallTime, topology: Topology) -> str:
-    """Return a sentence with the predicted duration and the GPU-hours of all GPUs in the topology; without GPUs, the
-    node-hours."""
+@dataclass(frozen=True)
+class BilledResources:
+    """What is billed for a job while it runs."""
+
+    nodes: int
+    gpus: int
+    """GPUs of all nodes; 0: node-hours are told instead."""
+    units_per_h: float | None = None
+    """Slurm's billing units of an hour; None: not known."""
+
+
+def duration_text(time: WallTime, billed: BilledResources) -> str:
+    """Return a sentence with the predicted duration and the billed GPU-hours, without GPUs the node-hours, each with
+    its range if it is known; and with Slurm's billing units, if they are known."""
     start_up = (
         f"start-up {format_seconds(time.start_up_s)} as in an earlier run"
         if time.start_up_s
         else ("start-up not counted, as no earlier run has measured it")
     )
-    gpus = sum(topology.device_types[device.type].kind == "cuda" for node in topology.nodes for device in node.devices)
-    count, unit = (gpus, "GPU-hours") if gpus else (len(topology.nodes), "node-hours")
+    ends = [time.at(step_s) for step_s in time.range_s] if time.range_s else []
+
+    def amount(per_h: float) -> str:
+        low_to_high = " to ".join(_plain(end.total_s / 3600 * per_h) for end in ends)
+        return _plain(time.total_s / 3600 * per_h) + (f" ({low_to_high})" if ends else "")
+
+    count, unit = (billed.gpus, "GPU-hours") if billed.gpus else (billed.nodes, "node-hours")
+    span = f" ({' to '.join(format_seconds(end.total_s) for end in ends)})" if ends else ""
+    units = f", {amount(billed.units_per_h)} billing units" if billed.units_per_h is not None else ""
     return (
-        f"about {format_seconds(time.total_s)} for {time.steps:,} steps: {time.total_s / 3600 * count:.3g} {unit} "
+        f"about {format_seconds(time.total_s)}{span} for {time.steps:,} steps: {amount(count)} {unit}{units} "
         f"({start_up}; pauses for checkpoints and validation not counted)"
     )
+
+
+def _plain(value: float) -> str:
+    """Return a number with three significant digits, without an exponent: 27.3, 1,050."""
+    return f"{value:.3g}" if value < 1000 else f"{float(f'{value:.3g}'):,.0f}"
 
 
 def time_limit_text(time: WallTime, limit: TimeLimit, notice_s: int) -> str:
@@ -103,8 +135,10 @@ def time_limit_text(time: WallTime, limit: TimeLimit, notice_s: int) -> str:
     jobs = time.jobs(limit_s, notice_s)
     if jobs is None:
         return f"{what} is over before the run trains; {enough}"
-    if jobs > 1:
-        return f"{what} means about {jobs} jobs, one after the other; {enough}"
+    ends = [time.at(step_s).jobs(limit_s, notice_s) for step_s in time.range_s] if time.range_s else [jobs]
+    if max(end or jobs for end in ends) > 1:
+        span = f" ({ends[0]} to {ends[-1]})" if ends[0] != ends[-1] else ""
+        return f"{what} means about {jobs} job{'s' * (jobs > 1)}{span}, one after the other; {enough}"
     if limit_s > 2 * time.suggested_s(notice_s):
         return f"{what} is more than it needs; {enough}, and short jobs often start earlier"
     return f"{what} should be enough for one job"

@@ -4,10 +4,11 @@ features, and the settings that matter for a run."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypedDict
 
+from hpctrain.slurm.billing import BillingRule, billing_rule, parse_billing_weights
 from hpctrain.slurm.values import node_names, number, parse_unsigned, read_duration, records, required, text_or_none
 
 _OUTSIDE_BRACKETS = re.compile(r",(?![^(]*\))")
@@ -162,6 +163,9 @@ class Partition:
     """Whether the partition accepts only jobs with a reservation."""
     whole_nodes: bool = False
     """Whether every job of the partition gets whole nodes (OverSubscribe=EXCLUSIVE)."""
+    billing_weights: Mapping[str, float] = field(default_factory=dict)
+    """Billing units of one CPU, one MiB of memory, one GPU and so on (TRESBillingWeights), by Slurm's name of the
+    resource in lower case; {} if the site has set none."""
     gres: tuple[Gres, ...] = ()
     """Every name and type of GRES on the partition's nodes, with the largest count on one node; () if the nodes were
     not described."""
@@ -194,6 +198,7 @@ class ClusterConfig(TypedDict):
     """Whether the cluster has accounting, so that sacct can return ended jobs."""
     whole_nodes: bool
     """Whether every job of the cluster gets whole nodes (SelectType=select/linear)."""
+    billing_rule: BillingRule
     topology_plugin: str
     """Slurm's plugin for the closeness of nodes: tree, block or 3d_torus; default or flat: Slurm knows no closeness."""
 
@@ -283,6 +288,7 @@ def _partition(record: dict[str, str], by_name: dict[str, NodeInfo]) -> Partitio
         deny_qos=_names(record.get("DenyQos", "")),
         needs_reservation=record.get("ReqResv") == "YES",
         whole_nodes=record.get("OverSubscribe") == "EXCLUSIVE",
+        billing_weights=parse_billing_weights(record.get("TRESBillingWeights", "")),
         gres=_largest(by_name[name].gres for name in names if name in by_name),
     )
 
@@ -333,6 +339,7 @@ def parse_config(text: str) -> ClusterConfig:
         over_time_limit_s=_over_time_limit(required(values, "OverTimeLimit")),
         accounting=values.get("AccountingStorageType", "") not in ("", "(null)", "accounting_storage/none"),
         whole_nodes=values.get("SelectType") == "select/linear",
+        billing_rule=billing_rule(values.get("PriorityFlags", "")),
         # 22.05 says 'none' for what later versions call 'default' and 'flat'.
         topology_plugin=values.get("TopologyPlugin", "").removeprefix("topology/") or "default",
     )

@@ -118,6 +118,8 @@ class FakeSlurm:
         self.envs.append(env)
         if not self.installed:
             raise CommandError(f"{argv[0]}: not found on the path")
+        if argv[0] == "git":  # no part of Slurm, and no checkout
+            return CommandResult(tuple(argv), 128, "", "fatal: not a git repository")
         if argv[1:] == ["--version"]:
             return self._reply(argv, "slurm-wlm 22.05.8\n")
         if argv[0] == "sacct":  # it asks a database, not the controller

@@ -13,6 +13,7 @@ from rich.console import Console
 from hpctrain.base.errors import HpctrainError
 from tools.published_runs.measure import DATA_VARIABLE, data_file, measure
 from tools.published_runs.show import show
+from tools.published_runs.utilization import best_runs, show_utilization, summarize
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -20,13 +21,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     tables on stderr."""
     parser = argparse.ArgumentParser(prog="python -m tools.published_runs", description=__doc__)
     parser.add_argument("--data", type=Path, help=f"table of measured runs; default: the one in ${DATA_VARIABLE}")
+    text = "instead: which share of their GPUs' data sheets the runs reached, by all tables in the folder"
+    parser.add_argument("--utilization", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="print the record as JSON on stdout")
     options = parser.parse_args(argv)
     try:
-        record = measure(data_file(options.data), lambda what: print(f"measuring {what}", file=sys.stderr))
+        path = data_file(options.data)
+        if options.utilization:
+            record = summarize(best_runs(path.parent))
+        else:
+            record = measure(path, lambda what: print(f"measuring {what}", file=sys.stderr))
     except HpctrainError as error:
         sys.exit(str(error))
-    show(record, Console(stderr=options.json, highlight=False, width=None if sys.stdout.isatty() else 140))
+    console = Console(stderr=options.json, highlight=False, width=None if sys.stdout.isatty() else 140)
+    (show_utilization if options.utilization else show)(record, console)
     if options.json:
         print(json.dumps(record, indent=1))
 

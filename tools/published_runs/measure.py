@@ -22,6 +22,7 @@ from tools.published_runs.sailor import FOLDER, read_figures
 from tools.published_runs.scenario import PublishedScenario, scenes_of
 from tools.published_runs.score import baseline, by_problem, rankings, time_errors
 from tools.published_runs.table import read_runs
+from tools.published_runs.utilization import weighted_quantiles
 
 FILE = "measured_runs.csv"
 """Name of the table in the folder that HPCTRAIN_DATA names."""
@@ -66,6 +67,9 @@ def measure(path: Path, progress: Callable[[str], None]) -> dict[str, Any]:
     return machine_and_versions("published_runs", {"data": path.name}) | {
         "error_pct": _by_problem(errors),
         "error_in_sample_pct": _by_problem(time_errors(fitted, usual)),
+        "measured_by_predicted": weighted_quantiles(
+            [(scene.run.family, scene.run.step_s / told[scene.run.id]) for scene in scenes if scene.run.step_s]
+        ),
         "errors": {problem: asdict(each) for problem, each in errors.items()},
         "memory_errors": {problem: asdict(each) for problem, each in _memory_errors(scenes).items()},
         "regret_pct": _mean([each.regret_pct for each in orders.values()]),

@@ -15,6 +15,9 @@ def show(record: dict[str, Any], console: Console) -> None:
         record: the result of `measure`.
     """
     console.print(_times(record))
+    low, middle, high = record["measured_by_predicted"]
+    text = f"measured / predicted: {middle:.2f}; {low:.2f} to {high:.2f} for 8 of 10, each publication with one weight"
+    console.print(text, soft_wrap=True)
     if record["memory_errors"]:
         console.print(_memory(record))
     if record["rankings"]:

@@ -60,7 +60,8 @@ def write_provenance(run: Run, folder: Path, runner: Runner, clock: Clock, envir
 def _slurm_version(runner: Runner) -> str | None:
     with contextlib.suppress(CommandError):
         done = runner.run(["sbatch", "--version"], timeout_s=20)
-        return done.stdout.strip().removeprefix("slurm ")[:64] or None if done.code == 0 else None
+        words = done.stdout.split()  # slurm 24.11.5; on Debian slurm-wlm 22.05.8
+        return words[-1][:64] if done.code == 0 and words else None
     return None
 
 

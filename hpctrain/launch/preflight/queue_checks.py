@@ -16,11 +16,20 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_seconds
 from hpctrain.container.check import ImageFinding, ImageStart, check_image, examine, host_environment
 from hpctrain.container.entry import check_binds, find_runtime, parse_bind, program_binds, this_host
-from hpctrain.jobs.wall_time import TimeLimit, WallTime, duration_text, measured_start_up_s, time_limit_text
+from hpctrain.jobs.data_sheet_time import PLAN_ERROR, data_sheet_step_s, data_sheet_text
+from hpctrain.jobs.job_price import JobPrice
+from hpctrain.jobs.wall_time import (
+    BilledResources,
+    TimeLimit,
+    WallTime,
+    duration_text,
+    measured_start_up_s,
+    time_limit_text,
+)
 from hpctrain.launch.preflight.checks import VERSION_FILE, local_driver_version
+from hpctrain.launch.preflight.measured_steps import measured_step
 from hpctrain.launch.preflight.prepare import PreparedRun, fewest_nodes
 from hpctrain.planner import make_plan
-from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Container, Run
 from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.file_system import file_system_of
@@ -74,28 +83,36 @@ def check_before_queueing(run: Run) -> list[str]:
 
 
 def check_provisional(
-    prepared: PreparedRun, runs: Path, nodes: frozenset[str] | None, limit: TimeLimit | None = None
+    prepared: PreparedRun,
+    runs: Path,
+    nodes: frozenset[str] | None,
+    limit: TimeLimit | None = None,
+    price: JobPrice | None = None,
 ) -> list[str]:
-    """Make a provisional plan for the job's nodes as last measured; return lines with its degrees and the predicted
-    times.
+    """Make a provisional plan for the job's nodes as last measured; return lines with its degrees, the predicted
+    times and what the job is billed.
 
-    If the nodes or their figures are not known, the only line says that nothing was checked.
+    If the nodes or their figures are not known, the lines say that memory and speed were not checked, and estimate the
+    times from the data sheets of the GPUs that the job may get.
 
     Args:
         runs: folder of run folders, whose topologies hold the figures if the run was given no topology.
         nodes: nodes that the job may get; None: not known. A topology that the run was given is of the job's nodes
             anyway.
         limit: the job's time limit; None: not known.
+        price: what the job is billed, and its kinds of GPUs; None: not known.
 
     Raises:
         RefusedError: the model does not fit on the smallest number of nodes that the job may get.
     """
     count = fewest_nodes(prepared.run)
     if prepared.topology is None and nodes is None:
-        return [f"{NOT_CHECKED} (it is not known which nodes the job may get)"]
+        why = "it is not known which nodes the job may get"
+        return [f"{NOT_CHECKED} ({why})", *_words_without_topology(prepared, limit, price)]
     known = (prepared.topology, None) if prepared.topology else last_known(runs, nodes or frozenset(), count)
     if known is None:
-        return [f"{NOT_CHECKED} (no run has measured {count} of the nodes that the job may get)"]
+        why = f"no run has measured {count} of the nodes that the job may get"
+        return [f"{NOT_CHECKED} ({why})", *_words_without_topology(prepared, limit, price)]
     topology, folder = known
     names = _taken(topology)[:count]
     if len(names) < count:
@@ -105,19 +122,47 @@ def check_provisional(
         plan = prepared.plan or make_plan(prepared.run, prepared.spec, topology)
     except InputError as error:
         return [f"{NOT_CHECKED} ({error})"]
-    return _words(prepared, plan, topology, measured_start_up_s(folder) if folder else None, limit)
-
-
-def _words(
-    prepared: PreparedRun, plan: Plan, topology: Topology, start_up_s: float | None, limit: TimeLimit | None
-) -> list[str]:
-    if plan.predicted is None:
+    start_up_s = measured_start_up_s(folder) if folder else None
+    measured = measured_step(runs, prepared.run, frozenset(names) if nodes is None else nodes, count)
+    billed = _billed(topology, price)
+    if plan.predicted is None and measured is None:
         return [f"the plan given ({plan.dims}) predicts no time: it is not known how long the run will take"]
-    step_s = plan.predicted.step_time_s["total"]
-    time = WallTime(step_s, prepared.run.steps, start_up_s)
     what = "the plan given" if prepared.plan else f"provisional plan on {len(topology.nodes)} nodes as last measured"
-    lines = [f"{what}: {plan.dims}, {format_seconds(step_s)} a step predicted", duration_text(time, topology)]
-    return lines if limit is None else [*lines, time_limit_text(time, limit, prepared.run.cluster.save_notice_s)]
+    lines = [f"{what}: {plan.dims}"]
+    if plan.predicted is not None:
+        step_s = plan.predicted.step_time_s["total"]
+        fast, slow = PLAN_ERROR
+        time = WallTime(step_s, prepared.run.steps, start_up_s, (fast * step_s, slow * step_s))
+        lines = [f"{what}: {plan.dims}, {format_seconds(step_s)} a step predicted"]
+    if measured is not None:
+        time = WallTime(measured.median_s, prepared.run.steps, start_up_s, measured.range_s)
+        lines.append(f"{format_seconds(measured.median_s)} a step measured in {measured.run}, which did the same work")
+    return [*lines, duration_text(time, billed), *_limit_words(prepared, time, limit)]
+
+
+def _words_without_topology(prepared: PreparedRun, limit: TimeLimit | None, price: JobPrice | None) -> list[str]:
+    """Return lines with the times that data sheets let expect, or the line that says why nothing is known; [] if
+    nothing is known of the job."""
+    if price is None:
+        return []
+    estimate = data_sheet_step_s(prepared.run, prepared.spec, price)
+    if isinstance(estimate, str):
+        return [f"how long the run takes is unknown until it is measured: {estimate}"]
+    time = WallTime(estimate[0], prepared.run.steps, None, estimate[1])
+    billed = BilledResources(price.nodes, price.gpus, price.units_per_h)
+    return [data_sheet_text(price), duration_text(time, billed), *_limit_words(prepared, time, limit)]
+
+
+def _limit_words(prepared: PreparedRun, time: WallTime, limit: TimeLimit | None) -> list[str]:
+    return [] if limit is None else [time_limit_text(time, limit, prepared.run.cluster.save_notice_s)]
+
+
+def _billed(topology: Topology, price: JobPrice | None) -> BilledResources:
+    """Return what is billed: as the job asks for it, else all nodes and GPUs of the topology."""
+    if price is not None:
+        return BilledResources(price.nodes, price.gpus, price.units_per_h)
+    kinds = [topology.device_types[device.type].kind for node in topology.nodes for device in node.devices]
+    return BilledResources(len(topology.nodes), kinds.count("cuda"))
 
 
 def last_known(runs: Path, nodes: frozenset[str], count: int) -> tuple[Topology, Path] | None:

@@ -12,6 +12,7 @@ from hpctrain.base.clock import Clock, utc_text
 from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.base.units import format_seconds
 from hpctrain.jobs.dependencies import JobDependencies, find_dependencies, with_dependencies
+from hpctrain.jobs.job_price import JobPrice, job_price
 from hpctrain.jobs.node_share import with_node_share
 from hpctrain.jobs.partition_checks import (
     can_be_preempted,
@@ -58,6 +59,8 @@ class CheckedRun:
     """The time limit of the job, from the run file or its partition; None: unknown."""
     before: JobDependencies
     """The runs and jobs that the run waits for."""
+    price: JobPrice | None = None
+    """What the job is billed, and its kinds of GPUs; None: unknown."""
     others: tuple[str, ...] = ()
     """Other partitions that would take the job, the best first, if the run file names none."""
 
@@ -108,9 +111,9 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
     before = find_dependencies(run, slurm, environ, cwd)
     lines = [*notes, *preemption_warnings(run, state), *gpus, *share, *before.lines]
     nodes = nodes_of_job(run, state)
-    return CheckedRun(
-        with_dependencies(run, before.names), with_dependencies(asked, before.jobs), lines, nodes, limit, before, others
-    )
+    recorded, price = with_dependencies(run, before.names), job_price(asked, state)
+    asked = with_dependencies(asked, before.jobs)
+    return CheckedRun(recorded, asked, lines, nodes, limit, before, price, others)
 
 
 def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...], list[str]]:

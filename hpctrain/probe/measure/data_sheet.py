@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 PEAK_FLOPS = {
+    "T4": 65e12,
     "V100": 125e12,
     "A100": 312e12,
     "A800": 312e12,

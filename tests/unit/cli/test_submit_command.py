@@ -376,3 +376,31 @@ def test_an_allocation_that_is_there_waits_for_nobody(fake, runs, hpctrain, run_
     result = hpctrain("submit", str(run_file), "--dry-run", "--json", "--set", "cluster.after=nosuch")
     assert "cluster.after: not waited for" in result.stderr
     assert "--dependency" not in json.loads(result.stdout)["script"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            ("model.preset=large-1.3b", "precision=bf16", "cluster.time=10:00"),
+            [
+                "from data sheets, as nothing was measured on these nodes: 8 × a100 at 25 % of their peak",
+                "for 10 steps: 0.00",
+                "GPU-hours (start-up not counted",
+                "cluster.time 00:10:00",
+            ],
+        ),
+        (
+            ("model.preset=large-1.3b", "precision=bf16", "cluster.devices_per_node=1"),
+            ["from data sheets, as nothing was measured on these nodes: 2 × a100"],
+        ),
+        (("model.preset=tiny-1m",), ["is unknown until it is measured: precision fp32"]),
+        (("precision=bf16",), ["is unknown until it is measured: no published run has so small a model"]),
+    ],
+)
+def test_what_a_first_run_costs_is_estimated_from_data_sheets(fake, runs, hpctrain, run_file, settings, words):
+    more = [word for setting in settings for word in ("--set", setting)]
+    result = hpctrain("submit", str(run_file), "--dry-run", "--json", *more)
+    assert result.exit_code == 0, result.exception
+    for expected in words:
+        assert expected in result.stderr, result.stderr

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.jobs.wall_time import TimeLimit, WallTime, duration_text, measured_start_up_s, time_limit_text
+from hpctrain.jobs.wall_time import (
+    BilledResources,
+    TimeLimit,
+    WallTime,
+    duration_text,
+    measured_start_up_s,
+    time_limit_text,
+)
 from hpctrain.launch.slurm_job.queue import start_words
-from hpctrain.records.topology.topology import Device, DeviceType, Node, Provenance, Topology
 from hpctrain.slurm.commands import StartEstimate
 
 HOUR = 3600
@@ -17,24 +23,25 @@ RUN = WallTime(step_s=1.2, steps=10_000, start_up_s=300.0)
 """Three hours and twenty minutes of steps."""
 
 
-def topology(kind: str, nodes: int = 2, devices: int = 4) -> Topology:
-    parts = [
-        Device(id=f"d{n}", type="it", flops={"fp32": 1e12}, memory_bytes=1e9, launch_s=0.0) for n in range(devices)
-    ]
-    return Topology(
-        provenance=Provenance(version="0", created="2026-01-01T00:00:00Z", transport="tcp"),
-        device_types={"it": DeviceType(kind=kind, name="it")},  # type: ignore[arg-type]
-        nodes=[Node(id=f"n{n}", addr="127.0.0.1", devices=parts) for n in range(nodes)],
-    )
-
-
 def test_gpu_hours_are_those_of_all_gpus_of_the_job() -> None:
-    words = duration_text(RUN, topology("cuda"))
+    words = duration_text(RUN, BilledResources(nodes=2, gpus=8))
     assert words.startswith(
         "about 3 h 25 min for 10,000 steps: 27.3 GPU-hours (start-up 5 min 0 s as in an earlier run"
     )
-    assert "6.83 node-hours" in duration_text(RUN, topology("cpu"))
-    assert "start-up not counted" in duration_text(WallTime(1.2, 10_000, None), topology("cpu"))
+    assert "6.83 node-hours" in duration_text(RUN, BilledResources(2, 0))
+    assert "start-up not counted" in duration_text(WallTime(1.2, 10_000, None), BilledResources(2, 0))
+
+
+def test_every_figure_has_its_range() -> None:
+    run = WallTime(step_s=36.0, steps=1000, start_up_s=None, range_s=(18.0, 144.0))
+    words = duration_text(run, BilledResources(nodes=4, gpus=32, units_per_h=500.0))
+    assert words.startswith(
+        "about 10 h 0 min (5 h 0 min to 40 h 0 min) for 1,000 steps: 320 (160 to 1,280) GPU-hours, "
+        "5,000 (2,500 to 20,000) billing units (start-up not counted"
+    )
+    assert run.suggested_s(notice_s=120) == pytest.approx(40 * HOUR, abs=600)
+    limit = TimeLimit(11 * HOUR, True)
+    assert "11:00:00 means about 1 job (1 to 4), one after the other; 1-16:05:00" in time_limit_text(run, limit, 120)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpctrain import __version__
 from hpctrain.base.errors import FileError, InputError, RefusedError
 from hpctrain.launch.local import LocalNodes, check_gpus, local_environment, local_gpus, local_nodes, share_gpus
 from hpctrain.launch.preflight.checks import check_devices, check_plan, check_topology, is_usable
@@ -134,11 +135,12 @@ def test_attempts_are_one_line_each(tmp_path: Path) -> None:
     assert folder.begin_attempt(["n0", "n1"], 3.0, "77", 2) == 1
     assert folder.attempts() == [
         {
-            "attempt": 0, "job_id": None, "restarts": 0, "nodes": ["local0"], "start": 1.0, "checkpoint_before": None,
+            "attempt": 0, "job_id": None, "restarts": 0, "nodes": ["local0"], "start": 1.0, "hpctrain": __version__,
+            "checkpoint_before": None,
             "end": 2.0, "class": "infrastructure", "reason": "lost", "checkpoint_after": "step-00000010", "code": 75,
         },
         {
-            "attempt": 1, "job_id": "77", "restarts": 2, "nodes": ["n0", "n1"], "start": 3.0,
+            "attempt": 1, "job_id": "77", "restarts": 2, "nodes": ["n0", "n1"], "start": 3.0, "hpctrain": __version__,
             "checkpoint_before": "step-00000010",
         },
     ]  # fmt: skip

@@ -1,0 +1,51 @@
+"""Estimates the time of a step on nodes that nobody has measured, from the data sheets of their GPUs and from what
+published runs reached of theirs; and the error of a planned step time. Pure."""
+
+from __future__ import annotations
+
+from hpctrain.base.units import format_si
+from hpctrain.jobs.job_price import JobPrice
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.run.run import Run
+
+REACHED_MFU = (0.060, 0.254, 0.507)
+"""Share of the data sheet's FLOP/s that training reached, as the quantiles 0.1, 0.5 and 0.9 of the best runs of 319
+problems of six publications, each publication with the same weight (`python -m tools.published_runs --utilization`).
+If one publication is held out, the range of the others holds for 88 % of the problems; decision 0095."""
+LEAST_PARAMETERS = 124_000_000
+"""Parameters of the smallest model among these runs. A smaller one uses GPUs worse, and nothing says how much."""
+PLAN_ERROR = (0.93, 1.50)
+"""Measured time of a step divided by the planned one, as the quantiles 0.1 and 0.9 over published runs that the cost
+model was not fitted to, each publication with the same weight (`python -m tools.published_runs`)."""
+
+
+def data_sheet_step_s(run: Run, spec: Spec, price: JobPrice) -> tuple[float, tuple[float, float]] | str:
+    """Return the seconds of a step, and the seconds between which eight of ten comparable runs lie; or the reason why
+    nothing can be estimated.
+
+    Args:
+        price: the GPUs that the job may get. Of several kinds, the slowest gives the slow end of the range, the fastest
+            the fast end.
+    """
+    if run.precision == "fp32":
+        return "precision fp32 has no estimate from data sheets"
+    if not price.used_gpus:
+        return "the job computes without GPUs"
+    if not price.peaks:
+        return "a kind of GPU that the job may get has no data sheet here, or is part of a GPU"
+    if spec.parameters() < LEAST_PARAMETERS:
+        return f"no published run has so small a model ({format_si(spec.parameters(), '')} parameters)"
+    flops = 3 * spec.forward_flops(run.batch.global_, run.data.seq_len) / price.used_gpus
+    low, middle, high = REACHED_MFU
+    speeds = [peak for _, peak in price.peaks]
+    return flops / (middle * sum(speeds) / len(speeds)), (flops / (high * max(speeds)), flops / (low * min(speeds)))
+
+
+def data_sheet_text(price: JobPrice) -> str:
+    """Return a sentence that says where the estimate comes from."""
+    kinds = " or ".join(name for name, _ in price.peaks)
+    low, middle, high = (f"{share:.0%}".replace("%", " %") for share in REACHED_MFU)
+    return (
+        f"from data sheets, as nothing was measured on these nodes: {price.used_gpus} × {kinds} at {middle} of their "
+        f"peak ({low} to {high}, as 8 of 10 published runs)"
+    )

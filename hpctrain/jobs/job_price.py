@@ -1,0 +1,90 @@
+"""What a job is billed: its nodes and GPUs, and Slurm's billing units. Also the kinds of GPUs that it may get. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpctrain.jobs.node_share import eligible_nodes, gpus_of_job
+from hpctrain.jobs.partition_checks import candidate_partitions
+from hpctrain.probe.measure.data_sheet import peak_flops
+from hpctrain.records.run.run import Run
+from hpctrain.slurm.billing import billing_units
+from hpctrain.slurm.cluster import ClusterState, NodeInfo, gpu_count
+from hpctrain.slurm.options import parse_sbatch_options
+from hpctrain.slurm.values import parse_unsigned
+
+_MIG = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class JobPrice:
+    """What Slurm bills for a job with the fewest nodes that the run asks for, and with which GPUs it computes."""
+
+    nodes: int
+    gpus: int
+    """Billed GPUs of all nodes: with whole nodes all their GPUs, else those of the job's part."""
+    used_gpus: int
+    """GPUs that the job computes with."""
+    peaks: tuple[tuple[str, float], ...]
+    """(Slurm's name, peak FLOP/s of 16-bit products by the data sheet) of each kind of GPU that the job may get. ()
+    without GPUs, or if a kind has no data sheet."""
+    units_per_h: float | None = None
+    """Slurm's billing units of an hour; None if the partition has no weights, or they cannot be told."""
+
+
+def job_price(asked: Run, state: ClusterState) -> JobPrice | None:
+    """Return the price of a job; None if it is not known how many GPUs it gets.
+
+    Args:
+        asked: the run with what its job requests: the number of GPUs, and whole nodes or a part of each.
+    """
+    nodes, used = eligible_nodes(asked, state), gpus_of_job(asked)
+    if used is None or not nodes:
+        return None
+    count, whole = asked.cluster.node_range[0], asked.cluster.exclusive is not False
+    # Of nodes with more and with fewer GPUs, Slurm decides which ones the job gets: the most are counted.
+    billed = max(gpu_count(node.gres) for node in nodes) if whole else used
+    kinds = [_gpu_kind(node, asked.cluster.gpu_type) for node in nodes] if used else []
+    peaks = tuple(dict.fromkeys(kind for kind in kinds if kind is not None)) if None not in kinds else ()
+    return JobPrice(count, count * billed, count * used, peaks, _units_per_h(asked, state, nodes, used))
+
+
+def _gpu_kind(node: NodeInfo, gpu_type: str | None) -> tuple[str, float] | None:
+    """Return name and peak of a node's GPUs, by the type in Slurm, else by a feature of the node; None for a GPU
+    without a data sheet, for part of a GPU (MIG), and for GPUs of several types."""
+    types = [item.type for item in node.gres if item.name == "gpu" and gpu_type in (None, item.type)]
+    names = [types[0]] if types and types[0] is not None else list(node.features)
+    if len(types) != 1 or any(_MIG.search(name) for name in names):
+        return None
+    known = [(name, peak) for name in names if (peak := peak_flops(name)) is not None]
+    return known[0] if known else None
+
+
+def _units_per_h(asked: Run, state: ClusterState, nodes: Sequence[NodeInfo], used: int) -> float | None:
+    """Return the billing units of the job in an hour; None if they cannot be told. Of unlike nodes and several
+    partitions, the dearest counts."""
+    whole, options = asked.cluster.exclusive is not False, parse_sbatch_options(asked.cluster.sbatch)
+    units = []
+    for partition in candidate_partitions(asked.cluster.partition, state.partitions):
+        if not partition.billing_weights:
+            return None
+        for node in (node for node in nodes if node.name in partition.nodes):
+            cpus, memory = node.cpus, node.memory_mib
+            if not whole:
+                cpus = parse_unsigned(options.get("cpus-per-task", "")) or 0
+                memory = parse_unsigned(options.get("mem", "").removesuffix("M")) or 0
+            if not cpus:
+                return None
+            gpus = gpu_count(node.gres) if whole else used
+            types = {f"gres/gpu:{item.type}".lower(): item.count for item in node.gres if item.name == "gpu"}
+            types = types if whole else dict.fromkeys(types, used)
+            resources = {"cpu": cpus, "mem": memory, "node": 1, "gres/gpu": gpus, **types}
+            # A weight of a type of GPU that this node does not have adds nothing.
+            absent = dict.fromkeys((name for name in partition.billing_weights if name.startswith("gres/gpu:")), 0)
+            of_node = billing_units(absent | resources, partition.billing_weights, state.config["billing_rule"])
+            if of_node is None:
+                return None
+            units.append(of_node * asked.cluster.node_range[0])
+    return max(units, default=None)

@@ -1,0 +1,85 @@
+"""Finds the time of a step that an earlier run of the same work measured on the nodes that a job may get."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.owned_files import open_owned
+from hpctrain.records.format.input_file import parse_json_line
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.folder import RunFolder
+
+MOST_RUNS = 100
+"""Most run folders that are looked into, the newest first."""
+TAIL_BYTES = 2**20
+"""Bytes at the end of metrics.jsonl that are read; a long run has more."""
+LEAST_STEPS = 20
+"""Fewest steps from which a time is taken."""
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """The time of a step in an earlier run, in seconds."""
+
+    run: str
+    """Name of the run folder."""
+    median_s: float
+    range_s: tuple[float, float]
+    """Times that a tenth of the steps fell below, and that a tenth exceeded."""
+
+
+def measured_step(runs: Path, run: Run, nodes: frozenset[str], count: int) -> MeasuredStep | None:
+    """Return the time of a step in the newest run that did the same work in the same way on `count` of `nodes`; None
+    without such a run. Folders that cannot be read are skipped.
+
+    Args:
+        runs: folder of run folders.
+        run: the run that is to be queued.
+        nodes: nodes that its job may get.
+        count: nodes that it asks for.
+    """
+    folders = sorted(runs.glob("*/metrics.jsonl"), key=_changed_s, reverse=True)[:MOST_RUNS]
+    for path in (file.parent for file in folders):
+        try:
+            earlier, attempts = run_of(path), RunFolder(path).attempts()
+            last = set(attempts[-1].get("nodes", ())) if attempts else set()
+            if _work(earlier) != _work(run) or len(last) != count or not last <= nodes:
+                continue
+            times = _step_times(path / "metrics.jsonl")
+        except (HpctrainError, OSError, TypeError):
+            continue
+        if len(times) >= LEAST_STEPS:
+            tenths = quantiles(times, n=10)
+            return MeasuredStep(path.name, median(times), (tenths[0], tenths[-1]))
+    return None
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _work(run: Run) -> tuple[object, ...]:
+    """Return what decides the time of a step on given nodes."""
+    cluster = run.cluster
+    return (
+        run.model, run.batch, run.data.seq_len, run.objective, run.precision, run.tf32, run.compile, run.parallel,
+        run.compression, cluster.kind, cluster.device, cluster.devices_per_node, cluster.gpu_type,
+    )  # fmt: skip
+
+
+def _step_times(path: Path) -> list[float]:
+    """Return the seconds of the last steps of the newest generation, without its first step, which compiles and
+    allocates."""
+    with os.fdopen(open_owned(path), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        lines = [parse_json_line(line) for line in file.read(TAIL_BYTES).splitlines()]
+    rows = [(line.get("generation"), line.get("step_time_s")) for line in lines if line is not None]
+    newest = [seconds for generation, seconds in rows if generation == rows[-1][0]][1:]
+    return [float(seconds) for seconds in newest if isinstance(seconds, int | float) and seconds > 0]
