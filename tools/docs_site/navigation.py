@@ -33,11 +33,12 @@ def page_of(source: str) -> str | None:
 
 def with_pages(entry: Any, docs: Path = ROOT / DOCS) -> Any:
     """Return an entry of `nav` in which each folder (a text that ends with '/') is replaced by its pages: README.md
-    first, then the others by name."""
+    first, then the others by name. In a list, the pages are entries of that list."""
     if isinstance(entry, dict):
         return {title: with_pages(value, docs) for title, value in entry.items()}
     if isinstance(entry, list):
-        return [with_pages(value, docs) for value in entry]
+        values = [(value, with_pages(value, docs)) for value in entry]
+        return [item for value, new in values for item in (new if isinstance(value, str) and new != value else [new])]
     if not entry.endswith("/"):
         return entry
     pages = sorted((docs / entry).glob("*.md"), key=lambda path: (path.name != "README.md", path.name))
