@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.module_argv import outside_current_folder
+from hpctrain.base.system.job_share import usable_cpus
 from hpctrain.bench.comparison import TimeSample
 
 Answer = TypeVar("Answer")
@@ -45,7 +46,7 @@ def _rank(
     rank: int, world: int, body: Callable[..., Any], arguments: tuple[object, ...], answer: str, folder: Path
 ) -> None:
     os.chdir(folder)
-    threads = max(1, len(os.sched_getaffinity(0)) // world)
+    threads = max(1, usable_cpus() // world)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for `build`, which sets torch's number of threads from it
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(threads)

@@ -19,6 +19,7 @@ from hpctrain import __version__
 from hpctrain.base.atomic import append_line, storage_errors
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import InputError
+from hpctrain.base.system.job_share import usable_cpus
 from hpctrain.probe.system.host import cpu_name
 from hpctrain.records.format.input_file import read_jsonl
 
@@ -42,7 +43,7 @@ def machine_and_versions(bench: str, settings: dict[str, Any]) -> dict[str, Any]
         "time": utc_text(time.time()),
         "machine": {
             "cpu": cpu_name(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": usable_cpus(),
             "memory_bytes": psutil.virtual_memory().total,
             "load_1min": round(os.getloadavg()[0], 2),
             "system": f"{platform.system()} {platform.release()}",

@@ -15,6 +15,7 @@ from ClusterShell.NodeSet import NodeSet
 from hpctrain.base.errors import InputError
 from hpctrain.base.module_argv import program
 from hpctrain.base.process import Process, Runner
+from hpctrain.base.system.job_share import usable_cpus
 from hpctrain.launch.container_command import container_command, python_command
 from hpctrain.probe.system.gpu import machine_gpus
 from hpctrain.records.run.run import Run
@@ -33,13 +34,13 @@ def local_nodes(count: int) -> list[str]:
 
 def local_environment(count: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment variables of one of `count` virtual nodes. Unless set already, its number of threads is an
-    equal share of this machine's cores.
+    equal share of the cores that this process may use.
 
     Args:
         environ: variables to begin with; None: those of this process.
     """
     env = dict(os.environ if environ is None else environ)
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cpus(env)
     env.setdefault("OMP_NUM_THREADS", str(max(1, cores // count)))
     # gloo must listen on the loopback interface, whatever interface the host name resolves to.
     env.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -49,14 +50,17 @@ def local_environment(count: int, environ: Mapping[str, str] | None = None) -> d
 def local_gpus(environ: Mapping[str, str]) -> list[str]:
     """Return the GPUs of this machine that a process may use, as names for CUDA_VISIBLE_DEVICES; empty without any.
 
-    These are the GPUs that CUDA_VISIBLE_DEVICES (else HIP_VISIBLE_DEVICES) in `environ` names; all GPUs of the machine
-    if neither variable is set.
+    These are the GPUs that CUDA_VISIBLE_DEVICES (else HIP_VISIBLE_DEVICES) in `environ` names, else those that
+    ROCR_VISIBLE_DEVICES names, counted anew from 0; all GPUs of the machine if none of the variables is set.
     """
     for name in VISIBLE_VARIABLES:
         if name in environ:
             listed = (item.strip() for item in environ[name].split(","))
             # CUDA ignores the first name that it does not accept, and all names behind it.
             return list(itertools.takewhile(_GPU_NAME.match, listed))
+    if "ROCR_VISIBLE_DEVICES" in environ:
+        # Slurm sets it for AMD's GPUs. The two variables above count only the GPUs that it names.
+        return [str(index) for index, item in enumerate(environ["ROCR_VISIBLE_DEVICES"].split(",")) if item.strip()]
     return machine_gpus()
 
 

@@ -80,11 +80,14 @@ def begin(argv: list[str]) -> int:
         _refresh_dependent_runs(folder, slurm)
     nodes = [str(name) for name in NodeSet(os.environ.get("SLURM_JOB_NODELIST", ""))]
     (folder.path / FINISHED_FILE).unlink(missing_ok=True)
-    number = folder.begin_attempt(nodes, now, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+    info = job_info(job, slurm)
+    shared = info is not None and bool(info.shares_nodes)
+    number = folder.begin_attempt(nodes, now, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")), shared)
     for path in (srun_log(folder.path, number).parent, folder.path / EXIT_MARKERS_FOLDER):
         with storage_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-    for words in drop_stale_topology(folder, nodes, now, local_driver_version(os.environ.get("SLURMD_NODENAME"))):
+    drivers = local_driver_version(os.environ.get("SLURMD_NODENAME"))
+    for words in drop_stale_topology(folder, nodes, now, drivers, shared):
         _say(words)
     if options.again == "new_job":
         _ensure_queued(folder, run, slurm, now)

@@ -23,12 +23,13 @@ from hpctrain.base.errors import EXIT_REFUSED, EXIT_RESUMABLE, HpctrainError, Re
 from hpctrain.base.forking import ForkingRunner, ForkServerExit
 from hpctrain.base.owned_files import read_owned
 from hpctrain.base.process import WORKER, Runner, SystemRunner
+from hpctrain.base.system.job_share import usable_cpus
 from hpctrain.node.environment import check_same_version, record_environment
 from hpctrain.node.exit_markers import name_closing_node, write_exit_marker
 from hpctrain.node.generation_maker import GenerationMaker
 from hpctrain.node.probe import Parent, add_node_arguments, node_address
 from hpctrain.node.staging import stage_data, staging_limit_s
-from hpctrain.probe.measure.settings import ProbeSettings, local_settings, preflight_mode
+from hpctrain.probe.measure.settings import ProbeSettings, local_settings, preflight_mode, with_shared_nodes
 from hpctrain.probe.protocol.run import ProbeNode, probe_nodes
 from hpctrain.probe.system.host import interface_of
 from hpctrain.records.history.generation import GENERATIONS, Generation
@@ -95,7 +96,8 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
         event_log.write("attempt_started", -1, f"attempt {attempt} on {len(nodes)} nodes", nodes=list(nodes))
     _record_environment(place)
     logs = folder / "logs" / str(attempt)
-    env = _worker_environment(place, run, logs)
+    given = _worker_environment(place, run, logs)
+    env = given | share_environment(given)
     forking = ForkingRunner(WORKER, ["fork", "--folder", str(folder)], env, _fork_server_loss_logger(place, event_log))
     with contextlib.closing(forking) as runner:
         try:
@@ -111,7 +113,7 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
                 write_exit_marker(folder, attempt, place.node, nodes, len(nodes), EXIT_REFUSED)
             return EXIT_REFUSED
         staged = stage_data(run.data, event_log, os.environ, SystemClock(), stop)
-        threads = thread_environment(topology, place.node, len(os.sched_getaffinity(0)), env)
+        threads = thread_environment(topology, place.node, usable_cpus(), given)
         group = WorkerGroup(folder, logs, place.node, runner, env | staged | threads)
         code = _agent(place, run, topology, group, AgentContext(event_log, SystemClock(), stop)).run()
     if code == 0:
@@ -235,6 +237,8 @@ def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local:
     if not given:
         device, count, clock = run.cluster.device, len(place.nodes), SystemClock()
         preflight = ProbeSettings(device=device, mode=preflight_mode(count))
+        if any(line.get("shared") for line in RunFolder(place.folder).attempts()[place.attempt :][:1]):
+            preflight = with_shared_nodes(preflight)
         settings, progress = local_settings(count, device) if local else preflight, ProbeProgress(event_log, clock)
         node = ProbeNode(place.node, place.addr, place.folder, settings, runner, clock)
         topology = probe_nodes(node, place.nodes, progress)
@@ -340,6 +344,13 @@ class ProbeProgress:
 
 THREADS = "OMP_NUM_THREADS"
 """Environment variable with the number of threads of a worker."""
+
+
+def share_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return {OMP_NUM_THREADS: number} that keeps a process to the CPUs which Slurm gave its job; {} if the kernel does
+    so already, or if `env` has the variable."""
+    cpus = usable_cpus(env)
+    return {} if env.get(THREADS) or cpus >= usable_cpus({}) else {THREADS: str(cpus)}
 
 
 def thread_environment(topology: Topology, node: str, cores: int, env: Mapping[str, str]) -> dict[str, str]:

@@ -54,7 +54,9 @@ class RunFolder:
                 raise FileError(path, [FieldError("", "is no attempt; remove the line", number)])
         return lines
 
-    def begin_attempt(self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0) -> int:
+    def begin_attempt(
+        self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0, shared: bool = False
+    ) -> int:
         """Add a line to attempts.jsonl for a new attempt, and return the attempt's number, which counts from 0. In the
         line is this process's version of hpctrain, which every node of the attempt must have.
 
@@ -63,13 +65,14 @@ class RunFolder:
             now: seconds since 1970.
             job_id: id of the Slurm job; None for a local run.
             restarts: how often Slurm has requeued the job.
+            shared: whether other jobs may run on the nodes.
         """
         attempts = self.attempts()
         number = len(attempts)
         line = {
             "attempt": number, "job_id": job_id, "restarts": restarts, "nodes": nodes, "start": now,
             "hpctrain": __version__, "checkpoint_before": self.newest_checkpoint(),
-        }  # fmt: skip
+        } | ({"shared": True} if shared else {})  # fmt: skip
         self._write_attempts([*attempts, line])
         return number
 

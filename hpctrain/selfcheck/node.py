@@ -17,6 +17,7 @@ from typing import Any
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.forking import ForkingRunner
 from hpctrain.base.process import WORKER, Process, end_process
+from hpctrain.base.system.job_share import usable_cpus
 from hpctrain.launch.local import NO_GPU, VISIBLE_VARIABLES, local_environment
 from hpctrain.launch.small_run import make_corpus, make_run
 from hpctrain.launch.worker_request import worker_reply
@@ -209,5 +210,5 @@ def machine_facts(state: Mapping[str, Any]) -> dict[str, Any]:
         driver = driver_version()
     return {
         "python": platform.python_version(), "kernel": system.release, "architecture": system.machine,
-        "processor": cpu_name(), "cores": len(os.sched_getaffinity(0)), "driver": driver, **state,
+        "processor": cpu_name(), "cores": usable_cpus(), "driver": driver, **state,
     }  # fmt: skip

@@ -73,6 +73,8 @@ class JobInfo:
     partition: str
     submit_s: float | None
     """When the job was last put into the queue."""
+    shares_nodes: bool | None = None
+    """Whether other jobs may run on its nodes; None: Slurm does not say, as in answers of squeue and sacct."""
 
     @property
     def is_waiting(self) -> bool:
@@ -96,6 +98,8 @@ SEPARATOR."""
 
 _FROM_SCONTROL = {"JobArrayID": "JobId", "State": "JobState", "RestartCnt": "Restarts", "exit_code": "ExitCode"}
 """squeue's name of a field -> scontrol's name, for the fields whose names differ."""
+_WHOLE_NODES = ("NO", "TOPO")
+"""Values of the field OverSubscribe of a job that has its nodes to itself."""
 _REQUIRED = ("JobArrayID", "State", "Reason", "NodeList", "Partition")
 
 
@@ -110,7 +114,9 @@ def parse_scontrol_job(text: str) -> list[JobInfo]:
         for column in _REQUIRED:
             required(record, _FROM_SCONTROL.get(column, column))
         values = {column: record.get(_FROM_SCONTROL.get(column, column), "") for column in _COLUMNS}
-        jobs.append(job_of_columns(values | {"JobArrayID": _array_id(record)}))
+        job = job_of_columns(values | {"JobArrayID": _array_id(record)})
+        shares = record["OverSubscribe"] not in _WHOLE_NODES if "OverSubscribe" in record else None
+        jobs.append(replace(job, shares_nodes=shares))
     return jobs
 
 

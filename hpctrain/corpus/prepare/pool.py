@@ -139,11 +139,6 @@ class _Executor:
         self._pool.shutdown(cancel_futures=True)
 
 
-def usable_cpus() -> int:
-    """Return the number of logical processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _begin(folder: Path, advanced: Any) -> None:
     """Prepare a worker process: change to `folder`, store `advanced` (a number in shared memory, to which tasks add the
     bytes that they have done), and end when the parent has ended."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
+from hpctrain.base.system.job_share import usable_cpus
 from hpctrain.corpus.input.documents import ReadOptions, row_groups
 from hpctrain.corpus.input.inputs import TEXT_SUFFIXES, InputFiles, WorkUnit, find_inputs, plan_work_units, unit_bytes
 from hpctrain.corpus.input.passages import batches, passage_bytes
@@ -25,7 +26,7 @@ from hpctrain.corpus.input.skipped import SkippedInput, SkippedList
 from hpctrain.corpus.prepare.encode import CleanTask, EncodeTask, check_cleaning
 from hpctrain.corpus.prepare.options import DEFAULTS, CorpusSource, PrepareOptions, Progress, no_progress
 from hpctrain.corpus.prepare.partial_folder import files_fingerprint, new_corpus, publish, work_folder
-from hpctrain.corpus.prepare.pool import WorkerPool, usable_cpus
+from hpctrain.corpus.prepare.pool import WorkerPool
 from hpctrain.corpus.prepare.scan import (
     ScanTask,
     TextSample,

@@ -124,18 +124,23 @@ def _some(names: Sequence[str]) -> str:
 
 
 def drop_stale_topology(
-    folder: RunFolder, nodes: list[str], now: float, drivers: Mapping[str, str] | None = None
+    folder: RunFolder,
+    nodes: list[str],
+    now: float,
+    drivers: Mapping[str, str] | None = None,
+    shared: bool = False,
 ) -> list[str]:
     """Rename the topology in a run folder to topology-before.json if it must not be used, so that the attempt probes
     again.
 
-    It must not be used if it is unreadable, `is_usable` is false, or it is older than a fault after which nodes have to
-    be measured again.
+    It must not be used if it is unreadable, `is_usable` is false, it is older than a fault after which nodes have to be
+    measured again, or one of it and the attempt has whole nodes and the other a part of each.
 
     Args:
         nodes: names of the attempt's nodes.
         now: seconds since 1970.
         drivers: version of the GPU driver by node, where it is known.
+        shared: whether the attempt has only a part of each node.
 
     Returns:
         Reasons against the topology and the renaming, as lines for a person; [] if nothing is against the topology, or
@@ -146,7 +151,7 @@ def drop_stale_topology(
         return []
     try:
         topology = Topology.read(path, owned=True)
-        faults = faults_since(topology, folder.attempts(), now)
+        faults = faults_since(topology, folder.attempts(), now) + _other_share(topology, shared)
         words = [*staleness(topology, nodes, drivers or {}, now), *faults]
         if not faults and is_usable(topology, nodes, now):
             return words
@@ -154,6 +159,16 @@ def drop_stale_topology(
         words = str(error).splitlines()  # unreadable: measure again too
     path.rename(path.with_name("topology-before.json"))
     return [*words, "the nodes are measured again; the topology found is now topology-before.json"]
+
+
+def _other_share(topology: Topology, shared: bool) -> list[str]:
+    """Return a line if a topology of whole nodes is to be used for a part of each, or the other way round: devices,
+    CPUs and memory of the job are then others; [] otherwise, and for figures from data sheets."""
+    if topology.provenance.shared == shared or topology.provenance.mode == "published":
+        return []
+    whole, part = "whole nodes", "a part of each node"
+    was, now = (part, whole) if topology.provenance.shared else (whole, part)
+    return [f"the topology was measured with {was}, and the job has {now}"]
 
 
 MAX_AGE_DAYS = 7.0

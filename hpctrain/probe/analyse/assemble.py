@@ -28,6 +28,10 @@ from hpctrain.records.topology.topology import DeviceType, Health, Node, Provena
 CONTENDED = 0.9
 """Share of a transfer's time in which its thread needs a processor. Above this share the processor, not the network,
 limits the transfer."""
+SHARED_NOTE = (
+    "the job had a part of each node, and other jobs may have run on the rest: figures may be below those of idle "
+    "nodes, so no node is excluded for its speed"
+)
 Offset = tuple[float, float]
 """(seconds by which one clock is ahead of another, largest error in seconds)"""
 
@@ -46,8 +50,10 @@ def assemble(
     tree = SwitchTree() if partial else switch_tree(outcome, settings)
     ratios = oversubscription(tree, matrix.index, outcome.contention)
     clocks, used = clock_offsets(outcome.nodes, outcome.whole_pairs), _used_interfaces(outcome.whole_pairs)
-    bare = [_node(name, outcome, clocks.get(name), used.get(name)) for name in outcome.nodes]
     types = _device_types(outcome)
+    bare = [_node(name, outcome, clocks.get(name), used.get(name)) for name in outcome.nodes]
+    if settings.shared:
+        bare = [_without_cpu_power(node, types) for node in bare]
     faults = find_faults(outcome, bare, types, tree, ratios, settings)
     healths = node_healths(outcome, faults)
     fabric = fabric_of(matrix, tree, ratios, _links(outcome, settings.bulk_bytes), outcome.backend, settings)
@@ -67,6 +73,7 @@ def _provenance(outcome: ProbeOutcome, settings: ProbeSettings, wall: float, job
         created=utc_text(wall),
         transport="tcp",
         loopback=settings.loopback,
+        shared=settings.shared,
         mode=settings.mode,
         seed=settings.seed,
         rounds_done=outcome.rounds_done,
@@ -74,8 +81,11 @@ def _provenance(outcome: ProbeOutcome, settings: ProbeSettings, wall: float, job
         wall_s=round(outcome.wall_s, 3),
         job_id=job_id,
         notes=[
-            f"messages over the training backend were not measured: {name}: {why}"
-            for name, why in outcome.backend_failed.items()
+            *([SHARED_NOTE] if settings.shared else []),
+            *(
+                f"messages over the training backend were not measured: {name}: {why}"
+                for name, why in outcome.backend_failed.items()
+            ),
         ],
     )
 
@@ -94,6 +104,15 @@ def _node(name: str, outcome: ProbeOutcome, clock: Offset | None, used: str | No
         devices=report.devices if report else [],
         intra_bytes_per_s=report.intra_bytes_per_s if report else None,
     )
+
+
+def _without_cpu_power(node: Node, types: dict[str, DeviceType]) -> Node:
+    """Return the node without the power of its CPUs: the machine counts that of all jobs on it together."""
+    devices = [
+        device.model_copy(update={"power_w": None}) if types[device.type].kind == "cpu" else device
+        for device in node.devices
+    ]
+    return node.model_copy(update={"devices": devices})
 
 
 def _used_interfaces(pairs: Sequence[PairResult]) -> dict[str, str]:

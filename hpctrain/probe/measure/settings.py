@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 MIB = 2**20
@@ -38,6 +38,8 @@ class ProbeSettings:
     """Number of virtual nodes that share this machine and its memory."""
     loopback: bool = False
     """Whether the nodes are virtual nodes: processes of one machine."""
+    shared: bool = False
+    """Whether other jobs may run on the nodes, because the probe's job has only a part of each."""
     mode: Mode = "full"
     """health: a few rounds, enough to judge each node. full: every pair. sampled: enough pairs to infer switches."""
     health_rounds: int = 15
@@ -101,6 +103,12 @@ def preflight_mode(nodes: int) -> Mode:
     """Return the mode of the probe inside a training job: full up to PREFLIGHT_FULL_UP_TO nodes, else health. It
     measures no more than a plan needs, because the devices are idle meanwhile."""
     return "full" if nodes <= PREFLIGHT_FULL_UP_TO else "health"
+
+
+def with_shared_nodes(settings: ProbeSettings) -> ProbeSettings:
+    """Return the settings for nodes on which other jobs may run: no node is excluded for its speed, because the load of
+    the other jobs is no fault of the node and may end soon."""
+    return replace(settings, shared=True, exclude_ratio=0.0)
 
 
 def local_settings(count: int, device: str = "auto", seed: int = 0) -> ProbeSettings:

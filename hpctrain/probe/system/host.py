@@ -9,13 +9,14 @@ import ipaddress
 import os
 import platform
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
 from ClusterShell.RangeSet import RangeSet, RangeSetParseError
 
 from hpctrain.base.errors import InputError
+from hpctrain.base.system.job_share import job_memory_bytes, usable_cpus
 from hpctrain.base.system.kernel import cgroup_folders, kernel_number, kernel_text
 from hpctrain.records.topology.evidence import HostFacts
 
@@ -38,6 +39,8 @@ def host_facts(hostname: str, infiniband: Path = Path("/sys/class/infiniband")) 
     return HostFacts(
         kernel=platform.release() or None,
         boot_id=kernel_text(_BOOT_ID),
+        cpus=usable_cpus(),
+        memory_bytes=memory_limit_bytes(),
         interfaces={name: addresses for name, addresses in sorted(_addresses().items()) if name in up},
         mtu={name: state.mtu for name, state in sorted(psutil.net_if_stats().items()) if name in up and state.mtu > 0},
         infiniband=active_ports(infiniband),
@@ -131,23 +134,34 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def usable_memory_bytes() -> int:
-    """Return the bytes of memory that this process may still take: those free on the machine, or those left in its
-    cgroup if they are fewer."""
-    free = int(psutil.virtual_memory().available)
-    room = cgroup_memory_room()
-    return free if room is None else min(free, room)
+    """Return the bytes of memory that this process may still take: those free on the machine, those left in its cgroup,
+    or those that Slurm gave its job, whichever are fewest."""
+    rooms = (int(psutil.virtual_memory().available), cgroup_memory_room(), job_memory_bytes())
+    return min(room for room in rooms if room is not None)
+
+
+def memory_limit_bytes() -> int:
+    """Return the bytes of memory that all processes of the job together may take on this machine: all memory of the
+    machine, the limit of the cgroup, or what Slurm gave the job, whichever is least."""
+    limits = [limit for limit, _ in _cgroup_memory()]
+    return min(limit for limit in (int(psutil.virtual_memory().total), job_memory_bytes(), *limits) if limit)
 
 
 def cgroup_memory_room(process: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the bytes that this process may still take: the least that any memory limit of its cgroup and of the
     cgroups above it leaves; None without a limit."""
-    rooms = []
+    return min((max(0, limit - usage) for limit, usage in _cgroup_memory(process, mount)), default=None)
+
+
+def _cgroup_memory(
+    process: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
+) -> Iterator[tuple[int, int]]:
+    """Yield (limit, usage) in bytes for each memory limit of this process's cgroup and of the cgroups above it."""
     for folder, version in cgroup_folders("memory", process, mount):
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
         limit, usage = (kernel_number(folder / name) for name in names)
         if limit is not None and limit < _UNLIMITED:
-            rooms.append(max(0, limit - (usage or 0)))
-    return min(rooms, default=None)
+            yield limit, usage or 0
 
 
 def memory_errors(sysfs: Path = SYSFS) -> int | None:

@@ -43,6 +43,10 @@ class HostFacts(Part):
     """Release of the kernel, as `uname -r` prints it."""
     boot_id: str | None = None
     """Random id that the kernel gets when it boots. Nodes with equal ids are on one machine."""
+    cpus: int | None = None
+    """CPUs of the node that the job may use."""
+    memory_bytes: int | None = None
+    """Bytes of the node's memory that the job may use."""
     mtu: dict[str, int] = {}
     """Interface -> largest packet (MTU) in bytes."""
     clock_offset_s: float | None = None

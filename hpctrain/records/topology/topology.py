@@ -29,6 +29,8 @@ class Provenance(Part):
     nccl)."""
     loopback: bool = False
     """Whether the nodes are processes of one machine, so that the links are memory and not a network."""
+    shared: bool = False
+    """Whether other jobs could run on the nodes during the probe, because its job had only a part of each."""
     mode: str = "full"
     """What was measured. full: every pair. sampled: enough pairs to know which nodes share a switch. health: each node
     with a few others, enough to judge the node. published: nothing, figures are from data sheets and papers. prior:

@@ -194,6 +194,12 @@ def test_the_environment_says_which_gpus_may_be_used(listed: str, gpus: list[str
     assert local_gpus({"CUDA_VISIBLE_DEVICES": "7", "HIP_VISIBLE_DEVICES": listed}) == ["7"]
 
 
+def test_of_amds_gpus_those_of_the_job_are_counted_anew() -> None:
+    assert local_gpus({"ROCR_VISIBLE_DEVICES": "4,6"}) == ["0", "1"]
+    assert local_gpus({"ROCR_VISIBLE_DEVICES": ""}) == []
+    assert local_gpus({"ROCR_VISIBLE_DEVICES": "4,6", "HIP_VISIBLE_DEVICES": "1"}) == ["1"]
+
+
 def test_a_virtual_node_sees_its_own_gpus_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert visible(tmp_path, 2) == ["4,5", "6,7"]

@@ -121,6 +121,20 @@ def test_an_attempt_keeps_a_topology_with_words_and_puts_an_old_one_aside(tmp_pa
     assert drop_stale_topology(folder, ["n1"], NOW) == []
 
 
+def test_whole_nodes_and_a_part_of_each_are_measured_anew(tmp_path: Path) -> None:
+    folder, path = RunFolder(tmp_path), tmp_path / "topology.json"
+    whole = topology("n1")
+    part = whole.model_copy(update={"provenance": whole.provenance.model_copy(update={"shared": True})})
+    for measured, shared, words in (
+        (whole, True, "with whole nodes, and"),
+        (part, False, "with a part of each node, "),
+    ):
+        measured.write(path)
+        assert drop_stale_topology(folder, ["n1"], NOW, shared=not shared) == []
+        assert f"the topology was measured {words}" in drop_stale_topology(folder, ["n1"], NOW, shared=shared)[0]
+        assert not path.exists()
+
+
 def test_nodes_that_were_refused_are_measured_again(tmp_path: Path) -> None:
     refused = topology("n1").model_copy(update={"verdict": Verdict(status="refuse", exclude=["n1"])})
     refused.write(tmp_path / "topology.json")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.node.run import thread_environment
+from hpctrain.base.system.job_share import usable_cpus
+from hpctrain.node.run import share_environment, thread_environment
 from hpctrain.records.topology.topology import Topology
 
 
@@ -39,3 +40,13 @@ def test_workers_share_the_cores_evenly_unless_somebody_chose(
 ) -> None:
     expected = {} if threads is None else {"OMP_NUM_THREADS": threads}
     assert thread_environment(topology(devices), "n0", cores, env) == expected
+
+
+def test_where_the_kernel_lets_a_job_use_the_neighbours_cores_its_processes_keep_to_their_own() -> None:
+    allowed = usable_cpus({})
+    assert share_environment({"SLURM_CPUS_ON_NODE": str(allowed)}) == {}
+    assert share_environment({}) == {}
+    if allowed == 1:
+        pytest.skip("a machine of one core has no smaller part")
+    assert share_environment({"SLURM_CPUS_ON_NODE": "1"}) == {"OMP_NUM_THREADS": "1"}
+    assert share_environment({"SLURM_CPUS_ON_NODE": "1", "OMP_NUM_THREADS": "3"}) == {}

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.probe.analyse.assemble import assemble
+from hpctrain.probe.analyse.assemble import SHARED_NOTE, assemble
 from hpctrain.probe.faults.node_faults import CPU_QUOTA, device_faults
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import JoinedNode, PairResult, ProbeOutcome
-from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.measure.settings import ProbeSettings, with_shared_nodes
 from hpctrain.probe.system.host import is_held_by_quota, quota_periods
 from hpctrain.records.topology.evidence import HostFacts
 from hpctrain.records.topology.link import Latency
-from hpctrain.records.topology.topology import Device, DeviceType, Node
+from hpctrain.records.topology.topology import Device, DeviceType, Node, Topology
 
 
-def codes(rate: float, latency: float, machines: list[str]) -> list[str]:
-    """What is said when n2 has that share of the others' bandwidth, and so many times their latency."""
+def measured(rate: float, latency: float, machines: list[str], settings: ProbeSettings) -> Topology:
+    """The topology in which n2 has that share of the others' bandwidth, and so many times their latency."""
     names = [f"n{index}" for index in range(4)]
     made = ProbeOutcome(names)
     for name, machine in zip(names, machines, strict=True):
@@ -34,8 +34,23 @@ def codes(rate: float, latency: float, machines: list[str]) -> list[str]:
         made.add([result], ProbeSettings().bulk_bytes)
         if alone:
             made.retests += [result] * 3
-    settings = ProbeSettings(device="none")
-    return [fault.code for fault in assemble(made, settings, wall=0.0).verdict.faults]
+    return assemble(made, settings, wall=0.0)
+
+
+def codes(rate: float, latency: float, machines: list[str]) -> list[str]:
+    return [fault.code for fault in measured(rate, latency, machines, ProbeSettings(device="none")).verdict.faults]
+
+
+def test_a_neighbours_load_excludes_no_node_of_which_the_job_has_a_part() -> None:
+    settings, machines = ProbeSettings(device="none"), ["one", "two", "three", "four"]
+    for rate, latency in ((0.3, 1.0), (1.0, 20.0)):
+        whole = measured(rate, latency, machines, settings)
+        part = measured(rate, latency, machines, with_shared_nodes(settings))
+        assert (whole.verdict.exclude, part.verdict.exclude) == (["n2"], [])
+        assert part.verdict.status == "warn"
+        assert [fault.code for fault in part.verdict.faults] == ["SLOW_NODE"]
+        assert (whole.provenance.shared, part.provenance.shared) == (False, True)
+        assert (whole.provenance.notes, part.provenance.notes) == ([], [SHARED_NOTE])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""Two runs with a part of the same node each: neither touches the other, whatever happens to one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+from submitted import ENDLESS, Job, Project
+
+from hpctrain.base.process import WORKER_NAME
+from hpctrain.records.topology.topology import Topology
+
+pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
+
+HALF = ("cluster.exclusive=false", f"steps={ENDLESS}")
+"""Of each node that has two CPUs: one, and half of the memory."""
+
+
+def on(nodes: str) -> str:
+    return f"cluster.sbatch=['--cpus-per-task=1', '--nodelist={nodes}']"
+
+
+def worker_on(node: str, folder: Path) -> psutil.Process:
+    """The worker of that run on a node with one device."""
+    for process in psutil.process_iter(["cmdline", "name"]):
+        if not {"hpctrain.node", "run", str(folder)} <= set(process.info["cmdline"] or []):
+            continue
+        if process.environ().get("SLURMD_NODENAME") == node:
+            for child in process.children():
+                if child.name().startswith(WORKER_NAME.format("")):
+                    return child
+    raise AssertionError(f"no worker of {folder.name} on {node}")
+
+
+def started(job: Job) -> int:
+    """How many generations of the run have started."""
+    return [event.kind for event in job.events()].count("generation_started")
+
+
+def test_two_runs_on_one_node_do_not_touch_each_other(project: Project) -> None:
+    cluster = project.cluster
+    wide = project.submit(*HALF, on("node[0-1]"), "cluster.nodes=2", "recovery.min_nodes=1")
+    small = project.submit(*HALF, on("node0"), "cluster.nodes=1")
+    for job in (wide, small):
+        job.wait_for_step(15)
+        assert cluster.job(job.job_id)["JobState"] == "RUNNING"
+        topology = Topology.read(job.folder / "topology.json")
+        assert topology.provenance.shared
+        node = topology.node("node0")
+        assert (node.host_facts.cpus, node.host_facts.memory_bytes) == (1, 2 * 2**30)
+        assert node.devices[0].memory_bytes <= 2 * 2**30
+        assert topology.verdict.status != "refuse"
+    # A worker of one is killed: it recovers, and the other goes on.
+    worker_on("node0", wide.folder).kill()
+    wide.wait_for_event("recovered")
+    # A node of one is lost, and it goes on with the node that both have.
+    with cluster.slow_to_give_up():
+        cluster.kill("node1")
+        assert wide.wait_for_event("node_lost").data["node"] == "node1"
+        cluster.wait(lambda: wide.members() == ["node0"], 60, wide.explain)
+        wide.wait_for_step(wide.steps() + 10)
+        # One is requeued while the other trains.
+        cluster.run("scontrol", "requeue", wide.job_id)
+        small.wait_for_step(small.steps() + 15)
+        assert started(small) == 1
+        assert started(wide) >= 3
+        small.cancel()
+        wide.cancel()
+    small.assert_whole(small.steps())
+    # Its steps were all done by its first generation, and its end left nothing of the other's.
+    assert {row.generation for row in small.rows()} == {0}
+    wide.assert_whole(wide.steps())
