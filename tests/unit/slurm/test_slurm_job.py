@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -61,7 +62,7 @@ def test_both_commands_tell_the_same(captured):
             different = {
                 field: (value, getattr(other[job_id], field))
                 for field, value in vars(job).items()
-                if field not in ("reason", "batch_host") and value != getattr(other[job_id], field)
+                if field not in ("reason", "batch_host", "shares_nodes") and value != getattr(other[job_id], field)
             }
             assert not different, name
             # scontrol adds the node that failed.
@@ -120,6 +121,15 @@ def test_a_preempted_job_says_since_when(jobs):
 def test_text_of_people_is_not_read_as_fields(jobs):
     job = jobs["odd_name"]
     assert (job.state, job.reason, job.restarts) == ("PENDING", "JobHeldUser", 0)
+
+
+def test_which_jobs_share_their_nodes(captured):
+    for text in captured.sections("jobs.txt").values():
+        lines = [line for line in text.splitlines() if line.startswith("JobId=")]
+        for line, job in zip(lines, parse_scontrol_job(text), strict=True):
+            assert job.shares_nodes is ("OverSubscribe=OK" in line)
+    without = re.sub(r" OverSubscribe=\S+", "", captured.sections("jobs.txt")["array"])
+    assert {job.shares_nodes for job in parse_scontrol_job(without)} == {None}
 
 
 def test_an_array_has_several_jobs(captured):
