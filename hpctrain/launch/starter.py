@@ -1,4 +1,5 @@
-"""Writes a starter run: a commented run file that trains as it is, and a corpus from text on this machine."""
+"""Writes a starter run: a commented run file that trains as it is, on this machine or its cluster, and a corpus from
+text on this machine."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import FileError, InputError
+from hpctrain.base.output_streams import printable
 from hpctrain.base.package_data import render_template
 from hpctrain.corpus.input.sample_text import SAMPLE_TEXT_BYTES, find_sample_text
 from hpctrain.corpus.prepare.options import PrepareOptions, Progress, no_progress
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.prepare.shards import check_target
+from hpctrain.launch.slurm_job.starter_cluster import StarterCluster
 from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
 from hpctrain.records.format.yaml_file import parse_yaml
 from hpctrain.records.model.families import PRESETS
@@ -47,6 +50,17 @@ class Starter:
     """Tokenizer of the corpus: `train:4096` trains one with 4,096 tokens."""
     text_bytes: int = SAMPLE_TEXT_BYTES
     """Bytes of text to find on this machine for the corpus."""
+    cluster: StarterCluster | None = None
+    """What the run asks of a Slurm cluster, which replaces `nodes`; None: it trains on this machine."""
+
+    @property
+    def run(self) -> Run:
+        """The content of the run file.
+
+        Raises:
+            FileError: a value is not allowed.
+        """
+        return Run.from_json(parse_yaml(render(self)).value, "run.yaml")
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,7 @@ def render(starter: Starter, file_name: str = "run.yaml") -> str:
     preset = PRESETS.get(starter.preset)
     return render_template(
         _TEMPLATE,
-        {"scalar": _scalar},
+        {"scalar": _scalar, "comment": printable},
         file_name=file_name,
         **{key: getattr(starter, key) for key in Starter.__dataclass_fields__ if key != "lr"},
         lr=f"{starter.lr:g}",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpctrain.base.errors import CommandError, CommandTimeoutError, InputError
 from hpctrain.base.process import CommandResult, Runner
+from hpctrain.slurm.accounts import UserAccounts, parse_accounts, sacctmgr_argv
 from hpctrain.slurm.cluster import (
     ClusterConfig,
     ClusterState,
@@ -184,6 +185,18 @@ class Slurm:
         """Return the cluster's settings, nodes and partitions."""
         nodes = self.nodes()
         return ClusterState(self.config(), nodes, self.partitions(nodes))
+
+    def accounts(self, user: str) -> UserAccounts | None:
+        """Return the accounts of a user on this cluster; None if the cluster has no accounting, or none that answers.
+
+        No error is raised for accounting, which is only a second source.
+        """
+        cluster = self.config()["cluster"]
+        try:
+            done = self._run(sacctmgr_argv(user), timeout_s=ACCOUNTING_TIMEOUT_S)
+        except CommandError:
+            return None
+        return parse_accounts(done.stdout, cluster) if done.code == 0 else None
 
     def cancel(self, job_id: str) -> None:
         """Cancel the job; nothing happens if the job has ended or Slurm does not know it."""

@@ -11,6 +11,7 @@ import pytest
 from submitted import Project
 
 from hpctrain.records.history.run_log import read_metrics
+from hpctrain.records.run.run import read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
 
@@ -85,6 +86,18 @@ def test_a_local_run_is_not_started_in_the_background_where_slurm_is(project: Pr
     assert (done.returncode, done.stdout) == (2, "")
     assert "cluster.kind: found local on a machine with Slurm" in done.stderr
     assert sorted((project.path / "runs").glob("*")) == before
+
+
+def test_what_init_writes_on_a_cluster_is_accepted_as_it_is(project: Project) -> None:
+    done = project.hpctrain("init", "first.yaml", "--yes")
+    assert done.stdout.splitlines()[-1] == "next: hpctrain submit first.yaml"
+    cluster = read_run(project.path / "first.yaml").cluster
+    # In `low`, jobs may be preempted.
+    assert (cluster.kind, cluster.partition, cluster.nodes, cluster.time) == ("slurm", "high", "2", "00:25:00")
+    dry = project.hpctrain("submit", "first.yaml", "--dry-run")
+    assert "#SBATCH --partition=high\n" in dry.stdout
+    assert "Slurm expects to start it" in dry.stdout
+    assert "00:25:00" in dry.stdout
 
 
 def test_a_dry_run_shows_the_script_and_submits_nothing(project: Project) -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
-from hpctrain.cli.answers import say
+from hpctrain.base.errors import InputError
+from hpctrain.base.process import SystemRunner
+from hpctrain.cli.answers import say, warn
 from hpctrain.cli.commands.data import summary
 from hpctrain.cli.options.parameters import PATH
+from hpctrain.cli.options.slurm_options import ClusterValue
 from hpctrain.cli.views.console import phases
 from hpctrain.lab.spec import LabSpec
+from hpctrain.launch.preflight.site import place_defaults
+from hpctrain.launch.slurm_job.starter_cluster import SeenCluster, choose_cluster, see_cluster
 from hpctrain.launch.starter import Starter, WrittenStarter, check_starter, write_starter
 from hpctrain.records.corpus import CorpusIndex, Recipe
 from hpctrain.records.format.document import Document
@@ -29,6 +36,7 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.cluster import Site
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
+from hpctrain.slurm.commands import Slurm
 
 
 @click.command()
@@ -38,32 +46,63 @@ from hpctrain.records.topology.topology import Topology
 @click.option("--name", help="Name of the run.")
 @click.option("--preset", metavar="NAME", help=f"Model: {', '.join(PRESETS)}.")
 @click.option("--steps", type=int, help="Optimizer steps.")
+@click.option("--local", is_flag=True, help="Write a run of this machine, even on a Slurm cluster.")
+@click.option(
+    "-p",
+    "--partition",
+    type=ClusterValue("partition"),
+    metavar="NAME",
+    help="Slurm partition. Default: the one that fits best.",
+)
+@click.option(
+    "-A", "--account", type=ClusterValue("account"), metavar="NAME", help="Slurm account to which the job is charged."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was written on stdout, as JSON.")
 def init_command(
-    run_file: Path, yes: bool, force: bool, name: str | None, preset: str | None, steps: int | None, as_json: bool
-) -> None:
-    """Write a commented run file fitted to this machine.
+    run_file: Path, yes: bool, force: bool, name: str | None, preset: str | None, steps: int | None, local: bool,
+    partition: str | None, account: str | None, as_json: bool
+) -> None:  # fmt: skip
+    """Write a commented run file fitted to this machine, or to its Slurm cluster.
+
+    On a machine of a Slurm cluster, the run is a job: partition, account, GPU type, number of nodes, time limit and
+    precision are chosen by what Slurm says, and the comment beside each gives the reason.
 
     With --yes you can train with the file as it is: a corpus is prepared beside it, in data/, from text found on this
-    machine. On a terminal, the command asks for name, model and steps, and whether to prepare that corpus.
+    machine. On a terminal, the command asks for name, model, steps and, if you have several, the account, and whether
+    to prepare that corpus.
     """
     given: dict[str, Any] = {"name": name, "preset": preset, "steps": steps}
     starter = dataclasses.replace(Starter(), **{key: value for key, value in given.items() if value is not None})
     check_starter(run_file, starter, force)
+    chosen = {key: value for key, value in (("partition", partition), ("account", account)) if value is not None}
+    slurm = Slurm(SystemRunner())
+    seen = None if local else see_cluster(slurm, psutil.Process().username())
+    defaults = place_defaults(slurm, os.environ) if seen is not None else {}
+    if defaults.get("kind", ("", ""))[0] == "local":
+        seen = None
+    if chosen and seen is None:
+        raise InputError(f"--{next(iter(chosen))}: only for a Slurm cluster; this run is of this machine")
     with_data = yes
     if not yes and sys.stdin.isatty():
-        starter, with_data = _ask(starter, given)
+        starter = _ask(starter, given)
+        if seen is not None and "account" not in {**chosen, **defaults}:
+            chosen.update(_ask_account(seen))
+        with_data = click.confirm("Prepare a corpus from text found on this machine?", default=True, err=True)
+    if seen is not None:
+        starter = dataclasses.replace(starter, cluster=choose_cluster(starter.run, seen, defaults, chosen))
     with phases() as progress:
         started = write_starter(run_file, starter, with_data=with_data, force=force, progress=progress)
+    if starter.cluster is not None:
+        warn(starter.cluster.warnings)
     if as_json:
         data = str(started.data) if started.index else None
-        click.echo(json.dumps({"run_file": str(run_file), "data": data, "name": started.run.name}))
+        kind = started.run.cluster.kind
+        click.echo(json.dumps({"run_file": str(run_file), "data": data, "name": started.run.name, "kind": kind}))
     say(_summary_lines(started, starter), as_json)
 
 
-def _ask(starter: Starter, given: dict[str, Any]) -> tuple[Starter, bool]:
-    """Ask the person for the values that the command line leaves open; return the starter with them, and whether to
-    prepare the corpus.
+def _ask(starter: Starter, given: dict[str, Any]) -> Starter:
+    """Ask the person for the values that the command line leaves open; return the starter with them.
 
     Args:
         given: values of the options --name, --preset and --steps by name; None: the option was not given.
@@ -78,23 +117,26 @@ def _ask(starter: Starter, given: dict[str, Any]) -> tuple[Starter, bool]:
         for key, (text, kind) in questions.items()
         if given[key] is None
     }
-    with_data = click.confirm("Prepare a corpus from text found on this machine?", default=True, err=True)
-    return dataclasses.replace(starter, **answers), with_data
+    return dataclasses.replace(starter, **answers)
+
+
+def _ask_account(seen: SeenCluster) -> dict[str, str]:
+    """Return {"account": the one that the person chooses}; {} if there is no choice."""
+    names = seen.accounts.names if seen.accounts else ()
+    if len(names) < 2:
+        return {}
+    return {"account": click.prompt("Slurm account", default=names[0], type=click.Choice(names), err=True)}
 
 
 def _summary_lines(started: WrittenStarter, starter: Starter) -> list[str]:
+    path = started.run_file
+    begin = f"hpctrain train {path} --local {starter.nodes}" if starter.cluster is None else f"hpctrain submit {path}"
+    where = [] if starter.cluster is None else [f"for this cluster: {starter.cluster.words}"]
     if started.index is None:
         return [
-            f"wrote {started.run_file}",
-            f"next: hpctrain data prepare TEXT... -o {started.data}",
-            f"then: hpctrain train {started.run_file} --local {starter.nodes}",
-        ]
-    return [
-        started.text_source,
-        *summary(started.data, started.index),
-        f"wrote {started.run_file}",
-        f"next: hpctrain train {started.run_file} --local {starter.nodes}",
-    ]
+            f"wrote {path}", *where, f"next: hpctrain data prepare TEXT... -o {started.data}", f"then: {begin}",
+        ]  # fmt: skip
+    return [started.text_source, *summary(started.data, started.index), f"wrote {path}", *where, f"next: {begin}"]
 
 
 _WRITTEN_BY_YOU: tuple[type[Document], ...] = (Run, Site, Recipe, LabSpec)

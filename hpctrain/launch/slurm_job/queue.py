@@ -33,7 +33,7 @@ from hpctrain.runs.locate import open_jobs
 from hpctrain.slurm.cluster import ClusterState
 from hpctrain.slurm.commands import Slurm, StartEstimate
 from hpctrain.slurm.job import JobInfo, pending_job_text
-from hpctrain.slurm.limits import JobRequest, check_request, choose_partition
+from hpctrain.slurm.limits import JobRequest, PartitionFit, check_request, choose_partition
 from hpctrain.slurm.values import parse_time_limit
 from hpctrain.slurm.watch import JobWatcher
 
@@ -123,6 +123,20 @@ def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...],
     Raises:
         RefusedError: no partition takes the job; the message has every partition's reasons.
     """
+    best, *others = ranked_partitions(run, state)
+    chosen = run.cluster.model_copy(update={"partition": best.partition.name})
+    lines = [f"partition {best.partition.name} chosen: {best.words}"]
+    if others:
+        lines.append(f"next best: {others[0].partition.name}: {others[0].words}; cluster.partition overrides this")
+    return run.model_copy(update={"cluster": chosen}), tuple(fit.partition.name for fit in others), lines
+
+
+def ranked_partitions(run: Run, state: ClusterState) -> list[PartitionFit]:
+    """Return the partitions that take the job of a run that names none, the best first; at least one.
+
+    Raises:
+        RefusedError: no partition takes the job; the message has every partition's reasons.
+    """
     kind, request = state.config["preempt_type"], _request(run)
     if run.cluster.device == "cuda" and request.gpus_per_node is None:
         request = replace(request, gpus_per_node=1)
@@ -130,12 +144,7 @@ def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...],
     ranked, refused = choose_partition(request, state.partitions, state.nodes, preemptible, run.cluster.device != "cpu")
     if not ranked:
         raise RefusedError("\n".join(["cluster.partition: not given, and no partition takes the job:", *refused]))
-    best, *others = ranked
-    chosen = run.cluster.model_copy(update={"partition": best.partition.name})
-    lines = [f"partition {best.partition.name} chosen: {best.words}"]
-    if others:
-        lines.append(f"next best: {others[0].partition.name}: {others[0].words}; cluster.partition overrides this")
-    return run.model_copy(update={"cluster": chosen}), tuple(fit.partition.name for fit in others), lines
+    return ranked
 
 
 def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:

@@ -1,8 +1,9 @@
-"""Peak speeds of GPUs from their vendors' data sheets, by the name that CUDA reports."""
+"""Figures of GPUs from their vendors' data sheets, by name: peak speeds, and the precision of fast matrix products."""
 
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 PEAK_FLOPS = {
     "T4": 65e12,
@@ -39,4 +40,33 @@ def peak_flops(name: str) -> float | None:
     for key, flops in PEAK_FLOPS.items():
         if all(re.search(rf"\b{word}\b", words, re.IGNORECASE) for word in key.split()):
             return flops
+    return None
+
+
+_DTYPES: tuple[tuple[Literal["bf16", "fp16", "fp32"], str], ...] = (
+    # compute capability 8.0 and later (Ampere, Ada, Hopper, Blackwell); CDNA 2 and later
+    ("bf16", r"[ah]800|[ahb]100|[hb]200|b300|g[hb][23]00|h20|a(2|10|10g|16|30|40)|l4|l40s?|(rtx )?a[2456][05]00"),
+    ("bf16", r"(rtx )?[2-6]000 ?ada|(rtx )?[345]0[6-9]0( ?ti)?|rtx pro \d000|mi(210|250x?|3\d\d[ax]?)"),
+    # compute capability 7.0 and 7.5 (Volta, Turing); CDNA 1 and Vega 20, whose bf16 is slower
+    ("fp16", r"v100[a-z]?|t4|titan ?(v|rtx)|(rtx )?20[6-8]0( ?(ti|super))?|(quadro )?rtx [4568]000|mi(50|60|100)"),
+    # older ones, without matrix units
+    ("fp32", r"p(100|40|4)[a-z]?|(gtx )?10[5-8]0( ?ti)?|titan ?(x|xp)|k(20|40|80)[a-z]*|m(10|40|60)"),
+)
+"""(precision, names in lower case with a blank for each `-` and `_`). A name that two GPUs have, such as RTX 6000, is
+in the line of the older GPU, whose precision the newer one has too."""
+
+
+def matrix_dtype(name: str) -> Literal["bf16", "fp16", "fp32"] | None:
+    """Return the best precision in which a GPU has fast matrix products: bf16, or fp16 on GPUs without fast bf16, or
+    fp32 on GPUs with neither. None if no data sheet is in the table.
+
+    Args:
+        name: the name that CUDA reports, or the type or feature by which a cluster names the GPU: 'NVIDIA H100 80GB
+            HBM3', 'a100-sxm4-80gb', 'rtx2080ti'.
+    """
+    words = re.sub(r"[-_.:\s]+", " ", name.lower())
+    words = re.sub(r"\b(rtx|gtx|titan)(?=\d|pro|a\d)", r"\1 ", words)
+    for dtype, names in _DTYPES:
+        if re.search(rf"(?<![a-z0-9])(tesla )?(?:{names})(?![a-z0-9])", words):
+            return dtype
     return None

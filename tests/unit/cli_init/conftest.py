@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from hpctrain.cli.main import main
 
@@ -20,6 +21,17 @@ class Called:
 
 
 Call = Callable[..., Called]
+
+
+@pytest.fixture(autouse=True)
+def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the tests run, there may be a Slurm, and settings of a person for it."""
+    fake = FakeSlurm()
+    fake.installed = False
+    monkeypatch.setattr("hpctrain.cli.commands.run_file.SystemRunner", lambda: fake)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_QOS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

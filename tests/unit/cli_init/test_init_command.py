@@ -131,7 +131,7 @@ def test_other_things_in_the_data_folder_are_never_touched(call: Call, tmp_path:
 
 def test_json_is_alone_on_stdout(call: Call, tmp_path: Path, little_text: None) -> None:
     done = call("init", "--yes", "--json")
-    assert json.loads(done.out) == {"run_file": "run.yaml", "data": "data", "name": "first"}
+    assert json.loads(done.out) == {"run_file": "run.yaml", "data": "data", "name": "first", "kind": "local"}
     assert "next: hpctrain train" in done.err
 
 
@@ -185,7 +185,7 @@ def test_the_keys_in_the_comments_are_real_keys() -> None:
             value["parallel"]["mode"] = "fixed"
         Run.from_json(value, key[1])
         tried += 1
-    assert tried == 33
+    assert tried == 35
 
 
 @pytest.mark.parametrize("preset", ["gpt2-30m", "bert-11m", "t5-16m"])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from captured_slurm import GOLDEN, sections
 from fake_slurm import FakeSlurm
 
 from hpctrain.slurm.commands import Slurm
 
-GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "slurm"
 VERSIONS = ("22.05.8", "24.11.5")
 
 
@@ -23,14 +21,8 @@ class Captured:
         return (GOLDEN / self.version / name).read_text()
 
     def sections(self, name: str) -> dict[str, str]:
-        """Section -> its text; the first line of a section is `== name`, with an exit code in replies.txt."""
-        found: dict[str, list[str]] = {}
-        for line in self.text(name).split("\n"):
-            if line.startswith("== "):
-                found[line.removeprefix("== ")] = []
-            elif found:
-                found[list(found)[-1]].append(line)
-        return {section: "\n".join(lines).strip("\n") for section, lines in found.items()}
+        """Section -> its text."""
+        return sections(self.text(name))
 
 
 @pytest.fixture(params=VERSIONS)
