@@ -12,10 +12,10 @@ from hpctrain.runs.file_system import IN_MEMORY, is_shared
 NEWEST_PYTHON = (3, 13)
 """The newest Python with which hpctrain's tests ran."""
 ROOM_BYTES = 10 * 2**30
-"""Bytes that should be free for an environment with torch for GPUs and its caches: the environment alone takes 5.3 GB
-(torch 2.11 for CUDA 13)."""
+"""Bytes that should be free for an environment with torch for GPUs and its caches: the environment alone takes 5.4 GB
+(torch 2.12 for CUDA 13)."""
 ROOM_FILES = 100_000
-"""Files that should be free: that environment has 46,000 files and folders."""
+"""Files that should be free: that environment has 44,000 files and folders."""
 STORAGE_PAGE = "`hpctrain docs tutorial/1-storage` says how to put environment and caches elsewhere"
 _KINDS: dict[EnvironmentKind, str] = {
     "venv": "a virtual environment",
@@ -97,7 +97,7 @@ def home_finding(home: HomeFacts) -> DoctorFinding:
         value += f", {format_bytes(room_bytes)} free"
     if (room_bytes is not None and room_bytes < ROOM_BYTES) or (room_files is not None and room_files < ROOM_FILES):
         caches = f"; caches in it: {', '.join(home.caches)}" if home.caches else ""
-        words = f"little room: an environment with torch for GPUs has 46,000 files of 5.3 GB{caches}"
+        words = f"little room: an environment with torch for GPUs has 44,000 files of 5.4 GB{caches}"
         return _file("home", "note", value, words, STORAGE_PAGE)
     if home.quota:
         return _file("home", "ok", value, "room for an environment and its caches")

@@ -1,7 +1,7 @@
 """Runs the pipeline of a plan with torch's schedule executor, from an action table without sends and receives, which
 torch adds.
 
-No other file uses private names of torch.distributed.pipelining (checked for torch 2.11 to 2.14):
+No other file uses private names of torch.distributed.pipelining (checked for torch 2.12 to 2.14):
 `_PipelineScheduleRuntime`, `_Action`, `_ComputationType` and `_batch_p2p`. Every plan runs through this executor, also
 with pp = 1, so that there is one code path.
 """

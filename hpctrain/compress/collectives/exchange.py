@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
 
-# torch 2.13 warns about the old name; torch 2.11 does not have the new one.
+# torch 2.13 warns about the old name; torch 2.12 does not have the new one.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """All-gather of messages of equal size, called with (output [world · n], input [n], group, async_op) as
 `torch.distributed.all_gather_into_tensor`.
