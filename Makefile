@@ -1,7 +1,7 @@
 # One word per need. `make test` is all that the checks run; nothing here needs root or Slurm, and both are used where they are there.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo docs lint test test-fast lab-packages clean
+.PHONY: help venv demo docs lint test test-fast lab-packages workflows clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -33,7 +33,7 @@ lint: venv ## style, types and the layers of the house
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: venv lint lab-packages ## lint and the whole suite; what this machine cannot run is listed by name
+test: venv lint lab-packages workflows ## lint and the whole suite; what this machine cannot run is listed by name
 	tools/run-tests $(BIN)/pytest
 
 # As root on Debian the lab and images can run; as anybody else their tests are left out, and listed. A machine whose
@@ -45,6 +45,10 @@ lab-packages: venv
 	    echo "make: no newer Slurm: its tests are left out" >&2; \
 	  tools/install-apptainer >/dev/null || echo "make: no apptainer: tests of images are left out" >&2; \
 	fi
+
+# A machine without these packages leaves the tests of the recipes for Snakemake and Nextflow out.
+workflows: venv
+	@tools/install-workflows $(BIN)/python build/workflows || echo "make: no Snakemake: tests of recipes are left out" >&2
 
 test-fast: venv ## the part of the suite that starts no processes: about a minute on two cores
 	tools/run-tests $(BIN)/pytest fast

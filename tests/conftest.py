@@ -38,6 +38,8 @@ sys.dont_write_bytecode = False
 
 # Where tools/install-slurm-next puts a newer Slurm than this machine's own.
 os.environ.setdefault("HPCTRAIN_SLURM_NEXT", "/opt/slurm-next")
+WORKFLOWS = REPOSITORY / "build" / "workflows"
+"""A virtual environment with Snakemake and a parser of Nextflow's language, made by tools/install-workflows."""
 
 # How long an example takes says more about the machine's load than about the code.
 hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -170,6 +172,11 @@ def _missing_triton() -> str | None:
     return "triton is not installed (`pip install triton`, 285 MB; torch's wheels for GPUs bring it along)"
 
 
+def _missing_workflows() -> str | None:
+    there = (WORKFLOWS / "bin" / "snakemake").exists()
+    return None if there else f"there is no Snakemake in {WORKFLOWS} (`make workflows`)"
+
+
 PARTS: dict[str, Callable[[], str | None]] = {
     "root": _missing_root,
     "userns": _missing_userns,
@@ -183,6 +190,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "apptainer": _missing_apptainer,
     "transformers": _missing_transformers,
     "triton": _missing_triton,
+    "workflows": _missing_workflows,
 }
 """Part of a machine -> why it is missing, or None where it is there."""
 
@@ -221,6 +229,12 @@ def small_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured_runs() -> Path:
     """The table of published, measured training runs; mark the test with requires("measured_runs")."""
     return data_folder() / "measured_runs.csv"
+
+
+@pytest.fixture(scope="session")
+def workflows() -> Path:
+    """Programs of Snakemake's environment; mark the test with requires("workflows")."""
+    return WORKFLOWS / "bin"
 
 
 @pytest.fixture(scope="session")
