@@ -42,6 +42,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "lab": ("commands.lab", "A real Slurm of several nodes on this machine, with faults on demand."),
     "bench": ("bench.group", "Side-by-side measurements on this machine."),
     "schema": ("commands.run_file", "Print the JSON Schema of a file, for editors."),
+    "completion": ("commands.completion", "Print the script with which a shell completes hpctrain's words."),
     "docs": ("commands.docs", "Print a page of the documentation, or list the pages."),
 }
 """By command: the module within `hpctrain.cli` that defines the command as the function `<command>_command`, and the
@@ -60,8 +61,14 @@ class Verbs(click.Group):
         command: click.Command = getattr(load(f"hpctrain.cli.{VERBS[cmd_name][0]}"), f"{cmd_name}_command")
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem  # only for a shell that completes
+
+        verbs = [CompletionItem(verb, help=text) for verb, (_, text) in VERBS.items() if verb.startswith(incomplete)]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
+        if args and args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             import difflib  # only for a typo
 
             close = difflib.get_close_matches(args[0], VERBS, n=1)
@@ -91,6 +98,9 @@ def main() -> None:
     without_implied_folder(os.environ)
     # As SystemExit, SIGTERM passes through every `finally`, so that everything that was started is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
+    if "_HPCTRAIN_COMPLETE" in os.environ:  # a shell's completion script asks for words
+        load("hpctrain.cli.commands.completion")  # its shells take the place of Click's
+        cli()  # ends the process; Click writes bytes, which `escaped_output` does not take
     with escaped_output():
         _run()
 

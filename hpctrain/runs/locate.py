@@ -150,6 +150,23 @@ def scan_runs(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
     return ScannedFolders(sorted_by_age(trusted), [other for places in scanned for other in places.untrusted])
 
 
+def names_with_prefix(prefix: str, environ: Mapping[str, str], cwd: Path, most: int) -> list[str]:
+    """Return names of runs and of their folders that begin with `prefix`, the newest run first. Only trusted run
+    folders count.
+
+    Args:
+        most: number of folders that are looked into, the newest ones by the time in their names.
+    """
+    folders = set(past_folders(environ))
+    for place in _places(environ, cwd):
+        with contextlib.suppress(OSError):
+            folders.update(place.iterdir())
+    matching = [path for path in folders if any(name.startswith(prefix) for name in _names(path))]
+    newest = split_by_owner(sorted(matching, key=_time_in_name, reverse=True)[:most]).trusted
+    names = dict.fromkeys([run_name(path.name) for path in newest] + [path.name for path in newest])
+    return [name for name in names if name.startswith(prefix)]
+
+
 def sorted_by_age(folders: Iterable[Path]) -> list[Path]:
     """Return run folders, existing or not, oldest first: by the time in their names, then by the time of change
     of `run.yaml`."""
@@ -237,12 +254,16 @@ def _newest(name: str, runs: list[Path]) -> Path | None:
 
 def _age_key(path: Path) -> tuple[str, float]:
     """Return a key that is larger for newer folders: the UTC time in the name, then the run file's time of change."""
-    match = _FOLDER_NAME.match(path.name)
-    stamp = match["date"] + match["time"] if match else ""
+    stamp = _time_in_name(path)
     try:
         return stamp, (path / "run.yaml").stat().st_mtime
     except OSError:  # removed in the meantime
         return stamp, 0.0
+
+
+def _time_in_name(path: Path) -> str:
+    match = _FOLDER_NAME.match(path.name)
+    return match["date"] + match["time"] if match else ""
 
 
 def _unknown_run_text(name: str, places: list[Path], past: list[Path]) -> str:

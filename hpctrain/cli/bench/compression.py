@@ -16,6 +16,7 @@ from rich.table import Table
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds, format_si
 from hpctrain.cli.bench.output import GIVEN, bench_console, check_rates, echo_json, say
+from hpctrain.cli.options.starting import parse_seeds
 from hpctrain.cli.views.console import Console
 
 ROWS_FILE, TRAININGS_FILE, PAGE_FILE = "steps.jsonl", "trainings.jsonl", "convergence.html"
@@ -57,7 +58,7 @@ steps on this machine."""
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto",
     help="With --pieces: device to measure. auto: a GPU if torch finds one.",
 )  # fmt: skip
-@click.option("--seeds", type=click.IntRange(1), default=1, help="Seeds of each method.")
+@click.option("--seeds", metavar="SET", default="1", help="Seeds of each method: 1-3, or 1,2,5.")
 @click.option("--method", "methods", multiple=True, help="Only this method; may be given again.")
 @click.option("--steps", type=click.IntRange(min=2), help="Steps of each row.  [default: 20; 2000 with --convergence]")
 @click.option(
@@ -73,7 +74,7 @@ steps on this machine."""
 def compression(
     lab: Path | None, nodes: tuple[int, ...], rates: tuple[str, ...], methods: tuple[str, ...], steps: int | None,
     together: int | None, preset: str | None, output: Path | None, convergence: bool, activations: bool,
-    pieces: bool, device: str, seeds: int, as_json: bool,
+    pieces: bool, device: str, seeds: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure methods of summing gradients, which take turns: time of a step, processor seconds, and bytes at the
     network interface.
@@ -94,7 +95,7 @@ def compression(
     if pieces:
         record = _measure_pieces(device, people)
     elif convergence:
-        record = _measure_convergence(rates, methods, seeds, steps or 2000, preset, output, people)
+        record = _measure_convergence(rates, methods, parse_seeds(seeds), steps or 2000, preset, output, people)
     else:
         record = _measure_steps(lab, nodes, rates, methods, steps or 20, together, preset, activations, output, people)
     echo_json(record, as_json)
@@ -152,15 +153,15 @@ def _measure_steps(
 
 
 def _measure_convergence(
-    rates: Sequence[str], methods: Sequence[str], seeds: int, count: int, preset: str | None, output: Path | None,
-    people: Console,
+    rates: Sequence[str], methods: Sequence[str], seeds: Sequence[int], count: int, preset: str | None,
+    output: Path | None, people: Console,
 ) -> dict[str, Any]:  # fmt: skip
     """Train with each method and seed, print tables of the losses, and return the record.
 
     Args:
         rates: rates of the simulated network, such as 100mbit.
         methods: names of methods; (): all but `ALONE`.
-        seeds: number of seeds.
+        seeds: seeds of each method.
         count: steps of each training.
         preset: preset of the model; None: the bench's own small model.
         output: folder for the rows and a page with the curves; None: they are not kept.
@@ -183,7 +184,7 @@ def _measure_convergence(
     bits = [rate_bits_per_s(rate) for rate in rates]
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as temporary:
         path = (output or Path(temporary)) / TRAININGS_FILE
-        rows = train_all(chosen, range(1, seeds + 1), settings, path, say)
+        rows = train_all(chosen, seeds, settings, path, say)
     summaries = summarise(rows, REFERENCE, bits)
     for table in _convergence_tables(summaries, dict(zip(bits, rates, strict=True)), REFERENCE):
         people.print(table)

@@ -19,7 +19,8 @@ from rich.table import Table
 from hpctrain.base.errors import FileError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
-from hpctrain.cli.options.given_topology import select_nodes, warn_if_stale
+from hpctrain.cli.options.completion import complete_runs
+from hpctrain.cli.options.given_topology import nodelist_option, select_nodes, warn_if_stale
 from hpctrain.cli.options.parameters import FILE, PATH, FiniteNumber, node_names, numbers_by_name, set_option
 from hpctrain.cli.options.slurm_options import no_job_options
 from hpctrain.cli.views.console import table_console
@@ -82,7 +83,13 @@ def recover_option(purpose: str = "") -> Callable[..., Any]:
     "paper: the paper's equations (1) and (7).",
 )
 @click.option("--previous", type=PATH, help="Plan that this one replaces: state stays in place as far as possible.")
-@click.option("--profile", "profiled", metavar="RUN", help="Run whose steps, 50 or more, correct the cost model.")
+@click.option(
+    "--calibrate-from",
+    "profiled",
+    metavar="RUN",
+    shell_complete=complete_runs,
+    help="Run whose steps, 50 or more, correct the cost model.",
+)
 @click.option(
     "--objective",
     "goal",
@@ -113,7 +120,7 @@ def recover_option(purpose: str = "") -> Callable[..., Any]:
     help="Mean time between failures of one node, for --min-goodput.",
 )
 @recover_option(", for --min-goodput")
-@click.option("--nodes", metavar="NODES", help="Plan for these nodes of the topology only: local[0-2].")
+@nodelist_option("Plan for these nodes of the topology only: local[0-2].")
 @set_option
 @click.option(
     "--max-age", type=click.FloatRange(0), metavar="DAYS", default=MAX_AGE_DAYS, help="Warn if the topology is older."
@@ -123,7 +130,7 @@ def recover_option(purpose: str = "") -> Callable[..., Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print the plan on stdout.")
 def plan_command(
     run_file: Path, topology_file: Path, output: Path, solver: Solver, previous: Path | None, profiled: str | None,
-    forbid: str | None, nodes: str | None, overrides: tuple[str, ...], force: bool, explain: bool, as_json: bool,
+    forbid: str | None, nodelist: str | None, overrides: tuple[str, ...], force: bool, explain: bool, as_json: bool,
     max_age: float, **wanted: Any
 ) -> None:  # fmt: skip
     """From RUN.YAML and a topology to a plan: which device computes which blocks of which sequences when.
@@ -139,8 +146,8 @@ def plan_command(
         _refuse_edited(output)
     run, spec = with_model_sizes(read_run(run_file, overrides), SystemRunner())
     topology = Topology.read(topology_file)
-    if nodes is not None:
-        topology = select_nodes(topology, nodes, topology_file)
+    if nodelist is not None:
+        topology = select_nodes(topology, nodelist, topology_file)
     warn_if_stale(topology, max_age_days=max_age)
     if forbid is not None:
         topology = _without(topology, forbid)
@@ -196,7 +203,7 @@ def _profile(name: str, topology: Topology) -> CalibrationProfile:
     profile = learned_profile(folder, *with_model_sizes(run_of(folder), SystemRunner()))
     if profile.compute and not profile.compute.keys() & topology.device_types.keys():
         raise InputError(
-            f"--profile {name}: its steps were made on {', '.join(profile.compute)}, the topology has "
+            f"--calibrate-from {name}: its steps were made on {', '.join(profile.compute)}, the topology has "
             f"{', '.join(topology.device_types)}; give a run on such devices"
         )
     return profile

@@ -20,6 +20,7 @@ from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import say, submission, warn
+from hpctrain.cli.options.completion import setting_items
 from hpctrain.cli.options.parameters import RUN
 from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options
 from hpctrain.jobs.dependencies import (
@@ -52,7 +53,10 @@ own_job_option = click.option(
 @click.command()
 @click.argument("folder", metavar="RUN", type=RUN)
 @slurm_options
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=f"Change a key of {', '.join(ALLOWED)}.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help=f"Change a key of {', '.join(ALLOWED)}.",
+    shell_complete=lambda ctx, param, incomplete: setting_items(incomplete, ALLOWED),
+)  # fmt: skip
 @click.option("--from-seed", is_flag=True, help="Begin again from the seed; checkpoints that are there are put aside.")
 @own_job_option
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")

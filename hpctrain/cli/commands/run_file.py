@@ -16,6 +16,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import say, warn
 from hpctrain.cli.commands.data import summary
+from hpctrain.cli.options.completion import complete_presets
 from hpctrain.cli.options.parameters import PATH
 from hpctrain.cli.options.slurm_options import ClusterValue
 from hpctrain.cli.views.console import phases
@@ -44,7 +45,7 @@ from hpctrain.slurm.commands import Slurm
 @click.option("--yes", is_flag=True, help="Ask nothing, and prepare a corpus from text found on this machine.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @click.option("--name", help="Name of the run.")
-@click.option("--preset", metavar="NAME", help=f"Model: {', '.join(PRESETS)}.")
+@click.option("--preset", metavar="NAME", shell_complete=complete_presets, help=f"Model: {', '.join(PRESETS)}.")
 @click.option("--steps", type=int, help="Optimizer steps.")
 @click.option("--local", is_flag=True, help="Write a run of this machine, even on a Slurm cluster.")
 @click.option(

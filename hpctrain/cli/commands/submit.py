@@ -63,7 +63,7 @@ class SubmitOptions:
 @click.option("--topology", type=PATH, help="Topology file of the nodes. Default: probe.")
 @click.option("--plan", type=PATH, help="Plan file, obeyed to the letter. Default: plan.")
 @set_option
-@click.option("--site", metavar="PROFILE", help="Profile of site.yaml. Default: the first one that matches this place.")
+@click.option("--site", metavar="NAME", help="Profile of site.yaml. Default: the first one that matches this place.")
 @seeds_option
 @profile_option
 @click.option(

@@ -16,7 +16,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import warn
-from hpctrain.cli.options.given_topology import select_nodes
+from hpctrain.cli.options.given_topology import nodelist_option, select_nodes
 from hpctrain.cli.options.parameters import FILE, PATH, node_names
 from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options, with_site_defaults
 from hpctrain.cli.views.console import Console
@@ -172,8 +172,8 @@ def diff(before: Path, after: Path, tolerance: float, as_json: bool) -> None:
 @click.argument("file", type=PATH)
 @click.option("--to", "form", type=click.Choice(list(FORMATS)), required=True, help="Format to write.")
 @click.option("-o", "--output", type=PATH, help="File or folder to write. Default: stdout, for one file.")
-@click.option("--nodes", metavar="NODES", help="Only these nodes of the topology: n[1-4].")
-def export(file: Path, form: str, output: Path | None, nodes: str | None) -> None:
+@nodelist_option("Only these nodes of the topology: n[1-4].")
+def export(file: Path, form: str, output: Path | None, nodelist: str | None) -> None:
     """Write the topology FILE in another tool's format.
 
     \b
@@ -187,8 +187,8 @@ def export(file: Path, form: str, output: Path | None, nodes: str | None) -> Non
     The command fails if FILE lacks a figure that the format needs.
     """
     topology = Topology.read(file)
-    if nodes is not None:
-        topology = select_nodes(topology, nodes, file)
+    if nodelist is not None:
+        topology = select_nodes(topology, nodelist, file)
     texts = FORMATS[form](topology)
     if output is None:
         if len(texts) > 1:
@@ -204,9 +204,9 @@ def export(file: Path, form: str, output: Path | None, nodes: str | None) -> Non
 @click.option(
     "--from", "form", type=click.Choice(["nccl", "slurm"]), help="What FILE is. Default: nccl for .xml, else slurm."
 )
-@click.option("--nodes", metavar="NODES", help="nccl: nodes that the dump describes. Default: FILE's name.")
+@nodelist_option("nccl: nodes that the dump describes. Default: FILE's name.")
 @click.option("-o", "--output", type=PATH, default=Path("prior.json"), help="File to write.")
-def import_(file: Path, form: str | None, nodes: str | None, output: Path) -> None:
+def import_(file: Path, form: str | None, nodelist: str | None, output: Path) -> None:
     """Make a topology file without measurements from another tool's FILE, for use as a probe's prior.
 
     FILE is a dump of NCCL (NCCL_TOPO_DUMP_FILE), or Slurm's topology.conf or topology.yaml.
@@ -214,9 +214,9 @@ def import_(file: Path, form: str | None, nodes: str | None, output: Path) -> No
     form = form or ("nccl" if file.suffix == ".xml" else "slurm")
     text, now = read_input_text(file, _LARGEST_BYTES), SystemClock().wall()
     if form == "nccl":
-        topology = from_nccl(text, str(file), _node_names(nodes, file), now)
-    elif nodes is not None:
-        raise InputError("--nodes: Slurm's files name their nodes themselves; leave it out")
+        topology = from_nccl(text, str(file), _node_names(nodelist, file), now)
+    elif nodelist is not None:
+        raise InputError("--nodelist: Slurm's files name their nodes themselves; leave it out")
     else:
         topology = from_slurm(text, str(file), now)
     topology.write(output)
@@ -249,7 +249,7 @@ def _write(texts: dict[str, str], output: Path) -> list[Path]:
 
 
 def _node_names(nodes: str | None, file: Path) -> list[str]:
-    names = node_names("--nodes", file.stem if nodes is None else nodes)
+    names = node_names("--nodelist", file.stem if nodes is None else nodes)
     if not names:
-        raise InputError("--nodes: it names no node; write it like n[1-4] or a,b")
+        raise InputError("--nodelist: it names no node; write it like n[1-4] or a,b")
     return names

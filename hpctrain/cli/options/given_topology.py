@@ -3,8 +3,9 @@ date."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,24 +18,33 @@ from hpctrain.records.format.node_name import compress_node_set
 from hpctrain.records.topology.topology import Topology
 
 
+def nodelist_option(text: str) -> Callable[..., Any]:
+    """Return the decorator that gives a command the option `-w/--nodelist`.
+
+    Args:
+        text: the option's help.
+    """
+    return click.option("-w", "--nodelist", metavar="NODES", help=text)
+
+
 def select_nodes(topology: Topology, nodes: str, source: Path) -> Topology:
     """Return the topology reduced to `nodes`.
 
     Args:
-        nodes: node set of the option `--nodes`, such as local[0-2].
+        nodes: node set of the option `--nodelist`, such as local[0-2].
         source: path of the topology file, for errors.
 
     Raises:
         InputError: `nodes` is no node set.
         RefusedError: the file has no figures of some of the nodes.
     """
-    wanted = node_names("--nodes", nodes)
+    wanted = node_names("--nodelist", nodes)
     known = [node.id for node in topology.nodes]
     missing = [node for node in wanted if node not in known]
     if missing or not wanted:
         raise RefusedError(
             f"{source}: nodes: found {compress_node_set(known)}, it has no figures of {compress_node_set(missing)}; "
-            "probe these nodes, or name others with --nodes"
+            "probe these nodes, or name others with --nodelist"
         )
     return topology.only(wanted)
 

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from hpctrain.base.errors import InputError
+from hpctrain.cli.options.completion import complete_runs, complete_settings
 from hpctrain.records.format.node_name import expand_node_set
 from hpctrain.runs.locate import find_run
 
@@ -28,6 +29,10 @@ class RunType(click.ParamType[Path]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the run's folder; the error for an unknown run lists where it was looked up."""
         return value if isinstance(value, Path) else find_run(value, os.environ, Path.cwd())
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """Return what `complete_runs` returns."""
+        return complete_runs(ctx, param, incomplete)
 
 
 RUN = RunType()
@@ -94,5 +99,10 @@ def node_names(option: str, text: str) -> list[str]:
 
 
 set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=complete_settings,
+    help="Override a key of the run file.",
 )

@@ -45,7 +45,7 @@ def explanation(plan: Plan, topology: Topology, scene: CostedLayout, usable: flo
 def _constants(profile: CalibrationProfile | None) -> list[str]:
     """Return lines that say where the constants of the prediction come from."""
     if profile is None:
-        return ["constants: those of the package; `--profile RUN` takes what a run's own steps say"]
+        return ["constants: those of the package; `--calibrate-from RUN` takes what a run's own steps say"]
     generations = ", ".join(map(str, profile.generations))
     lines = [f"constants: those of the package, corrected by {profile.steps} steps of {profile.source}"]
     lines[0] += f" (generation {generations}):"

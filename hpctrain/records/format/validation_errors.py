@@ -4,11 +4,12 @@ message names the nearest known key."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from hpctrain.base.errors import FieldError
 
@@ -68,6 +69,20 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     if get_origin(annotation) in (Union, UnionType, Annotated, list, tuple, dict):
         return [model for argument in get_args(annotation) for model in models_in(argument)]
     return []
+
+
+def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield (key path, field) for each key that a model accepts in a file, such as 'cluster.mail.on', and for the keys
+    of models within it. A key of several models of a union comes once for each model.
+
+    Args:
+        prefix: begins each key path.
+    """
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        yield key, field
+        for inner in models_in(field.annotation):
+            yield from key_paths(inner, f"{key}.")
 
 
 def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[BaseModel]]) -> str:

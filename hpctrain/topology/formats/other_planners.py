@@ -87,7 +87,7 @@ def _entry(topology: Topology, node: Node) -> dict[str, str | float | int]:
     if len(types) != 1:
         listed = ", ".join(types) or "no device"
         raise InputError(
-            f"node {node.id}: found {listed}; Metis describes a node by one device type; name the others with --nodes"
+            f"node {node.id}: found {listed}; Metis describes a node by one device type; name others with --nodelist"
         )
     if len(node.devices) > MAX_SLOTS:
         raise InputError(f"node {node.id}: found {len(node.devices)} devices; Metis reads up to {MAX_SLOTS} a node")
@@ -118,7 +118,7 @@ def network_yml(topology: Topology) -> str:
     if len(counts) != 1 or counts[0] == 0:
         raise InputError(
             f"nodes: found {' and '.join(map(str, counts))} devices a node; ASTRA-sim takes the same number on each "
-            "(1 or more); name nodes that are alike with --nodes"
+            "(1 or more); name nodes that are alike with --nodelist"
         )
     dimensions: list[tuple[int, float, float]] = []
     comments = ["hpctrain topology of " + " ".join(topology.provenance.created.split())]

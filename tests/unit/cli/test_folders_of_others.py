@@ -37,7 +37,7 @@ COMMANDS: dict[str, list[str]] = {
     "resubmit": ["resubmit", "RUN"],
     "resubmit --own-job": ["resubmit", "RUN", "--own-job"],
     "train --resume": ["train", "--resume", "RUN"],
-    "plan --profile": ["plan", "OWN", "--topology", "TOPOLOGY", "--profile", "RUN"],
+    "plan --calibrate-from": ["plan", "OWN", "--topology", "TOPOLOGY", "--calibrate-from", "RUN"],
 }
 """Every command that takes a run. RUN is the folder."""
 

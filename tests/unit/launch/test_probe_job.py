@@ -11,7 +11,6 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.base.package_data import package_data_path
 from hpctrain.base.process import Process
-from hpctrain.launch import probe as module
 from hpctrain.launch.probe import STALL_S, ProbeJob, ProbeRequest, probe_job, srun_command
 from hpctrain.node.probe import add_node_arguments, node_address
 
@@ -88,26 +87,6 @@ def test_inside_an_allocation_the_step_is_a_task_on_each_of_its_nodes(
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--gpus-per-node=8"} <= set(words)
     assert "--exclusive" not in words
     assert "--exclusive" in srun_command(ProbeJob(2), ["x"])
-
-
-def test_qos_and_time_reach_srun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from click.testing import CliRunner
-
-    from hpctrain.cli.commands import topology as command
-    from hpctrain.records.topology.topology import Topology
-
-    seen: list[ProbeJob] = []
-
-    def fake_probe(job: ProbeJob, *_: object) -> Topology:
-        seen.append(job)
-        return Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
-
-    monkeypatch.setattr(command, "probe_job", fake_probe)
-    output = str(tmp_path / "t.json")
-    words = ["-N", "2", "--qos", "debug", "--time", "5", "--gpus-per-node", "1", "-o", output]
-    CliRunner().invoke(command.probe_command, words)
-    argv = module.srun_command(seen[0], module.probe_command(tmp_path, ProbeRequest()))
-    assert {"--qos=debug", "--time=5", "--gpus-per-node=1"} <= set(argv)
 
 
 def test_the_nodes_of_a_step_are_fewer_than_those_of_its_allocation() -> None:

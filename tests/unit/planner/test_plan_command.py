@@ -92,7 +92,7 @@ def test_the_explanation_says_what_where_and_why(call):
 
 
 def test_overrides_and_nodes_and_solver(call):
-    call("--set", "batch.global=8", "--nodes", "local[0-1]", "--solver", "paper")
+    call("--set", "batch.global=8", "--nodelist", "local[0-1]", "--solver", "paper")
     made = Plan.read(call.folder / "plan.json")
     assert (made.sequences, made.solver) == (8, "paper")
     assert set(made.nodes) == {"local0", "local1"}
@@ -117,8 +117,8 @@ def test_objective_constraints_and_their_reasons(call):
         (["--solver", "paper", "--objective", "robust"], 2, "it plans for time only"),
         (["--set", "bathc.global=8"], 2, "bathc: unknown key; did you mean 'batch'?"),
         (["--set", "model.dims.dim=8192", "--set", "model.dims.layers=48"], 4, "cannot fit"),
-        (["--nodes", "node[7-8]"], 4, "it has no figures of node[7-8]; probe these nodes"),
-        (["--nodes", "a[["], 2, "--nodes a[["),
+        (["--nodelist", "node[7-8]"], 4, "it has no figures of node[7-8]; probe these nodes"),
+        (["--nodelist", "a[["], 2, "--nodelist a[["),
         (["--set", "parallel={mode: fixed, pp: 4}"], 4, "4 devices are needed, 3 are usable"),
         (["--set", "model={preset: tiny-1m}"], 2, "no such folder; make it with `hpctrain data prepare"),
     ],
@@ -155,7 +155,7 @@ def test_the_steps_of_a_run_correct_the_constants(call, topology, run, tmp_path)
     folder.mkdir()
     write_generation(folder, make_plan(asked, asked.spec(), made), asked, made, truth(compute={"type1.0": 1.5}), 60)
     plain = json.loads(call("--json")[1])
-    code, out, err = call("--json", "--explain", "--profile", str(folder))
+    code, out, err = call("--json", "--explain", "--calibrate-from", str(folder))
     told = Plan.from_json(json.loads(out))
     assert code == 0
     assert told.profile.compute == pytest.approx({"type1.0": 1.5})
@@ -164,9 +164,9 @@ def test_the_steps_of_a_run_correct_the_constants(call, topology, run, tmp_path)
     assert "compute of type1.0: × 1.50" in err
     assert "tensor_parallel: no matrix was shared" in err
     topology((2.0,)).write(tmp_path / "topology.json")
-    code, _, err = call("--profile", str(folder))
+    code, _, err = call("--calibrate-from", str(folder))
     assert (code, "its steps were made on type1.0, the topology has type2.0" in err) == (2, True)
     (folder / "metrics.jsonl").unlink()
-    code, _, err = call("--profile", str(folder))
+    code, _, err = call("--calibrate-from", str(folder))
     assert (code, "generation 0 made 0 steps, at least 50 are needed" in err) == (2, True)
     assert "constants: those of the package" in call("--explain")[1]

@@ -61,7 +61,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
 def test_the_exit_code_is_the_verdict(tmp_path: Path, monkeypatch, status: str, code: int) -> None:
     topology = Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
     judged = topology.model_copy(update={"verdict": Verdict(status=status)})
-    monkeypatch.setattr(topology_file, "probe_local", lambda *_args: judged)
+    monkeypatch.setattr("hpctrain.launch.probe.probe_local", lambda *_args: judged)
 
     result = CliRunner().invoke(topology_file.probe_command, ["--local", "4", "-o", str(tmp_path / "t.json")])
 
@@ -84,7 +84,7 @@ def test_what_the_job_asks_for_comes_from_the_site_where_nothing_was_said(tmp_pa
         asked.append(job)
         return Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
 
-    monkeypatch.setattr(topology_file, "probe_job", probe_job)
+    monkeypatch.setattr("hpctrain.launch.probe.probe_job", probe_job)
     words = ["-N", "4", "-p", "small", "-o", str(tmp_path / "t.json")]
     result = CliRunner().invoke(topology_file.probe_command, words)
     assert [(job.partition, job.account, job.qos) for job in asked] == [("small", "physics", "short")]

@@ -36,7 +36,7 @@ def test_one_file_goes_to_stdout_a_file_or_a_folder(tmp_path: Path) -> None:
 
 
 def test_several_files_go_to_a_folder_that_is_made(tmp_path: Path) -> None:
-    done = run("export", PAPER, "--to", "metis", "--nodes", "n[01-08]", "-o", str(tmp_path / "metis"))
+    done = run("export", PAPER, "--to", "metis", "--nodelist", "n[01-08]", "-o", str(tmp_path / "metis"))
 
     assert done.exit_code == 0
     assert sorted(path.name for path in (tmp_path / "metis").iterdir()) == ["clusterfile.json", "hostfile"]
@@ -46,15 +46,15 @@ def test_several_files_go_to_a_folder_that_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (["export", PAPER, "--to", "metis", "--nodes", "n[01-08]"], 2, "2 files (clusterfile.json, hostfile)"),
-        (["export", PAPER, "--to", "metis", "--nodes", "n01", "-o", "{taken}"], 2, "it is a file; 2 files need"),
-        (["export", PAPER, "--to", "metis", "--nodes", "n01", "-o", "{tmp}/a/b"], 2, "cannot make the folder"),
-        (["export", PAPER, "--to", "slurm", "--nodes", "x1"], 4, "no figures of x1"),
+        (["export", PAPER, "--to", "metis", "--nodelist", "n[01-08]"], 2, "2 files (clusterfile.json, hostfile)"),
+        (["export", PAPER, "--to", "metis", "--nodelist", "n01", "-o", "{taken}"], 2, "it is a file; 2 files need"),
+        (["export", PAPER, "--to", "metis", "--nodelist", "n01", "-o", "{tmp}/a/b"], 2, "cannot make the folder"),
+        (["export", PAPER, "--to", "slurm", "--nodelist", "x1"], 4, "no figures of x1"),
         (["export", LAPTOP, "--to", "nccl"], 2, "no GPU in this topology"),
         (["import", "{tmp}/absent.conf"], 2, "no such file"),
         (["import", "{binary}"], 2, "not a text file in UTF-8"),
-        (["import", "{taken}", "--nodes", "n1"], 2, "Slurm's files name their nodes themselves"),
-        (["import", "{taken}", "--from", "nccl", "--nodes", "n[1"], 2, "write it like n[0-2]"),
+        (["import", "{taken}", "--nodelist", "n1"], 2, "Slurm's files name their nodes themselves"),
+        (["import", "{taken}", "--from", "nccl", "--nodelist", "n[1"], 2, "write it like n[0-2]"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line_and_nothing_is_written(
