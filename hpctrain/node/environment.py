@@ -161,6 +161,6 @@ def describe_changes(folder: Path, attempt: int) -> tuple[str, dict[str, list[st
         return None
     changed, mixed = environment_changes(lines, attempt), mixed_versions(lines, attempt)
     first = min((line.attempt for line in lines), default=attempt)
-    sentences = [f"since attempt {first}: {'; '.join(changed)}"] if changed else []
+    sentences = [f"changed since attempt {first}: {'; '.join(changed)}"] if changed else []
     sentences += [f"not the same on all nodes: {'; '.join(mixed)}"] if mixed else []
     return (". ".join(sentences), {"changed": changed, "mixed": mixed}) if sentences else None

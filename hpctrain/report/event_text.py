@@ -113,7 +113,6 @@ def _prefixed(prefix: str) -> Callable[[Event], str]:
 
 
 _PHRASES: dict[str, Callable[[Event], str]] = {
-    "environment_changed": _prefixed("other software or devices"),
     "probing": _prefixed("probing"),
     "probed": _prefixed("probed"),
     "data_staged": _prefixed("data on the node"),

@@ -21,6 +21,8 @@ FILES = {
     "generation": "generations/gen-*.json",
     "successor": "successors.jsonl",
     "bad_node": "bad_nodes.jsonl",
+    "run_provenance": "provenance.json",
+    "node_environment": "environments.jsonl",
     "manifest": "checkpoints/step-*/manifest.json",
     "corpus": "index.json of a corpus folder",
     "past_run": "history.jsonl",

@@ -30,6 +30,7 @@ from hpctrain.records.history.generation import Generation
 from hpctrain.records.history.ledger import BadNode, Successor
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.history.past_runs import PastRun
+from hpctrain.records.history.provenance import NodeEnvironment, RunProvenance
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.history.selfcheck import SelfcheckReport
 from hpctrain.records.model.families import PRESETS
@@ -142,7 +143,8 @@ def _summary_lines(started: WrittenStarter, starter: Starter) -> list[str]:
 
 _WRITTEN_BY_YOU: tuple[type[Document], ...] = (Run, Site, Recipe, LabSpec)
 _WRITTEN_BY_HPCTRAIN: tuple[type[Document], ...] = (
-    Topology, Plan, MetricRow, Event, Generation, Successor, BadNode, Manifest, CorpusIndex, PastRun, SelfcheckReport
+    Topology, Plan, MetricRow, Event, Generation, Successor, BadNode, RunProvenance, NodeEnvironment, Manifest,
+    CorpusIndex, PastRun, SelfcheckReport,
 )  # fmt: skip
 KINDS = {model.schema_kind: model for model in (*_WRITTEN_BY_YOU, *_WRITTEN_BY_HPCTRAIN)}
 """Kind of a file that people write or read -> its model."""

@@ -17,6 +17,7 @@ from hpctrain.node import generation_maker
 from hpctrain.node.generation_maker import GenerationMaker
 from hpctrain.planner import make_plan
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
+from hpctrain.records.history.provenance import NodeEnvironment, SoftwareVersions
 from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.plan.plan import Plan, Stage
 from hpctrain.records.run.run import Run
@@ -181,3 +182,25 @@ def test_a_plan_after_a_loss_predicts_with_what_the_steps_before_it_taught(
         usual = make_plan(run_of(), run.spec(), both.only(["a"])).predicted
         assert usual is not None
         assert after.predicted.step_time_s["total"] > 1.5 * usual.step_time_s["total"]
+
+
+def test_other_software_is_told_once_in_an_attempt(tmp_path: Path) -> None:
+    lines = [
+        NodeEnvironment(
+            attempt=attempt, node=node, time_s=1.0, software=SoftwareVersions(hpctrain=version, python="3.11.7")
+        )
+        for attempt, version in ((0, "0.1.0"), (1, "0.2.0"))
+        for node in ("a", "b")
+    ]
+    (tmp_path / "environments.jsonl").write_text("".join(json.dumps(line.to_json()) + "\n" for line in lines))
+    plan_on(tmp_path, run_of(), "a", "b", before=("a", "b"))
+    events = [event for event in read_events(tmp_path / "events.jsonl") if event.kind == "environment_changed"]
+    assert [event.reason for event in events] == ["changed since attempt 0: hpctrain 0.1.0 → 0.2.0"]
+    previous = Generation(
+        number=1, attempt=1, members=list(members("a", "b")), plan="plan-1.json", reason="start",
+        store=StoreAddress(addr="127.0.0.1", port=1, node="a"),
+    )  # fmt: skip
+    maker = GenerationMaker(tmp_path, run_of(), ("a", "b"), EventLog(tmp_path / "events.jsonl", "a", 1, FakeClock()))
+    maker.make(Proposal(2, 1, members("a", "b"), previous, "a worker was lost", 0, "me")).announce()
+    kinds = [event.kind for event in read_events(tmp_path / "events.jsonl")]
+    assert kinds.count("environment_changed") == 1

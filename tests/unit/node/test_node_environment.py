@@ -77,7 +77,7 @@ def test_changes_are_told_of_the_attempt_and_of_its_nodes(folder: Path, monkeypa
     told = describe_changes(folder, 1)
     assert told is not None
     assert told[0] == (
-        f"since attempt 0: torch {torch} → 9.9 on b. not the same on all nodes: torch {torch} on a, 9.9 on b"
+        f"changed since attempt 0: torch {torch} → 9.9 on b. not the same on all nodes: torch {torch} on a, 9.9 on b"
     )
     (folder / "environments.jsonl").write_text('{"attempt": "x"}\n')
     assert describe_changes(folder, 1) is None, "a damaged record ends no run"

@@ -185,10 +185,10 @@ def test_before_the_first_generation_its_number_is_not_negative(make, run):
 
 
 def test_other_software_than_in_the_first_attempt_is_a_warning_of_this_attempt(make, run):
-    changed = make.event("environment_changed", 1.0, reason="since attempt 0: torch 2.7.1 → 2.8.0")
+    changed = make.event("environment_changed", 1.0, reason="changed since attempt 0: torch 2.7.1 → 2.8.0")
     events = [begin(make), changed]
     rows = [make.row(1, 2.0)]
-    assert decide(make, run, events, rows).warning == "other software or devices: since attempt 0: torch 2.7.1 → 2.8.0"
+    assert decide(make, run, events, rows).warning == "changed since attempt 0: torch 2.7.1 → 2.8.0"
     again = make.event("attempt_started", 3.0)
     assert decide(make, run, [*events, again], rows).warning is None
     done = make.event("finished", 3.0, step=40)
