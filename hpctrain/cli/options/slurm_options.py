@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
 from hpctrain.jobs.total_gpus import divide_gpus, gpus_of_nodes
-from hpctrain.launch.preflight.site import VARIABLES, site_defaults
+from hpctrain.launch.preflight.site import VARIABLES, place_defaults
 from hpctrain.launch.probe import ProbeJob
 from hpctrain.records.format.validation_errors import validation_errors
 from hpctrain.records.format.yaml_file import Override
@@ -318,12 +318,9 @@ def with_site_defaults(job: ProbeJob, runner: Runner) -> ProbeJob:
     """
     if "SLURM_JOB_ID" in os.environ:
         return job
-    defaults = site_defaults(None, Slurm(runner), os.environ)
-    cluster = defaults.values.get("cluster", {}) if defaults else {}
-    keys = (*VARIABLES, "constraint", "exclude")
-    values = {key: cluster.get(key) or os.environ.get(VARIABLES.get(key, "")) for key in keys}
-    taken: dict[str, Any] = {key: value for key, value in values.items() if value and getattr(job, key) is None}
-    for key, value in taken.items():
-        source = f"profile '{defaults.profile}' of {defaults.path}" if defaults and key in cluster else VARIABLES[key]
-        click.echo(f"{key}: {value}, from {source}", err=True)
+    defaults = place_defaults(Slurm(runner), os.environ)
+    keys = [key for key in (*VARIABLES, "constraint", "exclude") if key in defaults and getattr(job, key) is None]
+    taken: dict[str, Any] = {key: defaults[key][0] for key in keys}
+    for key in keys:
+        click.echo(f"{key}: {defaults[key][0]}, from {defaults[key][1]}", err=True)
     return replace(job, **taken)

@@ -80,20 +80,21 @@ def _cluster_names(site: Site, slurm: Slurm) -> list[str]:
         return names  # no Slurm here, or no answer: match by the host's names
 
 
-def place_defaults(slurm: Slurm, environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return (value, source) for each key of `cluster` in `VARIABLES` that a profile of site.yaml or one of sbatch's
-    variables sets in this place, and for the profile's `kind`.
+def place_defaults(slurm: Slurm, environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """Return (value, source) for each key of `cluster` that the profile of this place in site.yaml or one of sbatch's
+    variables (`VARIABLES`) sets; the profile comes first.
 
     Raises:
         FileError: site.yaml is wrong.
     """
+    values: dict[str, tuple[Any, str]] = {
+        key: (environ[name], name) for key, name in VARIABLES.items() if environ.get(name)
+    }
     defaults = site_defaults(None, slurm, environ)
-    values = {key: (environ[name], name) for key, name in VARIABLES.items() if environ.get(name)}
-    if defaults is None:
-        return values
-    source = f"profile '{defaults.profile}' of {defaults.path}"
-    profile = defaults.values["cluster"]
-    return {**values, **{key: (profile[key], source) for key in ("kind", *VARIABLES) if profile.get(key)}}
+    if defaults is not None:
+        source = f"profile '{defaults.profile}' of {defaults.path}"
+        values |= {key: (value, source) for key, value in defaults.values["cluster"].items() if value is not None}
+    return values
 
 
 def with_sbatch_variables(run: Run, environ: Mapping[str, str]) -> tuple[Run, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.base.units import format_seconds
@@ -16,7 +16,7 @@ from hpctrain.launch.slurm_job.queue import ranked_partitions
 from hpctrain.probe.measure.data_sheet import matrix_dtype, peak_flops
 from hpctrain.records.run.run import Run
 from hpctrain.slurm.accounts import UserAccounts
-from hpctrain.slurm.cluster import ClusterState, NodeInfo, Partition, gpu_count
+from hpctrain.slurm.cluster import ClusterState, NodeInfo, Partition, gpu_count, has_features
 from hpctrain.slurm.commands import NotConfiguredError, Slurm
 from hpctrain.slurm.limits import PartitionFit, members
 from hpctrain.slurm.values import format_time_limit
@@ -90,7 +90,7 @@ def see_cluster(slurm: Slurm, user: str) -> SeenCluster | None:
 
 
 def choose_cluster(
-    run: Run, seen: SeenCluster, defaults: Mapping[str, tuple[str, str]], given: Mapping[str, str]
+    run: Run, seen: SeenCluster, defaults: Mapping[str, tuple[Any, str]], given: Mapping[str, str]
 ) -> StarterCluster:
     """Return what a starter run asks of the cluster as it is now.
 
@@ -120,9 +120,12 @@ def choose_cluster(
         least_s = run.cluster.save_notice_s + SIGNAL_EARLY_S
         trains = [item for item in state.partitions if item.time_limit_s is None or item.time_limit_s > least_s]
         state = replace(state, partitions=trains)
+    if "constraint" in wanted:
+        nodes = [node for node in state.nodes if has_features(wanted["constraint"], node.features) is not False]
+        state = replace(state, nodes=nodes)
     usable = [wanted["account"]] if "account" in wanted else (accounts.names if accounts else ()) or [None]
     try:
-        asked, fits = _best(run, state, usable, wanted.get("qos"))
+        asked, fits = _best(run, state, usable, {key: wanted.get(key) for key in ("qos", "gpu_type", "constraint")})
     except RefusedError as error:
         if "partition" in given:
             raise
@@ -142,7 +145,7 @@ def choose_cluster(
         nodes=_nodes(asked, run, fit),
         partition=unless_default("partition", partition),
         account=unless_default("account", account),
-        gpu_type=Choice(gpu_type, gpu_why),
+        gpu_type=unless_default("gpu_type", Choice(gpu_type, gpu_why)),
         time=time,
         precision=precision,
         warnings=_time_warnings(asked, fit.partition, time),
@@ -183,7 +186,7 @@ def _left_to_submit(run: Run, problem: str, given: Mapping[str, str]) -> Starter
         time=Choice(None, "default: the partition's"),
         precision=Choice("fp32", "the GPUs are not known; bf16 on NVIDIA Ampere, AMD MI200 and later; fp16 on Volta"),
         warnings=[
-            f"partition, account, GPU type and time are not chosen ({problem}); hpctrain submit does what it can"
+            f"partition, account, GPU type and time are not chosen ({problem}); hpctrain submit chooses the partition"
         ],
     )
 
@@ -198,9 +201,13 @@ def _time_warnings(asked: Run, partition: Partition, time: Choice) -> list[str]:
 
 
 def _best(
-    run: Run, state: ClusterState, accounts: Sequence[str | None], qos: str | None
+    run: Run, state: ClusterState, accounts: Sequence[str | None], fixed: Mapping[str, str | None]
 ) -> tuple[Run, list[PartitionFit]]:
     """Return the run with number of nodes and account, and the partitions that take it, the best first.
+
+    Args:
+        accounts: accounts to choose from, the best first; None: Slurm's default.
+        fixed: values of other keys of `cluster`.
 
     Raises:
         RefusedError: no partition takes it.
@@ -209,7 +216,7 @@ def _best(
     fitting, refused = [], RefusedError("")
     for nodes in dict.fromkeys((most, 1)):
         for account in accounts:
-            cluster = {"kind": "slurm", "partition": None, "nodes": str(nodes), "account": account, "qos": qos}
+            cluster = {"kind": "slurm", "partition": None, "nodes": str(nodes), "account": account, **fixed}
             asked = run.model_copy(update={"cluster": run.cluster.model_copy(update=cluster)})
             try:
                 fitting.append((asked, ranked_partitions(asked, state)))
@@ -271,7 +278,8 @@ def _gpu_type(fit: PartitionFit, state: ClusterState, asked: Run) -> tuple[str |
     if not fit.has_gpus:
         return None, "the partition has no GPUs", 0
     partition, count = fit.partition, asked.cluster.node_range[0]
-    types = sorted({item.type for item in partition.gres if item.name == "gpu" and item.type is not None})
+    named = {item.type for item in partition.gres if item.name == "gpu" and item.type is not None}
+    types = sorted(named & {asked.cluster.gpu_type} if asked.cluster.gpu_type else named)
 
     def free(kind: str | None) -> int:
         return sum(node.is_free for node in _gpu_nodes(partition, state, kind))

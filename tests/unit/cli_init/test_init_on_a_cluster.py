@@ -130,15 +130,18 @@ def test_what_the_site_sets_is_left_to_it(
     cluster()
     path = tmp_path / "config" / "hpctrain" / "site.yaml"
     path.parent.mkdir(parents=True)
-    profiles = {"hydra": {"match": "hydra", "cluster": {"account": "chem"}}}
+    profiles = {"hydra": {"match": "hydra", "cluster": {"account": "chem", "gpu_type": "rtx4090"}}}
     path.write_text(yaml.safe_dump({"schema": "hpctrain.site/v1", "profiles": profiles}))
-    monkeypatch.setenv("SBATCH_PARTITION", "short")
+    monkeypatch.setenv("SBATCH_PARTITION", "low")
     assert call("init").code == 0
     text = (tmp_path / "run.yaml").read_text()
-    assert "  # partition: gpu              # short, from SBATCH_PARTITION\n" in text
+    assert "  # partition: gpu              # low, from SBATCH_PARTITION\n" in text
     assert f"  # account: my-project         # chem, from profile 'hydra' of {path}\n" in text
-    asked = read_run(tmp_path / "run.yaml").cluster
-    assert (asked.partition, asked.account, asked.gpu_type) == (None, None, "a100")
+    assert f"  # gpu_type: a100              # rtx4090, from profile 'hydra' of {path}\n" in text
+    assert "  nodes: 1            # partition low gives a job no more nodes with GPUs\n" in text
+    asked = read_run(tmp_path / "run.yaml")
+    assert (asked.cluster.partition, asked.cluster.account, asked.cluster.gpu_type) == (None, None, None)
+    assert asked.precision == "bf16"
     profiles["hydra"]["cluster"] = {"kind": "local"}
     path.write_text(yaml.safe_dump({"schema": "hpctrain.site/v1", "profiles": profiles}))
     assert call("init", "here.yaml").code == 0
