@@ -85,7 +85,9 @@ def script_of(blocks: list[Block]) -> str:
     """Return the script that types the blocks into one shell; a line before each says which it is."""
     lines = ["set -e", "exec 2>&1"]
     for number, block in enumerate(blocks):
-        lines += [f'echo "@@ {number} after $SECONDS s"', block.commands]
+        # On a busy machine a probe ends with "go with warnings", which is the exit code 3.
+        accepted = " || [ $? = 3 ]" if "hpctrain probe" in block.commands else ""
+        lines += [f'echo "@@ {number} after $SECONDS s"', block.commands.rstrip() + accepted]
         if "-m venv" in block.commands:
             # What pip would fetch: the packages of this test's own environment, with a newer setuptools than venv's.
             lines.append('site=$(echo "$WORK"/venv/lib/python3.*/site-packages)')
@@ -116,6 +118,6 @@ def test_every_command_of_the_tutorial_works(cluster, blocks: list[Block], accou
 
 
 def is_printed(line: str, output: str) -> bool:
-    """Whether the output has such a line: its words between numbers, times and ellipses are the same."""
-    words = [part.strip() for part in re.split(r"[\d.:]*\d[\d.:]*\S*|…", line)]
+    """Whether the output has such a line: its words between quantities and ellipses are the same."""
+    words = [part.strip() for part in re.split(r"[\d.:]*\d[\d.:]*\S*(?: (?:us|ms|s|min|KiB|MiB|GiB)\b)?|…", line)]
     return any(all(word in printed for word in words) for printed in output.splitlines())
