@@ -4,8 +4,9 @@ The functions raise the exceptions of hpctrain, end no process and print nothing
 is loaded, and not before.
 """
 
-from hpctrain.api.commands import cancel, plan, probe, resume, submit, train, wait
+from hpctrain.api.commands import cancel, plan, probe, submit, wait
 from hpctrain.api.loaded_run import LoadedRun, load_run
+from hpctrain.api.training import resume, train
 from hpctrain.base.errors import (
     CheckpointError,
     CommandError,

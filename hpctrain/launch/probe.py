@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError, HpctrainError, InputError
@@ -16,6 +17,7 @@ from hpctrain.base.module_argv import program
 from hpctrain.base.process import Process, Runner, end_process
 from hpctrain.jobs.partition_checks import candidate_partitions, gpus_per_node_available
 from hpctrain.launch.local import LocalNodes, local_nodes
+from hpctrain.launch.preflight.site import VARIABLES, place_defaults
 from hpctrain.probe.measure.settings import PARTIAL_FILE
 from hpctrain.records.topology.topology import Topology
 from hpctrain.slurm.commands import Slurm, client_environment
@@ -168,6 +170,20 @@ class ProbeJob:
     """Node set that Slurm must not allocate."""
     gpu_type: str | None = None
     """Type of the GPUs, by Slurm's name; None: any."""
+
+
+def with_site_defaults(job: ProbeJob, runner: Runner) -> tuple[ProbeJob, list[str]]:
+    """Return the job with defaults for what was not given, and lines that name each default and its source.
+
+    A default is from the profile of this cluster in site.yaml, otherwise from a variable such as SBATCH_ACCOUNT. Inside
+    an allocation the job is unchanged, because no job is submitted.
+    """
+    if "SLURM_JOB_ID" in os.environ:
+        return job, []
+    defaults = place_defaults(Slurm(runner), os.environ)
+    keys = [key for key in (*VARIABLES, "constraint", "exclude") if key in defaults and getattr(job, key) is None]
+    taken: dict[str, Any] = {key: defaults[key][0] for key in keys}
+    return replace(job, **taken), [f"{key}: {defaults[key][0]}, from {defaults[key][1]}" for key in keys]
 
 
 def probe_job(

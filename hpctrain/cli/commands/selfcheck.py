@@ -18,11 +18,12 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_FAILED, EXIT_WARNINGS, HpctrainError, InputError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.answers import say
 from hpctrain.cli.options.parameters import FILE, PATH
-from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options, with_site_defaults
+from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options
 from hpctrain.cli.views.console import table_console
 from hpctrain.launch.preflight.queue_checks import examine_container
-from hpctrain.launch.probe import ProbeRequest
+from hpctrain.launch.probe import ProbeRequest, with_site_defaults
 from hpctrain.records.history.selfcheck import SUMMARY_CHARS, PathResult, PathVerdict, SelfcheckReport
 from hpctrain.records.run.run import Container
 from hpctrain.selfcheck.job import selfcheck_job
@@ -66,7 +67,8 @@ def selfcheck_command(
         report = check_here(lambda row: None if as_json else click.echo(f"{row.verdict}: {row.path}", err=True), only)
     else:
         with tempfile.TemporaryDirectory(prefix=".hpctrain-selfcheck-", dir=".") as folder:
-            given = with_site_defaults(job, runner)
+            given, lines = with_site_defaults(job, runner)
+            say(lines, err=True)
             report = selfcheck_job(given, Path(folder), ProbeRequest(), runner, SystemClock(), only)
     if image is not None or not only:
         report = report.model_copy(update={"paths": [*report.paths, _image(image)]})

@@ -15,13 +15,13 @@ from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, InputError
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.answers import warn
+from hpctrain.cli.answers import say, warn
 from hpctrain.cli.options.given_topology import nodelist_option, select_nodes
 from hpctrain.cli.options.parameters import FILE, PATH, node_names
-from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options, with_site_defaults
+from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options
 from hpctrain.cli.views.console import Console
 from hpctrain.launch.local import check_gpus
-from hpctrain.launch.probe import ProbeJob, ProbeRequest, measure_topology
+from hpctrain.launch.probe import ProbeJob, ProbeRequest, measure_topology, with_site_defaults
 from hpctrain.probe.measure.settings import FULL_UP_TO, MODES, Mode, default_mode
 from hpctrain.records.format.input_file import read_input_text
 from hpctrain.records.topology.topology import Topology
@@ -82,7 +82,9 @@ def probe_command(
         where, count = local, local
     else:
         assert job is not None, "checked above"
-        where, count = with_site_defaults(job, runner), job.nodes
+        where, lines = with_site_defaults(job, runner)
+        say(lines, err=True)
+        count = job.nodes
     request = ProbeRequest(device, seed, mode or default_mode(count), prior)
     with _progress(Console(stderr=True)) as progress:
         topology = measure_topology(where, output, runner, SystemClock(), request, progress, people.print)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
@@ -13,9 +12,8 @@ import click
 from pydantic import ValidationError
 
 from hpctrain.base.errors import InputError
-from hpctrain.base.process import Runner
 from hpctrain.jobs.total_gpus import divide_gpus, gpus_of_nodes
-from hpctrain.launch.preflight.site import VARIABLES, place_defaults
+from hpctrain.launch.preflight.site import VARIABLES
 from hpctrain.launch.probe import ProbeJob
 from hpctrain.records.format.validation_errors import validation_errors
 from hpctrain.records.format.yaml_file import Override
@@ -308,19 +306,3 @@ def _file_option(key: str, value: str, ctx: click.Context) -> str | None:
     other = _FILE_OPTIONS.get(key)
     known = any(other in item.opts for item in ctx.command.params)
     return other if known and _LOOKS_LIKE_FILE.match(value) else None
-
-
-def with_site_defaults(job: ProbeJob, runner: Runner) -> ProbeJob:
-    """Return the job with defaults for the options that were not given; print each default and its source on stderr.
-
-    A default is from the profile of this cluster in site.yaml, otherwise from a variable such as SBATCH_ACCOUNT. Inside
-    an allocation the job is unchanged, because no job is submitted.
-    """
-    if "SLURM_JOB_ID" in os.environ:
-        return job
-    defaults = place_defaults(Slurm(runner), os.environ)
-    keys = [key for key in (*VARIABLES, "constraint", "exclude") if key in defaults and getattr(job, key) is None]
-    taken: dict[str, Any] = {key: defaults[key][0] for key in keys}
-    for key in keys:
-        click.echo(f"{key}: {defaults[key][0]}, from {defaults[key][1]}", err=True)
-    return replace(job, **taken)

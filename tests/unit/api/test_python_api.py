@@ -12,14 +12,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_clock import FakeClock
+from fake_slurm import FakeSlurm
 from run_folders import event, submitted_run
 
 from hpctrain import api
 from hpctrain.api import commands
+from hpctrain.api.arguments import overrides_of
 from hpctrain.api.metric_columns import metric_columns
 from hpctrain.base.package_data import package_data_path
 from hpctrain.jobs.run_status import run_status
+from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs
 from hpctrain.records.history.run_log import BytesSent, MetricRow, ValidSet
+from hpctrain.records.run.run import read_run
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import record_job
 
 FUNCTIONS = [getattr(api, name) for name in api.__all__ if inspect.isfunction(getattr(api, name))]
 
@@ -152,17 +159,21 @@ def test_a_probe_is_of_this_machine_or_of_a_job() -> None:
         api.probe(local=2, partition="gpu")
     with pytest.raises(api.InputError, match="found colour; allowed for the job: partition"):
         api.probe(nodes=2, colour="red")
+    with pytest.raises(api.InputError, match="found 0 nodes"):
+        api.probe(local=0)
+    with pytest.raises(api.InputError, match="mode: found 'fast'; allowed: health, full, sampled"):
+        api.probe(local=2, mode="fast")
 
 
 def test_settings_are_values_of_the_run_file(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("steps: 1\nmodel: {preset: tiny-1m}\ndata: {train: [data]}\nbatch: {global: 8}\n")
-    texts = commands._overrides({"optimizer.lr": 1e-05, "name": "3-4", "data.train": ["a", "b c"], "seed": 7})
-    run = commands.read_run(path, texts)
+    texts = overrides_of({"optimizer.lr": 1e-05, "name": "3-4", "data.train": ["a", "b c"], "seed": 7})
+    run = read_run(path, texts)
     assert (run.optimizer.lr, run.name, run.seed) == (1e-05, "3-4", 7)
     assert [Path(item).name for item in run.data.train] == ["a", "b c"]
     with pytest.raises(api.InputError, match="settings: a value cannot be written"):
-        commands._overrides({"name": object()})
+        overrides_of({"name": object()})
 
 
 def test_inside_of_a_job_submit_says_what_to_do(
@@ -170,21 +181,57 @@ def test_inside_of_a_job_submit_says_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr(
-        "hpctrain.launch.queueing.prepare", lambda given, *_, **__: Prepared(given.run(), given.run().spec())
-    )
-    (tmp_path / "run.yaml").write_text(
-        "steps: 1\nmodel: {dims: {layers: 2, dim: 64, heads: 4, vocab: 256}}\ndata: {train: [data]}\n"
-        "batch: {global: 8}\ncluster: {kind: slurm, nodes: 2}\n"
-    )
+    monkeypatch.setattr("hpctrain.launch.queueing.prepare", prepared)
+    (tmp_path / "run.yaml").write_text(RUN_TEXT)
     with pytest.raises(api.RefusedError, match="inside of job 7"):
         api.submit("run.yaml")
     assert capsys.readouterr().out == ""
     assert not (tmp_path / "runs").exists()
 
 
-class Prepared:
-    """What `prepare` returns, as far as a refusal looks at it."""
+def test_submit_checks_queues_and_returns_the_run_and_cancel_takes_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeSlurm()
+    monkeypatch.chdir(tmp_path)
+    clock = FakeClock(wall=fake.now, on_sleep=lambda seconds: fake.advance(round(seconds)))
+    monkeypatch.setattr(commands, "SystemRunner", lambda: fake)
+    monkeypatch.setattr(commands, "SystemClock", lambda: clock)
+    monkeypatch.setattr("hpctrain.jobs.run_status.SystemRunner", lambda: fake)
+    monkeypatch.setattr("hpctrain.runs.file_system.file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr("hpctrain.launch.queueing.prepare", prepared)
+    monkeypatch.setattr("hpctrain.launch.queueing.submit_job", lambda folder, *_: recorded(folder, fake.submit()))
+    for name in ("HPCTRAIN_RUNS", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "run.yaml").write_text(RUN_TEXT)
+    said: list[str] = []
+    run = api.submit("run.yaml", settings={"name": "queued", "seed": 5}, progress=said.append)
+    assert (run.name, run.run.seed, run.status().state) == ("queued", 5, "starting")
+    assert api.load_run(str(run.job_id)) == run
+    assert any(line.startswith("partition ") for line in said)
+    with pytest.raises(api.WaitTimeoutError, match="queued: it is starting"):
+        api.wait(run, 0.0)
+    assert "cancelled" in api.cancel("queued")
+    assert run.status().state == "cancelled"
+    assert api.wait(run).state == "cancelled"
+    assert capsys.readouterr().out == ""
 
-    def __init__(self, run, spec) -> None:
-        self.run, self.spec, self.nodes, self.topology, self.plan = run, spec, [], None, None
+
+RUN_TEXT = """\
+steps: 1
+model: {dims: {layers: 2, dim: 64, heads: 4, vocab: 256}}
+data: {train: [data]}
+batch: {global: 8}
+cluster: {kind: slurm, nodes: 2}
+"""
+
+
+def prepared(given: RunInputs, *_: object, **__: object) -> PreparedRun:
+    """The run of a run file without a look at its data."""
+    return PreparedRun(given.run(), given.run().spec(), [], None, None)
+
+
+def recorded(folder: RunFolder, job: int) -> str:
+    """Record the job's id as `submit_job` does."""
+    record_job(folder.path, str(job))
+    return str(job)

@@ -1,0 +1,74 @@
+"""Arguments of the functions of `hpctrain.api`, and what becomes of lines for a person.
+
+Lines go to the function `progress`; without one, they go to the logger `hpctrain`: warnings as warnings, all else as
+info.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain.api.loaded_run import LoadedRun, load_run
+from hpctrain.base.errors import InputError
+
+AnyPath = str | os.PathLike[str]
+Progress = Callable[[str], None]
+"""Function that is called with each line for a person."""
+
+_log = logging.getLogger("hpctrain")
+
+
+def reporter(progress: Progress | None) -> Progress:
+    """Return the function that gets a line for a person."""
+    return progress or _log.info
+
+
+def line_reporter(progress: Progress | None) -> Callable[[Iterable[str]], None]:
+    """Return the function that gets lines for a person."""
+    say = reporter(progress)
+
+    def say_all(lines: Iterable[str]) -> None:
+        for line in lines:
+            say(line)
+
+    return say_all
+
+
+def report_warnings(progress: Progress | None, lines: Iterable[str]) -> None:
+    """Pass on warnings, one a line."""
+    for line in lines:
+        (progress or _log.warning)(line)
+
+
+def overrides_of(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return settings as the texts KEY=VALUE that --set takes.
+
+    Raises:
+        InputError: a value cannot be written into a run file.
+    """
+    try:
+        return tuple(f"{key}={json.dumps(value)}" for key, value in (settings or {}).items())
+    except (TypeError, ValueError) as error:
+        raise InputError(f"settings: a value cannot be written into a run file: {error}") from None
+
+
+def path_of(path: AnyPath | None) -> Path | None:
+    """Return the path as an object; None stays None."""
+    return None if path is None else Path(path)
+
+
+def folder_of(run: LoadedRun | AnyPath) -> Path:
+    """Return the folder of a run.
+
+    Args:
+        run: the run, its folder, its name or a job's id.
+
+    Raises:
+        InputError: there is no such run.
+    """
+    return run.folder if isinstance(run, LoadedRun) else load_run(run).folder
