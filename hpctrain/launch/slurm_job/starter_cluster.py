@@ -3,6 +3,7 @@ time limit and precision, each with its reason."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -13,7 +14,8 @@ from hpctrain.jobs.data_sheet_time import REACHED_MFU
 from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S, check_time_limit, gpus_per_node_available
 from hpctrain.jobs.wall_time import WallTime
 from hpctrain.launch.slurm_job.queue import ranked_partitions
-from hpctrain.probe.measure.data_sheet import matrix_dtype, peak_flops
+from hpctrain.probe.measure.data_sheet import least_memory_bytes, matrix_dtype, peak_flops
+from hpctrain.records.format.node_name import NODES_MAX
 from hpctrain.records.run.run import Run
 from hpctrain.slurm.accounts import UserAccounts
 from hpctrain.slurm.cluster import ClusterState, NodeInfo, Partition, gpu_count, has_features
@@ -30,6 +32,9 @@ START_UP_S = 900.0
 """Seconds that it adds for probe, plan and start of the workers: an assumption."""
 LONGEST_S = 86400
 """Longest time limit in seconds that a starter run asks for; a longer run continues as a new job."""
+STATE_BYTES, STATE_SHARE = 16, 0.7
+"""Bytes of weights, gradients and AdamW's two moments in fp32 per parameter, and the share of the GPUs' memory that
+they may fill, an assumption: the rest is for activations."""
 _VOCABULARY = 32_000
 """Vocabulary of the estimate, because the corpus may not exist yet."""
 
@@ -121,8 +126,8 @@ def choose_cluster(
         trains = [item for item in state.partitions if item.time_limit_s is None or item.time_limit_s > least_s]
         state = replace(state, partitions=trains)
     if "constraint" in wanted:
-        nodes = [node for node in state.nodes if has_features(wanted["constraint"], node.features) is not False]
-        state = replace(state, nodes=nodes)
+        there = [node for node in state.nodes if has_features(wanted["constraint"], node.features) is not False]
+        state = replace(state, nodes=there)
     usable = [wanted["account"]] if "account" in wanted else (accounts.names if accounts else ()) or [None]
     try:
         asked, fits = _best(run, state, usable, {key: wanted.get(key) for key in ("qos", "gpu_type", "constraint")})
@@ -131,9 +136,21 @@ def choose_cluster(
             raise
         return _left_to_submit(run, str(error).replace("\n", " "), given)
     fit = fits[0]
-    gpu_type, gpu_why, gpus = _gpu_type(fit, state, asked)
+    gpu_type, gpu_why, gpus_per_node = _gpu_type(fit, state, asked)
     name, precision = _precision(fit, state, gpu_type)
-    time = _time(asked, fit.partition, name, gpus)
+    least = _least_nodes(asked, name, gpus_per_node)
+    most = min(len(_gpu_nodes(fit.partition, state, gpu_type)), fit.partition.max_nodes or NODES_MAX)
+    nodes = _nodes(asked, run, fit)
+    warnings = []
+    if least > asked.cluster.node_range[0]:
+        nodes = Choice(str(min(least, most)), f"for the weights, gradients and optimizer in the memory of {name}")
+        asked = asked.model_copy(update={"cluster": asked.cluster.model_copy(update={"nodes": nodes.value})})
+        if least > most:
+            words = (
+                f"needs about {least} nodes with {gpus_per_node} {name}, and the partition gives a job {most} of them"
+            )
+            warnings = [f"model.preset: {run.model.preset} {words}; choose a smaller one"]
+    time = _time(asked, fit.partition, name, gpus_per_node * asked.cluster.node_range[0])
     partition = Choice(fit.partition.name, _partition_why(fits, state))
     account = _account(asked.cluster.account, given.get("account"), accounts, fit.partition)
 
@@ -142,13 +159,13 @@ def choose_cluster(
         return Choice(None, f"{default[0]}, from {default[1]}") if default else choice
 
     return StarterCluster(
-        nodes=_nodes(asked, run, fit),
+        nodes=nodes,
         partition=unless_default("partition", partition),
         account=unless_default("account", account),
         gpu_type=unless_default("gpu_type", Choice(gpu_type, gpu_why)),
         time=time,
         precision=precision,
-        warnings=_time_warnings(asked, fit.partition, time),
+        warnings=[*warnings, *_time_warnings(asked, fit.partition, time)],
     )
 
 
@@ -239,6 +256,20 @@ def _nodes(asked: Run, run: Run, fit: PartitionFit) -> Choice:
     return Choice(count, "the fewest that use a network; a number, or a range that the run can use: 3-4")
 
 
+def _least_nodes(asked: Run, gpu: str | None, gpus_per_node: int) -> int:
+    """Return how many nodes have the memory for the model's state, by a rough estimate; 1 if the GPUs' memory is not
+    known.
+
+    Args:
+        gpu: name of the GPUs; None: not known.
+    """
+    memory = least_memory_bytes(gpu) if gpu else None
+    if memory is None or not gpus_per_node:
+        return 1
+    spec = asked.spec().model_copy(update={"vocab": _VOCABULARY})
+    return math.ceil(spec.parameters() * STATE_BYTES / (STATE_SHARE * memory * gpus_per_node))
+
+
 def _partition_why(fits: Sequence[PartitionFit], state: ClusterState) -> str:
     fit, others = fits[0], fits[1:]
     nodes = _gpu_nodes(fit.partition, state) if fit.has_gpus else members(fit.partition, state.nodes)
@@ -274,7 +305,7 @@ def _account(used: str | None, chosen: str | None, accounts: UserAccounts | None
 
 
 def _gpu_type(fit: PartitionFit, state: ClusterState, asked: Run) -> tuple[str | None, str, int]:
-    """Return (GPU type or None, the reason, GPUs of all nodes of the job)."""
+    """Return (GPU type or None, the reason, GPUs of a node)."""
     if not fit.has_gpus:
         return None, "the partition has no GPUs", 0
     partition, count = fit.partition, asked.cluster.node_range[0]
@@ -292,11 +323,11 @@ def _gpu_type(fit: PartitionFit, state: ClusterState, asked: Run) -> tuple[str |
     each = gpus_per_node_available([partition], state.nodes, count, best)
     if best is None:
         reason = "no type has enough nodes" if types else "Slurm names no types of GPU in the partition"
-        return None, reason, each * count
+        return None, reason, each
     others = ", ".join(kind for kind in types if kind != best)
     nodes = _gpu_nodes(partition, state, best)
     words = f"{each} on a node; {free(best)} of {len(nodes)} nodes with it are free"
-    return best, f"{words}; also there: {others}" if others else words, each * count
+    return best, f"{words}; also there: {others}" if others else words, each
 
 
 def _precision(fit: PartitionFit, state: ClusterState, gpu_type: str | None) -> tuple[str | None, Choice]:

@@ -1,4 +1,4 @@
-"""Figures of GPUs from their vendors' data sheets, by name: peak speeds, and the precision of fast matrix products."""
+"""Figures of GPUs from their vendors' data sheets, by name: peak speed, memory, precision of fast matrix products."""
 
 from __future__ import annotations
 
@@ -41,6 +41,25 @@ def peak_flops(name: str) -> float | None:
         if all(re.search(rf"\b{word}\b", words, re.IGNORECASE) for word in key.split()):
             return flops
     return None
+
+
+LEAST_MEMORY_GIB = {
+    "T4": 16, "V100": 16, "A100": 40, "A800": 40, "A40": 48, "A10G": 24, "A10": 24, "A30": 24, "L4": 24, "L40S": 48,
+    "L40": 48, "H100": 80, "H800": 80, "H200": 141, "GH200": 96, "B200": 180, "MI250X": 64, "MI300X": 192,
+}  # fmt: skip
+"""GiB of memory of the smallest variant of each GPU; of MI250X, of one of its two devices."""
+_GIB = re.compile(r"(?<![0-9.])(\d{1,3}) ?gb\b")
+
+
+def least_memory_bytes(name: str) -> int | None:
+    """Return the memory of a GPU in bytes: the size in its name ('a100_80gb', and of a MIG slice 'a100_3g.20gb'), else
+    that of the smallest variant. None if neither is known."""
+    words = re.sub(r"[-_.]", " ", name.lower())
+    size = _GIB.search(words)
+    if size:
+        return int(size[1]) * 2**30
+    sizes = [gib for key, gib in LEAST_MEMORY_GIB.items() if re.search(rf"\b{key.lower()}\b", words)]
+    return sizes[0] * 2**30 if sizes else None
 
 
 _DTYPES: tuple[tuple[Literal["bf16", "fp16", "fp32"], str], ...] = (

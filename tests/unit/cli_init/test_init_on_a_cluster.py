@@ -180,3 +180,35 @@ def test_the_time_limit_follows_from_model_and_steps(
     assert call("init", "--preset", preset, "--steps", steps).code == 0
     assert read_run(tmp_path / "run.yaml").cluster.time == time
     assert why in (tmp_path / "run.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("preset", "nodes", "told"),
+    [
+        ("llama-3b", "2", ""),
+        ("llama-13b", "2", ""),
+        (
+            "xxl-70b",
+            "2",
+            "xxl-70b needs about 10 nodes with 4 a100, and the partition gives a job 2 of them; choose a smaller one",
+        ),
+    ],
+)
+def test_a_model_gets_the_nodes_that_hold_it_or_a_warning(
+    call: Call, tmp_path: Path, cluster: Callable[..., None], preset: str, nodes: str, told: str
+) -> None:
+    cluster()
+    done = call("init", "--preset", preset)
+    assert done.code == 0
+    assert read_run(tmp_path / "run.yaml").cluster.nodes == nodes
+    assert told in done.err
+    assert bool(told) == bool(done.err)
+
+
+def test_a_large_model_gets_more_nodes(call: Call, tmp_path: Path, cluster: Callable[..., None]) -> None:
+    cluster(a100="Gres=gpu:v100:4", rtx="Gres=gpu:v100:4")
+    assert call("init", "--preset", "llama-8b", "-p", "low").code == 0
+    assert (
+        "nodes: 3            # for the weights, gradients and optimizer in the memory of v100"
+        in (tmp_path / "run.yaml").read_text()
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.probe.measure.data_sheet import PEAK_FLOPS, matrix_dtype
+from hpctrain.probe.measure.data_sheet import PEAK_FLOPS, least_memory_bytes, matrix_dtype
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,19 @@ def test_the_precision_of_a_gpu_follows_from_its_name(dtype: str | None, names: 
 
 def test_every_gpu_with_a_peak_has_a_precision() -> None:
     assert [name for name in PEAK_FLOPS if matrix_dtype(name) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        ("a100", 40),
+        ("nvidia_a100-sxm4-80gb", 80),
+        ("a100_3g.20gb", 20),
+        ("NVIDIA H100 80GB HBM3", 80),
+        ("tesla_v100-sxm2-32gb", 32),
+        ("gh200", 96),
+        ("gpu", None),
+    ],
+)
+def test_the_memory_of_a_gpu_is_the_least_that_its_name_allows(name: str, gib: int | None) -> None:
+    assert least_memory_bytes(name) == (None if gib is None else gib * 2**30)
