@@ -36,7 +36,7 @@ from hpctrain.jobs.successors import (
 )
 from hpctrain.launch.preflight.checks import drop_stale_topology, local_driver_version
 from hpctrain.node.exit_markers import EXIT_MARKERS_FOLDER
-from hpctrain.node.job_state import job_info, read_attempt_state, read_run_state
+from hpctrain.node.job_state import job_info, read_attempt_state, read_run_state, shares_nodes
 from hpctrain.node.run import FINISHED_FILE
 from hpctrain.records.history.ledger import (
     read_successors,
@@ -80,8 +80,7 @@ def begin(argv: list[str]) -> int:
         _refresh_dependent_runs(folder, slurm)
     nodes = [str(name) for name in NodeSet(os.environ.get("SLURM_JOB_NODELIST", ""))]
     (folder.path / FINISHED_FILE).unlink(missing_ok=True)
-    info = job_info(job, slurm)
-    shared = info is not None and bool(info.shares_nodes)
+    shared = shares_nodes(job, slurm)
     number = folder.begin_attempt(nodes, now, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")), shared)
     for path in (srun_log(folder.path, number).parent, folder.path / EXIT_MARKERS_FOLDER):
         with storage_errors(path):

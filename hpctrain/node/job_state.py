@@ -89,3 +89,13 @@ def job_info(job: str | None, slurm: Slurm) -> JobInfo | None:
         return slurm.job(job) or slurm.ended_jobs([job]).get(job)
     except CommandError:
         return None
+
+
+def shares_nodes(job: str | None, slurm: Slurm) -> bool:
+    """Whether other jobs may run on the nodes of this running job, because it has only a part of each. False if `job`
+    is None, or if the controller does not answer."""
+    try:
+        info = slurm.job(job) if job is not None else None
+    except CommandError:
+        return False
+    return info is not None and bool(info.shares_nodes)

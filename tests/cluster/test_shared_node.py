@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import psutil
@@ -13,12 +14,12 @@ from hpctrain.records.topology.topology import Topology
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
 
-HALF = ("cluster.exclusive=false", f"steps={ENDLESS}")
-"""Of each node that has two CPUs: one, and half of the memory."""
 
-
-def on(nodes: str) -> str:
-    return f"cluster.sbatch=['--cpus-per-task=1', '--nodelist={nodes}']"
+def half(project: Project, nodes: str, *settings: str) -> Job:
+    """A run with one of the two CPUs, and half of the memory, of each of these nodes. It measures them itself."""
+    ours = ("cluster.exclusive=false", "cluster.sbatch=['--cpus-per-task=1']", *settings)
+    words = [word for value in ours for word in ("--set", value)]
+    return project.job(json.loads(project.hpctrain("submit", "run.yaml", "--json", "-w", nodes, *words).stdout))
 
 
 def worker_on(node: str, folder: Path) -> psutil.Process:
@@ -38,12 +39,12 @@ def started(job: Job) -> int:
     return [event.kind for event in job.events()].count("generation_started")
 
 
-def test_two_runs_on_one_node_do_not_touch_each_other(project: Project) -> None:
-    cluster = project.cluster
-    wide = project.submit(*HALF, on("node[0-1]"), "cluster.nodes=2", "recovery.min_nodes=1")
-    small = project.submit(*HALF, on("node0"), "cluster.nodes=1")
+def test_two_runs_on_one_node_do_not_touch_each_other(cluster, prepared: Path) -> None:
+    project = Project(cluster, prepared)
+    wide = half(project, "node[0-1]", "cluster.nodes=2", f"steps={ENDLESS}")
+    small = half(project, "node0", "cluster.nodes=1", f"steps={ENDLESS}")
     for job in (wide, small):
-        job.wait_for_step(15)
+        job.wait_for_step(10)
         assert cluster.job(job.job_id)["JobState"] == "RUNNING"
         topology = Topology.read(job.folder / "topology.json")
         assert topology.provenance.shared
@@ -59,10 +60,10 @@ def test_two_runs_on_one_node_do_not_touch_each_other(project: Project) -> None:
         cluster.kill("node1")
         assert wide.wait_for_event("node_lost").data["node"] == "node1"
         cluster.wait(lambda: wide.members() == ["node0"], 60, wide.explain)
-        wide.wait_for_step(wide.steps() + 10)
+        wide.wait_for_step(wide.steps() + 5)
         # One is requeued while the other trains.
         cluster.run("scontrol", "requeue", wide.job_id)
-        small.wait_for_step(small.steps() + 15)
+        small.wait_for_step(small.steps() + 5)
         assert started(small) == 1
         assert started(wide) >= 3
         small.cancel()
