@@ -122,3 +122,13 @@ def test_what_slurm_refuses_is_told_in_its_words_and_leaves_nothing(hpctrain: Hp
     assert done.returncode == 4
     assert "sbatch --test-only refuses the job: allocation failure: Requested reservation is invalid" in done.stderr
     assert sorted(project.glob("runs/*")) == before
+
+
+def test_slurms_options_are_those_of_sbatch(hpctrain: Hpctrain) -> None:
+    words = "-p low -t 2:00:00 -N 2 -w node[1-2] -x node0 -J named"
+    done = hpctrain("submit", "run.yaml", "--dry-run", "--json", *words.split())
+    assert done.returncode == 0, done.stderr
+    lines = json.loads(done.stdout)["script"].splitlines()
+    asked = {"--partition=low", "--time=2:00:00", "--nodes=2", "--nodelist='node[1-2]'", "--exclude=node0"}
+    assert {f"#SBATCH {option}" for option in (*asked, "--job-name=named")} <= set(lines)
+    assert "Slurm expects to start it at once on node[1-2]" in done.stderr

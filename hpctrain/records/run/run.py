@@ -15,6 +15,7 @@ from hpctrain.records.format.document import BATCH_MAX, DEVICES_MAX, STEPS_MAX, 
 from hpctrain.records.format.file_name import AnyPath, OptionalPath, PathFromFile, resolved_path, with_absolute_paths
 from hpctrain.records.format.validation_errors import dotted, validation_errors
 from hpctrain.records.format.yaml_file import (
+    Override,
     YamlFile,
     apply_overrides,
     missing_values,
@@ -339,8 +340,7 @@ def _run_from_yaml(file: YamlFile, overrides: tuple[str, ...], defaults: Mapping
     try:
         run: Run = with_absolute_paths(Run.model_validate(value), base)
     except ValidationError as error:
-        mistakes = [_from_override(m, overrides) if m.line == 0 else m for m in validation_errors(error, Run, lines)]
-        raise FileError(file.path, mistakes) from None
+        raise FileError(file.path, [_with_option(m, overrides) for m in validation_errors(error, Run, lines)]) from None
     container = run.container and _resolve_container(run.container, base)
     return run.model_copy(update={"container": container})
 
@@ -375,9 +375,14 @@ def _without_overridden(
     return {**shown, **dict.fromkeys(paths, 0)}
 
 
-def _from_override(mistake: FieldError, overrides: tuple[str, ...]) -> FieldError:
-    """Return the mistake with the name of the option that gave its value."""
-    return FieldError(mistake.field, f"{mistake.text} (given by {option_for(mistake.field, overrides)})")
+def _with_option(mistake: FieldError, overrides: tuple[str, ...]) -> FieldError:
+    """Return the mistake with the name of the option that gave its value. If the value is a section of the file in
+    which options of Slurm set keys, they are named: keys that do not fit together may be the file's or theirs."""
+    if mistake.line == 0:
+        return FieldError(mistake.field, f"{mistake.text} (given by {option_for(mistake.field, overrides)})")
+    inside = [text for text in overrides if isinstance(text, Override) and text.startswith(f"{mistake.field}.")]
+    names = ", ".join(dict.fromkeys(text.option for text in inside))
+    return FieldError(mistake.field, f"{mistake.text} (with {names})", mistake.line) if names else mistake
 
 
 def _resolve_container(container: Container, base: Path) -> Container:
