@@ -27,10 +27,10 @@ def data_sheet_step_s(run: Run, spec: Spec, price: JobPrice) -> tuple[float, tup
         price: the GPUs that the job may get. Of several kinds, the slowest gives the slow end of the range, the fastest
             the fast end.
     """
-    if run.precision == "fp32":
-        return "precision fp32 has no estimate from data sheets"
     if not price.used_gpus:
-        return "the job computes without GPUs"
+        return "it computes on CPUs, and there is no data sheet of theirs here"
+    if run.precision == "fp32":
+        return "in precision fp32 no published run tells what GPUs reach"
     if not price.peaks:
         return "a kind of GPU that the job may get has no data sheet here, or is part of a GPU"
     if spec.parameters() < LEAST_PARAMETERS:

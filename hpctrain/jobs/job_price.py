@@ -77,6 +77,7 @@ def _units_per_h(asked: Run, state: ClusterState, nodes: Sequence[NodeInfo], use
                 memory = parse_unsigned(options.get("mem", "").removesuffix("M")) or 0
             if not cpus:
                 return None
+            memory = memory if state.config["memory_is_billed"] else 0
             gpus = gpu_count(node.gres) if whole else used
             types = {f"gres/gpu:{item.type}".lower(): item.count for item in node.gres if item.name == "gpu"}
             types = types if whole else dict.fromkeys(types, used)

@@ -199,6 +199,8 @@ class ClusterConfig(TypedDict):
     whole_nodes: bool
     """Whether every job of the cluster gets whole nodes (SelectType=select/linear)."""
     billing_rule: BillingRule
+    memory_is_billed: bool
+    """Whether Slurm gives memory to jobs, and bills it (SelectTypeParameters with _Memory)."""
     topology_plugin: str
     """Slurm's plugin for the closeness of nodes: tree, block or 3d_torus; default or flat: Slurm knows no closeness."""
 
@@ -339,6 +341,7 @@ def parse_config(text: str) -> ClusterConfig:
         over_time_limit_s=_over_time_limit(required(values, "OverTimeLimit")),
         accounting=values.get("AccountingStorageType", "") not in ("", "(null)", "accounting_storage/none"),
         whole_nodes=values.get("SelectType") == "select/linear",
+        memory_is_billed="MEMORY" in values.get("SelectTypeParameters", "").upper(),
         billing_rule=billing_rule(values.get("PriorityFlags", "")),
         # 22.05 says 'none' for what later versions call 'default' and 'flat'.
         topology_plugin=values.get("TopologyPlugin", "").removeprefix("topology/") or "default",

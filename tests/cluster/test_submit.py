@@ -13,7 +13,11 @@ from followed import Followed
 from gated_model import GatedModel
 from submitted import ENDLESS, RUN_STEPS, Job, Project
 
+from hpctrain import __version__
+from hpctrain.records.history.provenance import RunProvenance, read_environments
+from hpctrain.records.history.run_log import read_events
 from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
 
@@ -101,6 +105,18 @@ def test_a_preempted_job_saves_comes_back_and_is_done(project: Project) -> None:
         assert_survived_preemption(job)
         assert job.steps() == RUN_STEPS
         followed.assert_seen_to_its_end()
+    _assert_software_is_recorded(job)
+
+
+def _assert_software_is_recorded(job: Job) -> None:
+    """Each node of each attempt has a line, and equal software is no change."""
+    attempts = RunFolder(job.folder).attempts()
+    expected = {(line["attempt"], node) for line in attempts for node in line["nodes"]}
+    lines = read_environments(job.folder)
+    assert {(line.attempt, line.node) for line in lines} == expected
+    assert {line.software.hpctrain for line in lines} == {line["hpctrain"] for line in attempts} == {__version__}
+    assert "environment_changed" not in {event.kind for event in read_events(job.folder / "events.jsonl")}
+    assert RunProvenance.read(job.folder / "provenance.json", owned=True).slurm is not None
 
 
 TERM_ONLY = """

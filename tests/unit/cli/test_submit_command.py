@@ -394,7 +394,7 @@ def test_an_allocation_that_is_there_waits_for_nobody(fake, runs, hpctrain, run_
             ("model.preset=large-1.3b", "precision=bf16", "cluster.devices_per_node=1"),
             ["from data sheets, as nothing was measured on these nodes: 2 × a100"],
         ),
-        (("model.preset=tiny-1m",), ["is unknown until it is measured: precision fp32"]),
+        (("model.preset=tiny-1m",), ["is unknown until it is measured: in precision fp32"]),
         (("precision=bf16",), ["is unknown until it is measured: no published run has so small a model"]),
     ],
 )

@@ -49,7 +49,7 @@ def test_of_two_kinds_the_range_reaches_from_the_fastest_to_the_slowest() -> Non
     [
         (run(precision="fp32"), PRICE, "fp32"),
         (run("tiny-1m"), PRICE, "so small a model"),
-        (run(), JobPrice(2, 0, 0, ()), "without GPUs"),
+        (run(), JobPrice(2, 0, 0, ()), "on CPUs"),
         (run(), JobPrice(2, 8, 8, ()), "no data sheet"),
     ],
 )

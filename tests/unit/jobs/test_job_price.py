@@ -20,6 +20,7 @@ class Billed(FakeSlurm):
 
     def __init__(self, weights: str = "", flags: str = "", gres: str = "gpu:a100:4", feature: str = "(null)") -> None:
         super().__init__()
+        self.select = "SelectTypeParameters = CR_CORE_MEMORY\n"
         self.weights, self.flags, self.gres, self.feature = weights, flags, gres, feature
 
     def _partition_lines(self) -> list[str]:
@@ -34,7 +35,9 @@ class Billed(FakeSlurm):
 
     def _show(self, argv, what, name):
         done = super()._show(argv, what, name)
-        return done if what != "config" else self._reply(argv, f"{done.stdout}PriorityFlags = {self.flags}\n")
+        return (
+            done if what != "config" else self._reply(argv, f"{done.stdout}PriorityFlags = {self.flags}\n{self.select}")
+        )
 
 
 def price(fake: FakeSlurm, **cluster: object) -> JobPrice | None:
@@ -81,6 +84,15 @@ def test_billing_units_are_those_of_slurm(weights: str, flags: str, units: float
     found = price(Billed(weights, flags))
     assert found is not None
     assert found.units_per_h == units
+
+
+def test_memory_that_slurm_does_not_give_out_is_not_billed() -> None:
+    """Seen on Slurm 22.05 with CR_CORE: whole nodes of 2 CPUs are billed cpu=4,node=2, without mem."""
+    fake = Billed("CPU=2.0,Mem=0.5G,Node=3")
+    fake.select = "SelectTypeParameters = CR_CORE\n"
+    found = price(fake)
+    assert found is not None
+    assert found.units_per_h == 2 * (16 * 2.0 + 3)
 
 
 def test_of_a_part_only_the_part_is_billed() -> None:

@@ -102,6 +102,7 @@ def test_settings(captured):
         "over_time_limit_s": 0,
         "accounting": False,
         "whole_nodes": False,
+        "memory_is_billed": False,
         "billing_rule": "sum",
         "topology_plugin": "none" if captured.version.startswith("22") else "default",
     }
