@@ -49,11 +49,23 @@ class ProbeRequest:
     """File with a topology that says which nodes share a switch, on a file system that the nodes share; None: no
     prior."""
 
+    shared: bool = False
+    """Whether other jobs may run on the nodes."""
+
     @property
     def options(self) -> list[str]:
         """Return the request as options of `hpctrain.node probe`."""
         prior = ["--prior", str(self.prior.resolve())] if self.prior is not None else []
-        return [*prior, "--device", self.device, "--seed", str(self.seed), "--mode", self.mode]
+        return [
+            *prior,
+            *(["--shared"] if self.shared else []),
+            "--device",
+            self.device,
+            "--seed",
+            str(self.seed),
+            "--mode",
+            self.mode,
+        ]
 
 
 DEFAULTS = ProbeRequest()
@@ -201,6 +213,7 @@ def probe_job(
         HpctrainError: srun was refused or ended early, with its last line in the message; or the probe hangs.
     """
     log = folder / "srun.log"
+    request = replace(request, shared=request.shared or _is_part(Slurm(runner), os.environ))
     process = start_on_nodes(job, probe_command(folder.resolve(), request), request.device != "cpu", runner, log)
     try:
         # If a node dies after the measurement, srun waits for it forever. The result is complete without it.
@@ -257,6 +270,15 @@ def _typed_gpus(job: ProbeJob) -> str | None:
     if not job.gpus_per_node:
         return None
     return f"{job.gpu_type}:{job.gpus_per_node}" if job.gpu_type else str(job.gpus_per_node)
+
+
+def _is_part(slurm: Slurm, environ: Mapping[str, str]) -> bool:
+    """Whether this process is in an allocation that has only a part of its nodes. A new job gets whole nodes."""
+    try:
+        info = slurm.job(environ["SLURM_JOB_ID"]) if "SLURM_JOB_ID" in environ else None
+    except CommandError:
+        return False
+    return info is not None and bool(info.shares_nodes)
 
 
 def probe_command(folder: Path, request: ProbeRequest) -> list[str]:

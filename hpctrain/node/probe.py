@@ -19,7 +19,14 @@ from hpctrain.base.atomic import write_json
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
-from hpctrain.probe.measure.settings import MODES, PARTIAL_FILE, ProbeSettings, default_mode, local_settings
+from hpctrain.probe.measure.settings import (
+    MODES,
+    PARTIAL_FILE,
+    ProbeSettings,
+    default_mode,
+    local_settings,
+    with_shared_nodes,
+)
 from hpctrain.probe.pair_selection.switches import switches_of
 from hpctrain.probe.protocol.run import ProbeNode, probe_nodes
 from hpctrain.probe.system.host import routed_address
@@ -79,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "none"], default="auto")
     parser.add_argument("--mode", choices=MODES, help="default: by the number of nodes")
     parser.add_argument("--prior", type=Path, help="a topology that says which nodes share a switch")
+    parser.add_argument("--shared", action="store_true", help="other jobs may run on the nodes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--job-id", help="Slurm job that measures")
     return parser
@@ -88,7 +96,8 @@ def _settings(options: argparse.Namespace, count: int) -> ProbeSettings:
     mode = options.mode or default_mode(count)
     if options.local:
         return replace(local_settings(count, options.device, options.seed), mode=mode)
-    return ProbeSettings(seed=options.seed, device=options.device, mode=mode)
+    settings = ProbeSettings(seed=options.seed, device=options.device, mode=mode)
+    return with_shared_nodes(settings) if options.shared else settings
 
 
 LOOPBACK = "127.0.0.1"

@@ -12,6 +12,7 @@ from fake_slurm import FakeSlurm
 from hpctrain.base.package_data import package_data_path
 from hpctrain.base.process import Process
 from hpctrain.launch.probe import STALL_S, ProbeJob, ProbeRequest, probe_job, srun_command
+from hpctrain.node import probe as node_probe
 from hpctrain.node.probe import add_node_arguments, node_address
 
 
@@ -87,6 +88,27 @@ def test_inside_an_allocation_the_step_is_a_task_on_each_of_its_nodes(
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--gpus-per-node=8"} <= set(words)
     assert "--exclusive" not in words
     assert "--exclusive" in srun_command(ProbeJob(2), ["x"])
+
+
+class PartOfNodes(Starting):
+    """Its jobs share their nodes with others."""
+
+    def _show(self, argv, what, name):
+        done = super()._show(argv, what, name)
+        return done if what != "job" else self._reply(argv, done.stdout.rstrip() + " OverSubscribe=OK\n")
+
+
+def test_a_probe_in_an_allocation_with_a_part_of_its_nodes_tells_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "topology.json").write_text(package_data_path("topology", "laptop-4-nodes.json").read_text())
+    for fake, shared in ((PartOfNodes(), True), (Starting(), False)):
+        monkeypatch.setenv("SLURM_JOB_ID", fake.submit("-N2"))
+        probe_job(ProbeJob(2), tmp_path, fake, FakeClock())
+        assert ("--shared" in fake.argvs[-1]) is shared
+    monkeypatch.delenv("SLURM_JOB_ID")
+    probe_job(ProbeJob(2), tmp_path, PartOfNodes(), FakeClock())
+    assert node_probe._settings(node_probe._parser().parse_args(["--folder", "x", "--shared"]), 2).shared
 
 
 def test_the_nodes_of_a_step_are_fewer_than_those_of_its_allocation() -> None:
