@@ -106,3 +106,24 @@ def test_a_dry_run_shows_the_script_and_submits_nothing(project: Project) -> Non
     assert "#SBATCH --partition=low" in done.stdout
     assert "provisional plan" in done.stdout or "not checked before the job starts" in done.stdout
     assert project.cluster.run("squeue", "--noheader").stdout == before
+
+
+PROGRAM = """
+from hpctrain import api
+
+run = api.submit("run.yaml", settings={"name": "program", "steps": 6}, topology="topology.json")
+status = api.wait(run, timeout_s=200)
+print(status.state, status.step, status.reason)
+print(run.metrics["step"].tolist(), run.job_id == run.attempts[0]["job_id"], len(run.plan.nodes) > 1)
+"""
+
+
+def test_a_program_submits_a_job_waits_for_it_and_reads_its_metrics(project: Project) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=project.path, env=project.cluster.env, capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    state, metrics = done.stdout.splitlines()
+    assert state.startswith("done 6 "), done.stderr
+    assert metrics == "[1, 2, 3, 4, 5, 6] True True"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,38 @@ def test_the_run_folder_says_what_was_found_in_the_model(trained: Outcome) -> No
     assert measured.block_sizes.parameters == block
     assert measured.parameters() == 3 * block + 257 * 32 + 64 * 32 + 2 * 32 + 257 * 32
     assert measured.tensor_parallel_degrees == [2]
+
+
+PROGRAM = """
+import sys
+
+import torch
+
+from hpctrain import api
+
+run, path = api.load_run(sys.argv[1]), list(sys.path)
+model = run.load_checkpoint()
+print(sum(parameter.numel() for parameter in model.parameters()), sys.path == path, sys.modules["gpt"].__file__)
+print(list(model(torch.zeros(1, 5, dtype=torch.long)).shape))
+sys.modules["gpt"].__file__ = "/elsewhere/gpt.py"
+try:
+    run.load_checkpoint()
+except api.InputError as error:
+    print(error)
+"""
+
+
+def test_a_program_gets_the_whole_model_by_the_code_of_the_run(trained: Outcome, site: Site) -> None:
+    assert trained.folder is not None
+    measured = read_run(trained.folder / "run.yaml").model.measured
+    assert measured is not None
+    argv = [sys.executable, "-c", PROGRAM, str(trained.folder)]
+    done = subprocess.run(argv, cwd=site.path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    size, shape, refused = done.stdout.splitlines()
+    assert size == f"{measured.parameters()} True {trained.folder / 'code' / 'gpt.py'}"
+    assert shape == "[1, 5, 257]"
+    assert refused.startswith("model.import: this process has imported gpt from /elsewhere/gpt.py")
 
 
 def test_it_goes_on_with_the_code_that_was_submitted(trained: Outcome, site: Site) -> None:
