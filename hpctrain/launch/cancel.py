@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.jobs.successors import cancel_job
 from hpctrain.launch.slurm_job.job_script import is_in_allocation, stop_in_allocation
@@ -35,6 +37,41 @@ def cancel_run(folder: Path, at_once: bool, runner: Runner, clock: Clock) -> str
     if run_of(folder).cluster.kind == "slurm":
         return _cancel_job(folder, at_once, Slurm(runner), clock)
     return _stop_processes(folder, at_once)
+
+
+AT_ONCE = 16
+"""Most runs of a sweep that are stopped at the same time; each may take a minute to save a checkpoint."""
+
+
+def cancel_runs(
+    folders: Sequence[Path], at_once: bool, runner: Runner, clock: Clock
+) -> list[tuple[Path, str | HpctrainError]]:
+    """Stop all runs of a sweep, each as `cancel_run` does; return for each run a sentence that says what was done, or
+    the error that prevented it.
+
+    Runs that wait are stopped before those that train: otherwise, in an array with a limit, one would start in place of
+    each that ends.
+    """
+    waiting = _waiting(folders, Slurm(runner))
+
+    def stop(folder: Path) -> str | HpctrainError:
+        try:
+            return cancel_run(folder, at_once, runner, clock)
+        except HpctrainError as error:
+            return error
+
+    done = {folder: stop(folder) for folder in folders if folder in waiting}
+    training = [folder for folder in folders if folder not in waiting]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        done |= dict(zip(training, pool.map(stop, training), strict=True))
+    return [(folder, done[folder]) for folder in folders]
+
+
+def _waiting(folders: Sequence[Path], slurm: Slurm) -> set[Path]:
+    """Return those of the run folders whose newest job waits in the queue."""
+    jobs = {folder: job for folder in folders if (job := job_id(folder)) is not None}
+    known = slurm.jobs(list(jobs.values()))
+    return {folder for folder, job in jobs.items() if job in known and known[job].is_waiting}
 
 
 def _cancel_job(folder: Path, at_once: bool, slurm: Slurm, clock: Clock) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import submitit
-from submitit.core.utils import FailedJobError
+from submitit.core.utils import DelayedSubmission, FailedJobError
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpctrain.base.atomic import storage_errors, write_text
@@ -23,7 +23,7 @@ from hpctrain.launch.slurm_job.job_script import node_command, render_job
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import record_job
-from hpctrain.slurm.commands import client_environment
+from hpctrain.slurm.commands import Slurm, client_environment
 
 SUPERVISOR_LOG = "logs/supervisor.log"
 """File in a run folder with the output of the process that supervises a local run in the background."""
@@ -91,6 +91,44 @@ def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
         except FailedJobError as error:
             raise CommandError(f"sbatch refused the job: {_last_line(str(error))}") from None
         return _recorded(folder, str(job.job_id), lambda: job.cancel(check=False))
+
+
+def submit_array(
+    sweep: Path, text: str, runs: Sequence[tuple[RunFolder, Run]], exclude: Sequence[str], slurm: Slurm
+) -> list[str]:
+    """Submit the runs of a sweep as the tasks of one job array, record the ids of tasks and array in their folders, and
+    return the ids of the tasks. job.sh in the sweep's folder is the submitted script; job.sh in each run folder is what
+    its task runs, and what is submitted if the run continues as another job.
+
+    Args:
+        sweep: folder of the sweep.
+        text: text of the array's script.
+        runs: the run folders, each with the run that its job is for, in the order of the tasks.
+        exclude: names of nodes that the jobs exclude, besides those in cluster.sbatch.
+
+    Raises:
+        CommandError: sbatch refused the array; the message quotes sbatch.
+        StorageError: a folder cannot be written.
+    """
+    for folder, run in runs:
+        write_text(folder.path / "job.sh", preview(run, folder.path), mode=0o755)
+    script = sweep / "job.sh"
+    write_text(script, text, mode=0o755)
+    array = slurm.submit(script, exclude_options(runs[0][1], exclude))
+    tasks = [f"{array}_{number}" for number in range(len(runs))]
+    try:
+        for task, (folder, _) in zip(tasks, runs, strict=True):
+            # submitit's tasks wait for this file for a minute.
+            words = folder.path / "submitit" / f"{task}_submitted.pkl"
+            with storage_errors(words):
+                words.parent.mkdir(exist_ok=True)
+                DelayedSubmission(become, node_command(folder.path)).dump(words)
+            record_job(folder.path, task)
+        record_job(sweep, array)
+    except StorageError:
+        slurm.cancel(array)
+        raise
+    return tasks
 
 
 def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:

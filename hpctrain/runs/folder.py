@@ -143,17 +143,8 @@ def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Pla
         InputError: the path holds a control character.
         StorageError: the run folder cannot be written.
     """
-    stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    path = base.resolve() / f"{run.name}-{stamp}-{secrets.token_hex(2)}"
-    check_path(path)
-    # Mode 0700 from the first moment: it protects the key, logs and pickles in the folder.
+    path = new_folder(base, run.name, now, "checkpoints", "generations", "logs")
     with storage_errors(path), owner_only():
-        path.mkdir(parents=True, mode=0o700)
-        with contextlib.suppress(OSError):
-            # A default ACL of the parent folder would apply to all files that are created here, whatever the umask.
-            os.removexattr(path, "system.posix_acl_default")
-        for name in ("checkpoints", "generations", "logs"):
-            (path / name).mkdir()
         write_text(path / "run.yaml", render_run(run))
         # Whoever can read the key can talk to the agents.
         write_text(path / "key", secrets.token_hex(32) + "\n", mode=0o600)
@@ -162,6 +153,28 @@ def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Pla
         if plan is not None:
             plan.write(path / "plan.json")
     return RunFolder(path)
+
+
+def new_folder(base: Path, name: str, now: float, *folders: str) -> Path:
+    """Create the folder <base>/<name>-<UTC time>-<4 hex digits> with empty `folders` in it, for its owner alone, and
+    return its path.
+
+    Raises:
+        InputError: the path holds a control character.
+        StorageError: the folder cannot be written.
+    """
+    stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    path = base.resolve() / f"{name}-{stamp}-{secrets.token_hex(2)}"
+    check_path(path)
+    # Mode 0700 from the first moment: it protects the key, logs and pickles in the folder.
+    with storage_errors(path), owner_only():
+        path.mkdir(parents=True, mode=0o700)
+        with contextlib.suppress(OSError):
+            # A default ACL of the parent folder would apply to all files that are created here, whatever the umask.
+            os.removexattr(path, "system.posix_acl_default")
+        for folder in folders:
+            (path / folder).mkdir()
+    return path
 
 
 def check_path(path: Path) -> None:
@@ -181,8 +194,8 @@ def check_path(path: Path) -> None:
 
 @contextlib.contextmanager
 def remove_on_error(folder: RunFolder) -> Iterator[None]:
-    """Remove a new run folder if the `with` block fails. Otherwise the run's name would lead to this folder instead of
-    an earlier run with the same name."""
+    """Remove a new run folder, or the folder of a sweep, if the `with` block fails. Otherwise its name would lead to
+    this folder instead of an earlier run with the same name."""
     try:
         yield
     except BaseException:

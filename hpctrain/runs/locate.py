@@ -17,6 +17,7 @@ from hpctrain.base.errors import InputError, UntrustedError
 from hpctrain.base.owned_files import OwnedFolder, read_owned
 from hpctrain.records.history.ledger import queued_behind, read_successors
 from hpctrain.records.history.past_runs import read_past_runs
+from hpctrain.records.history.sweep import SWEEP_FILE
 
 RUNS_VARIABLE = "HPCTRAIN_RUNS"
 """Environment variable that names the folder in which run folders are made; unset: ./runs."""
@@ -29,21 +30,35 @@ _SHOWN = 5
 
 
 def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
-    """Return the folder of a run.
+    """Return the folder of a run; the arguments are those of `find_run_or_sweep`.
+
+    Raises:
+        UntrustedError: the folder is another user's, or others can write to it. For a name, only if no other folder has
+            the name.
+        InputError: there is no such run, and the message lists the nearest names; or the name is that of a sweep.
+    """
+    folder = find_run_or_sweep(name, environ, cwd)
+    if is_trusted_run(folder):
+        return folder
+    raise InputError(f"{name}: a sweep, and not a run; `hpctrain status {name}` shows its runs: name one of them")
+
+
+def find_run_or_sweep(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
+    """Return the folder of a run or of a sweep.
 
     Args:
-        name: path or name of a run folder, a run's name (of several folders the newest is returned), or the id of one
-            of the run's jobs, earlier ones included.
+        name: path or name of a folder, the name of a run or a sweep (of several folders the newest is returned), or the
+            id of one of its jobs, earlier ones included. A sweep's job is the whole job array.
         environ: HPCTRAIN_RUNS names a second place to search; the history of started runs names further folders.
         cwd: folder that relative paths and `runs` start from.
 
     Raises:
         UntrustedError: the folder is another user's, or others can write to it. For a name, only if no other folder has
             the name.
-        InputError: there is no such run; the message lists the nearest names.
+        InputError: there is no such run or sweep; the message lists the nearest names.
     """
     path = cwd / Path(name).expanduser()
-    if is_trusted_run(path):
+    if is_trusted_run(path) or is_trusted_run(path, SWEEP_FILE):
         return path
     if path.is_dir():
         raise InputError(f"{name}: not a run folder, it has no run.yaml; give a folder that `hpctrain train` made")
@@ -53,12 +68,17 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
         raise InputError(f"{name}: no such folder; give a run folder, or a run's name without '/'")
     places = _places(environ, cwd)
     for place in places:
-        newest = _newest(name, runs_in(place).trusted)
+        newest = _newest(name, [*runs_in(place).trusted, *sweeps_in(place)])
         if newest is not None:
             return newest
     past = past_folders(environ)
     there = split_by_owner(past)
-    named = [folder for folder in there.trusted if name in (*_names(folder), *_all_ids(folder), *past[folder])]
+    sweeps = [sweep for place in sorted({folder.parent for folder in past}) for sweep in sweeps_in(place)]
+    named = [
+        folder
+        for folder in (*there.trusted, *sweeps)
+        if name in (*_names(folder), *_all_ids(folder), *past.get(folder, ()))
+    ]
     if named:
         return max(named, key=_age_key)
     # Of a folder that is not this user's alone, only the name is read.
@@ -198,15 +218,18 @@ class ScannedFolders:
     """The reason is that the folder is another user's, or that others can write to it."""
 
 
-def is_trusted_run(path: Path) -> bool:
+def is_trusted_run(path: Path, file: str = "run.yaml") -> bool:
     """Whether `path` is a run folder of this user; False if nothing is there, or no run file is in it.
+
+    Args:
+        file: file that a folder of the kind has; SWEEP_FILE asks for the folder of a sweep.
 
     Raises:
         UntrustedError: the folder or its run file is another user's, or others can write to it.
     """
     try:
         with OwnedFolder(path) as folder:
-            os.close(folder.open("run.yaml"))
+            os.close(folder.open(file))
     except (OSError, ValueError):  # the text may not be a valid path
         return False
     return True
@@ -233,6 +256,16 @@ def runs_in(place: Path) -> ScannedFolders:
         return split_by_owner(sorted(path for path in place.iterdir() if path.is_dir()))
     except OSError:
         return ScannedFolders([], [])
+
+
+def sweeps_in(place: Path) -> list[Path]:
+    """Return the folders of this user's sweeps directly in the folder `place`, oldest first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in place.iterdir():
+            with contextlib.suppress(UntrustedError):
+                found += [path] if path.is_dir() and is_trusted_run(path, SWEEP_FILE) else []
+    return sorted_by_age(found)
 
 
 def untrusted_folders_text(others: Sequence[UntrustedError]) -> str:

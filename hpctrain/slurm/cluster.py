@@ -201,6 +201,8 @@ class ClusterConfig(TypedDict):
     billing_rule: BillingRule
     memory_is_billed: bool
     """Whether Slurm gives memory to jobs, and bills it (SelectTypeParameters with _Memory)."""
+    max_array_size: int
+    """Most tasks of a job array; 0: the site allows none."""
     topology_plugin: str
     """Slurm's plugin for the closeness of nodes: tree, block or 3d_torus; default or flat: Slurm knows no closeness."""
 
@@ -343,6 +345,7 @@ def parse_config(text: str) -> ClusterConfig:
         whole_nodes=values.get("SelectType") == "select/linear",
         memory_is_billed="MEMORY" in values.get("SelectTypeParameters", "").upper(),
         billing_rule=billing_rule(values.get("PriorityFlags", "")),
+        max_array_size=_first_number(required(values, "MaxArraySize")),
         # 22.05 says 'none' for what later versions call 'default' and 'flat'.
         topology_plugin=values.get("TopologyPlugin", "").removeprefix("topology/") or "default",
     )

@@ -134,6 +134,8 @@ class FakeSlurm:
             "sinfo": self._sinfo,
             "srun": self._srun,
         }
+        if argv[0] not in clients:  # git and the like are not here
+            raise CommandError(f"{argv[0]}: not found on the path")
         return clients[argv[0]](list(argv))
 
     def start(self, argv, env=None, log=None, keep_fds=()):

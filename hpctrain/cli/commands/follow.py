@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import click
 from rich.live import Live
@@ -16,14 +18,15 @@ from rich.live import Live
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_FAILED, HpctrainError, InputError
 from hpctrain.cli.answers import say, warn
-from hpctrain.cli.options.parameters import RUN
+from hpctrain.cli.options.parameters import RUN, RUNS
 from hpctrain.cli.views.console import Console
 from hpctrain.jobs.run_status import WatchedRun, run_status, run_statuses
 from hpctrain.report.event_text import log_line_text
 from hpctrain.report.logs import LogLine, find_logs, follow_lines, last_lines
-from hpctrain.report.status import RunStatus
+from hpctrain.report.status import RunStatus, State
 from hpctrain.report.terminal import PlainView, render_watch_view, status_lines
 from hpctrain.runs.locate import job_id, past_folders, run_name, scan_runs, sorted_by_age, untrusted_folders_text
+from hpctrain.runs.sweeps import NamedRuns, sweeps_of
 
 GONE = "its folder is gone: removed or moved"
 TELLING = ("failed", "recovering", "requeued", "unknown")
@@ -39,6 +42,9 @@ def list_command(here: bool, as_json: bool) -> None:
     Runs here lie in ./runs and in $HPCTRAIN_RUNS. Runs elsewhere are read from $XDG_STATE_HOME/hpctrain/history.jsonl
     (by default in ~/.local/state). A run whose folder no longer exists has the state `gone`. In the JSON form, `job_id`
     is the run's newest job, and null for a run of local processes.
+
+    A sweep is one line that counts its runs by state; `hpctrain status SWEEP` shows them one by one. In the JSON form
+    each run is an object, and `sweep` is the folder of its sweep, or null.
     """
     here_now = scan_runs(os.environ, Path.cwd())
     local = set(here_now.trusted)
@@ -47,6 +53,9 @@ def list_command(here: bool, as_json: bool) -> None:
     there = [folder for folder in folders if folder in local or _is_there(folder)]
     statuses = dict(zip(there, run_statuses(there), strict=True))
     rows = [_row(folder, _newest_job(folder, past.get(folder, ())), statuses.get(folder)) for folder in folders]
+    sweeps = sweeps_of(folders)
+    for folder, row in zip(folders, rows, strict=True):
+        row["sweep"] = str(sweeps[folder]) if folder in sweeps else None
     if here_now.untrusted:
         warn([untrusted_folders_text(here_now.untrusted)])
     if as_json:
@@ -54,11 +63,27 @@ def list_command(here: bool, as_json: bool) -> None:
         return
     if not rows:
         click.echo("no runs here; `hpctrain init` writes a run file to start with")
+    shown: set[object] = set()
     for row in rows:
-        progress = f"{row['step']:>7}/{row['steps']:<7}" if row["state"] != "gone" else " " * 15
-        click.echo(f"{row['state']:<10} {progress} {row['folder']}")
-        if row["state"] in TELLING:
-            click.echo(f"{'':<10} {row['reason']}")
+        sweep = row["sweep"]
+        if sweep is None:
+            _list_row(row)
+        elif sweep not in shown:
+            shown.add(sweep)
+            states = Counter(str(other["state"]) for other in rows if other["sweep"] == sweep)
+            counted = ", ".join(f"{state} {states[state]}" for state in sorted(states, key=_STATES.index))
+            click.echo(f"{'sweep':<10} {counted:<15} {sweep}")
+
+
+def _list_row(row: dict[str, object]) -> None:
+    progress = f"{row['step']:>7}/{row['steps']:<7}" if row["state"] != "gone" else " " * 15
+    click.echo(f"{row['state']:<10} {progress} {row['folder']}")
+    if row["state"] in TELLING:
+        click.echo(f"{'':<10} {row['reason']}")
+
+
+_STATES = (*get_args(State)[::-1], "gone")
+"""States in the order in which the line of a sweep counts them: ended ones first."""
 
 
 def _is_there(folder: Path) -> bool:
@@ -146,10 +171,10 @@ def _text(line: LogLine) -> str:
 
 
 @click.command("status")
-@click.argument("folder", metavar="RUN", type=RUN)
+@click.argument("named", metavar="RUN|SWEEP", type=RUNS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
-def status_command(folder: Path, as_json: bool) -> None:
-    """Say how a run is doing: its state, its step and what it waits for.
+def status_command(named: NamedRuns, as_json: bool) -> None:
+    """Say how a run or each run of a sweep is doing: its state, its step and what it waits for.
 
     RUN is a run folder, a run's name or a job's id. Names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
     among the runs that you started anywhere; of several folders with that name the newest counts.
@@ -159,13 +184,31 @@ def status_command(folder: Path, as_json: bool) -> None:
 
     State is one of queued, starting, running, recovering, requeued, done, failed, cancelled, unknown. The exit code is
     0 in every state; it is not 0 only if the status cannot be found out.
+
+    SWEEP is the name or the folder of a sweep, or the id of its job array. Its JSON form is {name, folder, job_id,
+    runs}; a run has the keys of `hpctrain list`.
     """
+    if named.is_sweep:
+        _sweep_status(named, as_json)
+        return
+    folder = named.folder
     status = run_status(folder)
     if as_json:
         more = {"folder": str(folder), "job_id": job_id(folder)}
         click.echo(json.dumps({**status.to_json(), **{k: v for k, v in more.items() if v}}, allow_nan=False))
         return
     say(status_lines(status, SystemClock().wall()))
+
+
+def _sweep_status(named: NamedRuns, as_json: bool) -> None:
+    statuses = run_statuses(named.runs)
+    rows = [_row(run, _newest_job(run, ()), status) for run, status in zip(named.runs, statuses, strict=True)]
+    if as_json:
+        sweep = {"name": run_name(named.folder.name), "folder": str(named.folder), "job_id": job_id(named.folder)}
+        click.echo(json.dumps({**sweep, "runs": rows}))
+        return
+    for row in rows:
+        _list_row(row)
 
 
 LOOK_S = 1.0

@@ -13,13 +13,13 @@ from pathlib import Path
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.errors import CommandError, HpctrainError, InputError, RefusedError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
-from hpctrain.cli.options.parameters import RUN
+from hpctrain.cli.options.parameters import RUN, RUNS
 from hpctrain.jobs.run_status import run_status
-from hpctrain.launch.cancel import cancel_run
+from hpctrain.launch.cancel import cancel_run, cancel_runs
 from hpctrain.launch.container_command import container_command, step_options
 from hpctrain.launch.step import (
     choose_node,
@@ -34,22 +34,34 @@ from hpctrain.report.status import RunStatus
 from hpctrain.runs.folder import RunFolder, check_trusted, lock_holder
 from hpctrain.runs.locate import find_run, job_id, scan_runs
 from hpctrain.runs.prune import Removal, jobs_of, removable, remove_all, why_in_use
+from hpctrain.runs.sweeps import NamedRuns
 from hpctrain.slurm.commands import Slurm
 
 
 @click.command()
-@click.argument("folder", metavar="RUN", type=RUN)
+@click.argument("named", metavar="RUN|SWEEP", type=RUNS)
 @click.option(
     "--now", "at_once", is_flag=True, help="Do not wait for a save: steps since the last checkpoint may be lost."
 )
-def cancel_command(folder: Path, at_once: bool) -> None:
-    """Stop a run for good: its agents save a checkpoint and stop, then its job is cancelled.
+def cancel_command(named: NamedRuns, at_once: bool) -> None:
+    """Stop a run or a sweep for good: agents save a checkpoint and stop, then the job is cancelled.
 
     RUN is a run folder, a run's name or a job's id. A run that waits in the queue is taken out of the queue. `hpctrain
-    resubmit` continues a cancelled run later, from its newest checkpoint.
+    resubmit` continues a cancelled run later, from its newest checkpoint. SWEEP is the name or the folder of a sweep,
+    or the id of its job array: all its runs are stopped. A run of a sweep is stopped alone by its own name or by its
+    job's id, such as 123_4.
     """
     click.get_current_context().with_resource(owner_only())
-    click.echo(cancel_run(folder, at_once, SystemRunner(), SystemClock()))
+    if not named.is_sweep:
+        click.echo(cancel_run(named.folder, at_once, SystemRunner(), SystemClock()))
+        return
+    results = cancel_runs(named.runs, at_once, SystemRunner(), SystemClock())
+    for folder, result in results:
+        if not isinstance(result, HpctrainError):
+            click.echo(f"{folder.name}: {result}")
+    failed = [result for _, result in results if isinstance(result, HpctrainError)]
+    if failed:
+        raise CommandError("\n".join(map(str, failed)))
 
 
 COMMAND = "hpctrain.exec.command"

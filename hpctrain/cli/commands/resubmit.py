@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import say, submission, warn
 from hpctrain.cli.options.completion import setting_items
-from hpctrain.cli.options.parameters import RUN
+from hpctrain.cli.options.parameters import RUNS
 from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options
 from hpctrain.jobs.dependencies import (
     record_dependent_run,
@@ -29,7 +29,7 @@ from hpctrain.jobs.dependencies import (
     refresh_dependent_runs,
     with_dependencies,
 )
-from hpctrain.jobs.run_status import run_status
+from hpctrain.jobs.run_status import run_status, run_statuses
 from hpctrain.jobs.successors import CANCELLED_FILE, check_no_live_job, nodes_to_exclude_if_known, queue_successors
 from hpctrain.launch.preflight.changed_settings import ALLOWED, run_with_changes, write_changed_settings
 from hpctrain.launch.preflight.prepare import fewest_nodes
@@ -43,6 +43,7 @@ from hpctrain.runs.locate import job_id, run_of_job, scan_runs, untrusted_folder
 from hpctrain.runs.lost_checkpoints import lost_checkpoints_text, restarting_from_seed
 from hpctrain.runs.secrets import check_secrets
 from hpctrain.runs.started_runs import add_to_history, check_cluster
+from hpctrain.runs.sweeps import NamedRuns
 from hpctrain.slurm.commands import Slurm
 
 own_job_option = click.option(
@@ -51,7 +52,7 @@ own_job_option = click.option(
 
 
 @click.command()
-@click.argument("folder", metavar="RUN", type=RUN)
+@click.argument("named", metavar="RUN|SWEEP", type=RUNS)
 @slurm_options
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help=f"Change a key of {', '.join(ALLOWED)}.",
@@ -59,26 +60,68 @@ own_job_option = click.option(
 )  # fmt: skip
 @click.option("--from-seed", is_flag=True, help="Begin again from the seed; checkpoints that are there are put aside.")
 @own_job_option
-@click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout; of a sweep, a list.")
 def resubmit_command(
-    folder: Path, overrides: tuple[str, ...], from_seed: bool, own_job: bool, as_json: bool, **sbatch: Any
+    named: NamedRuns, overrides: tuple[str, ...], from_seed: bool, own_job: bool, as_json: bool, **sbatch: Any
 ) -> None:
     """Submit a run again that was cancelled or failed: it continues in its run folder, from its last checkpoint.
 
     RUN is a run folder, a run's name or a job's id. With --set and Slurm's options (-p to --gpus-per-node), it
     continues with changed settings, as far as its checkpoint allows; the earlier settings stay in the run folder as
-    run-<n>.yaml. To continue a run that is done, give it more steps (`--set steps=N`).
+    run-<n>.yaml. To continue a run that is done, give it more steps (`--set steps=N`). SWEEP is the name or the folder
+    of a sweep, or the id of its job array: each of its runs that was cancelled or failed is submitted again, as a job
+    of its own.
     """
     click.get_current_context().with_resource(owner_only())
-    folder = folder.resolve()
-    check_trusted(folder)
+    for folder in named.runs:
+        check_trusted(folder)
     options = SlurmOptions(**sbatch)
     if own_job:
-        if overrides or from_seed:
+        if overrides or from_seed or named.is_sweep:
             words = "a job that comes back from the queue keeps its settings; leave out --set and --from-seed"
-            raise InputError(f"--own-job: {words}")
+            raise InputError(f"--own-job: {'it continues one run, not a sweep' if named.is_sweep else words}")
         options.check_not_given("--own-job")
-        _go_on_as_own_job(folder)
+        _go_on_as_own_job(named.folder)
+    if not named.is_sweep:
+        _print(_resubmit(named.folder, overrides, options, from_seed, as_json), as_json)
+        return
+    told: list[dict[str, str]] = []
+    try:
+        for folder in _ended(named, as_json):
+            told.append(_resubmit(folder, overrides, options, from_seed, as_json))
+            if not as_json:
+                _print(told[-1], as_json)
+    finally:
+        # Submitted jobs are printed even after an error: otherwise nobody would know their ids.
+        if as_json:
+            click.echo(json.dumps(told))
+
+
+def _ended(named: NamedRuns, as_json: bool) -> list[Path]:
+    """Return the runs of a sweep that were cancelled or failed; say what the others do.
+
+    Raises:
+        InputError: there is no such run.
+    """
+    ended = []
+    for folder, status in zip(named.runs, run_statuses(named.runs), strict=True):
+        if not isinstance(status, HpctrainError) and status.state not in ("failed", "cancelled"):
+            say([f"{folder.name}: it is {status.state}, and left as it is"], as_json)
+        else:
+            ended.append(folder)
+    if not ended:
+        raise InputError(f"{named.folder.name}: no run of this sweep was cancelled or failed; nothing to submit again")
+    return ended
+
+
+def _print(told: dict[str, str], as_json: bool) -> None:
+    click.echo(json.dumps(told) if as_json else f"job {told['job_id']}, run folder {told['folder']}")
+
+
+def _resubmit(
+    folder: Path, overrides: tuple[str, ...], options: SlurmOptions, from_seed: bool, as_json: bool
+) -> dict[str, str]:
+    """Submit a new job for the run in `folder`; return the object that --json prints."""
     slurm = Slurm(SystemRunner())
     overrides = (*overrides, *options.overrides())
     overrides += options.gpu_overrides(run_of(folder, overrides), slurm, os.environ)
@@ -96,10 +139,7 @@ def resubmit_command(
         with write_changed_settings(RunFolder(folder), spec), _from_seed(RunFolder(folder), from_seed):
             job = submit_local(RunFolder(folder), fewest_nodes(spec), SystemRunner())
     warn(add_to_history("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None))
-    if as_json:
-        click.echo(json.dumps(submission(folder, job)))
-    else:
-        click.echo(f"job {job}, run folder {folder}")
+    return submission(folder, job)
 
 
 def _from_seed(folder: RunFolder, wanted: bool) -> contextlib.AbstractContextManager[object]:

@@ -1,33 +1,41 @@
-"""Commands that write or print a run's results: `report`, `eval` and `export`."""
+"""Commands that write or print results of runs: `report`, `compare`, `eval` and `export`."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
+from rich.table import Table
 
 from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import HpctrainError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
-from hpctrain.cli.options.parameters import FILE, PATH, RUN
+from hpctrain.cli.options.parameters import FILE, PATH, RUN, RUNS
+from hpctrain.cli.views.console import table_console
 from hpctrain.hf.tensors import BYTES, shard_bytes
+from hpctrain.jobs.run_status import run_statuses
 from hpctrain.launch.checkpoints import CheckpointEvaluation, evaluate, export
+from hpctrain.report.comparison import ComparedRun, SortKey, compare, sort_rows, write_comparison
+from hpctrain.report.comparison import table as comparison_table
 from hpctrain.report.render import write_report
+from hpctrain.runs.locate import run_name
+from hpctrain.runs.sweeps import NamedRuns
 
 
 @click.command("report")
-@click.argument("folder", metavar="RUN", type=RUN)
-@click.option("-o", "--output", type=FILE, help="Default: report.html in RUN.")
-def report_command(folder: Path, output: Path | None) -> None:
-    """Write a run's report.html.
+@click.argument("named", metavar="RUN|SWEEP", type=RUNS)
+@click.option("-o", "--output", type=FILE, help="Default: report.html in RUN, or in the folder of the sweep.")
+def report_command(named: NamedRuns, output: Path | None) -> None:
+    """Write the report.html of a run or a sweep.
 
     The report is one file that needs no network and no other file: loss, throughput, stage times, bytes sent, the
     measured network, the plan compared with the measurements, faults and recoveries. A run in progress has a report
-    too.
+    too. The report of a sweep has the loss curves of all its runs in one chart, and the table of `hpctrain compare`.
 
     RUN is a run folder, a run's name or a job's id. Names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
     among the runs that you started anywhere; of several folders with that name the newest counts.
@@ -35,9 +43,53 @@ def report_command(folder: Path, output: Path | None) -> None:
     if output is None:
         # In the run folder only the owner may read the report; a report elsewhere is made to be shown.
         click.get_current_context().with_resource(owner_only())
-    target = output or folder / "report.html"
-    write_report(folder, target, SystemClock().wall())
+    target, now = output or named.folder / "report.html", SystemClock().wall()
+    if named.is_sweep:
+        rows = sort_rows(_compared(named.runs, now), "loss")
+        write_comparison(f"Sweep {run_name(named.folder.name)}", rows, target, now)
+    else:
+        write_report(named.folder, target, now)
     click.echo(str(target))
+
+
+@click.command("compare")
+@click.argument("several", metavar="RUN|SWEEP...", type=RUNS, nargs=-1, required=True)
+@click.option(
+    "--sort", "key", type=click.Choice(get_args(SortKey)), default="loss", help="What comes first; loss: the smallest."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list on stdout and nothing else.")
+def compare_command(several: tuple[NamedRuns, ...], key: SortKey, as_json: bool) -> None:
+    """Compare runs in a table: settings in which they differ, state, losses, speed, node-hours and GPU-hours.
+
+    RUN is a run folder, a run's name or a job's id; SWEEP is the name or the folder of a sweep, or the id of its job
+    array. `best` and `best valid` are the smallest losses so far. `--sort loss` takes the newest validation loss if
+    every run has one, else the training loss.
+    """
+    folders = list(dict.fromkeys(folder for named in several for folder in named.runs))
+    rows = sort_rows(_compared(folders, SystemClock().wall()), key)
+    if as_json:
+        click.echo(json.dumps([row.to_json() for row in rows], allow_nan=False))
+        return
+    shown = Table(box=None, pad_edge=False)
+    columns = comparison_table(rows)
+    for column in columns:
+        shown.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        shown.add_row(*cells)
+    table_console(pipe_width=WIDTH).print(shown)
+
+
+WIDTH = 1000
+"""Columns of a comparison that is not printed on a terminal, so that each run is one line."""
+
+
+def _compared(folders: list[Path], now: float) -> list[ComparedRun]:
+    statuses = []
+    for status in run_statuses(folders):
+        if isinstance(status, HpctrainError):
+            raise status
+        statuses.append(status)
+    return compare(folders, statuses, now)
 
 
 @click.command("eval")

@@ -18,10 +18,12 @@ from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import say, submission, warn
 from hpctrain.cli.commands.resubmit import become_job, begin_own_job, earlier_run, own_job_option
+from hpctrain.cli.commands.sweep import submit_sweep
 from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.cli.options.parameters import PATH, set_option
 from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options
-from hpctrain.cli.options.starting import parse_seeds, profile_option, seeds_option, with_profile, with_seed
+from hpctrain.cli.options.starting import profile_option, with_profile
+from hpctrain.cli.options.sweep import expand_sweep, sweep_options
 from hpctrain.jobs.bad_nodes import record_excluded_nodes
 from hpctrain.jobs.dependencies import with_dependencies
 from hpctrain.jobs.partition_checks import nodes_of_allocation
@@ -38,7 +40,7 @@ from hpctrain.launch.queueing import (
     with_site,
 )
 from hpctrain.launch.slurm_job.job_script import check_is_slurm, run_in_allocation
-from hpctrain.launch.slurm_job.queue import CheckedRun, wait_for_job
+from hpctrain.launch.slurm_job.queue import wait_for_job
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.started_runs import add_to_history
 from hpctrain.slurm.commands import Slurm
@@ -64,7 +66,7 @@ class SubmitOptions:
 @click.option("--plan", type=PATH, help="Plan file, obeyed to the letter. Default: plan.")
 @set_option
 @click.option("--site", metavar="NAME", help="Profile of site.yaml. Default: the first one that matches this place.")
-@seeds_option
+@sweep_options
 @profile_option
 @click.option(
     "--local", is_flag=True, help="Start the run in the background of this machine, whatever cluster.kind is."
@@ -75,8 +77,8 @@ class SubmitOptions:
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout; a dry run, its script.")
 def submit_command(
     run_file: Path, topology: Path | None, plan: Path | None, overrides: tuple[str, ...], site: str | None,
-    seeds: str | None, profile: int | None, local: bool, dry_run: bool, wait: bool, own_job: bool, as_json: bool,
-    **sbatch: Any,
+    sweeps: tuple[str, ...], sweep_file: Path | None, array_limit: int | None, profile: int | None, local: bool,
+    dry_run: bool, wait: bool, own_job: bool, as_json: bool, **sbatch: Any,
 ) -> None:  # fmt: skip
     """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
 
@@ -89,27 +91,36 @@ def submit_command(
     Slurm's options (-p to --gpus-per-node) mean what they mean to sbatch. They count before the run file, where the
     same things have keys in `cluster`; -J is the run's name.
 
-    With --seeds, each seed is a run of its own, NAME-seedN; --json then prints a list.
+    With --sweep and --sweep-file, the runs of a sweep become the tasks of one job array, each with its own folder and
+    its own recovery. `hpctrain list`, `status`, `compare`, `report`, `cancel` and `resubmit` take the sweep's name.
+    --json then prints {name, folder, job_id, runs} with a list of the runs.
     """
     click.get_current_context().with_resource(owner_only())
     options = SlurmOptions(**sbatch)
     here = ("cluster.kind=local",) if local else ()
     overrides = (*with_profile(overrides, profile), *options.overrides(), *here)
     given = RunInputs(run_file, overrides, topology, plan)
-    chosen = parse_seeds(seeds) if seeds is not None else []
+    points = expand_sweep(sweeps, sweep_file, overrides)
+    if array_limit is not None and not points:
+        raise InputError("--array-limit: only for the runs of a sweep; add --sweep or --sweep-file")
     asked = SubmitOptions(dry_run, wait, as_json)
     if own_job:
-        if dry_run or wait or as_json or chosen or local:
-            useless = "--dry-run, --wait, --json, --seeds and --local"
+        if dry_run or wait or as_json or points or local:
+            useless = "--dry-run, --wait, --json, --sweep and --local"
             raise InputError(f"--own-job: the job turns into the run; leave out {useless}")
         options.check_not_given("--own-job", but=["job_name"])
         _submit_as_own_job(given, site)
     slurm = Slurm(SystemRunner())
     given, site_lines = with_site(given, site, slurm)
     given = replace(given, overrides=(*given.overrides, *options.gpu_overrides(given.run(), slurm, os.environ)))
+    if points:
+        if wait or local or _is_inside():
+            raise InputError("--sweep: only for jobs that are queued: not inside of salloc, no --wait, no --local")
+        options.check_are_used(given.run())
+        asked.say(site_lines)
+        submit_sweep(given, points, array_limit, slurm, dry_run, as_json)
+        return
     queued = given.run().cluster.kind == "slurm"
-    if chosen and (wait or not queued or _is_inside()):
-        raise InputError("--seeds: only for jobs that are queued: cluster.kind slurm, outside of salloc, no --wait")
     asked.say(site_lines)
     prepared = prepare_submission(given, local, slurm, SystemRunner(), asked.say)
     options.check_are_used(prepared.run)
@@ -121,7 +132,7 @@ def submit_command(
         say(options.unused_in_allocation(), as_json)
         _submit_in_allocation(prepared, asked)
     else:
-        _submit_to_slurm(prepared, slurm, chosen, asked)
+        _submit_to_slurm(prepared, slurm, asked)
 
 
 def _is_inside() -> bool:
@@ -129,43 +140,17 @@ def _is_inside() -> bool:
     return bool(os.environ.get("SLURM_JOB_ID"))
 
 
-def _submit_to_slurm(prepared: PreparedRun, slurm: Slurm, seeds: list[int], asked: SubmitOptions) -> None:
-    if seeds:
-        asked.say([f"{len(seeds)} runs, one for each seed; what follows is for each of them"])
+def _submit_to_slurm(prepared: PreparedRun, slurm: Slurm, asked: SubmitOptions) -> None:
     prepared, checked = check_for_queue(prepared, slurm, SystemClock(), asked.say)
     if asked.dry_run:
         script = script_to_be(checked.asked)
         _would(prepared, asked.as_json, script, script=script)
         return
-    answers: list[dict[str, str]] = []
-    try:
-        for seed in seeds or (None,):
-            answers.append(_queue_one(prepared, checked, slurm, seed, asked))
-    finally:
-        # Submitted jobs are printed even after an error: otherwise nobody would know their ids.
-        if asked.as_json and answers:
-            click.echo(json.dumps(answers if seeds else answers[0]))
-    if asked.wait:
-        folder, job_id = Path(answers[0]["folder"]), answers[0]["job_id"]
-        sys.exit(wait_for_job(folder, job_id, slurm, SystemClock(), lambda text: asked.say([text])))
-
-
-def _queue_one(
-    prepared: PreparedRun, checked: CheckedRun, slurm: Slurm, seed: int | None, asked: SubmitOptions
-) -> dict[str, str]:
-    """Make the folder of one run and submit the run; return the object that --json prints: {name, folder, job_id}.
-
-    Args:
-        checked: the run as the checks of the queue changed it.
-        seed: the run's seed, which also ends its name; None: seed and name of the run file.
-    """
-    if seed is not None:
-        prepared = replace(prepared, run=with_seed(prepared.run, seed))
-        checked = replace(checked, asked=with_seed(checked.asked, seed))
     started = queue_run(prepared, checked, slurm, SystemRunner(), SystemClock(), asked.say)
-    if not asked.as_json:
-        _tell(started.folder, started.job_id, as_json=False)
-    return submission(started.folder, started.job_id)
+    _tell(started.folder, started.job_id, asked.as_json)
+    if asked.wait:
+        watch = wait_for_job(started.folder, started.job_id, slurm, SystemClock(), lambda text: asked.say([text]))
+        sys.exit(watch)
 
 
 def _submit_in_allocation(prepared: PreparedRun, asked: SubmitOptions) -> None:

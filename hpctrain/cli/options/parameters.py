@@ -15,6 +15,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.cli.options.completion import complete_runs, complete_settings
 from hpctrain.records.format.node_name import expand_node_set
 from hpctrain.runs.locate import find_run
+from hpctrain.runs.sweeps import NamedRuns, find_runs
 
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -36,6 +37,19 @@ class RunType(click.ParamType[Path]):
 
 
 RUN = RunType()
+
+
+class RunsType(click.ParamType[NamedRuns]):
+    """A click type for a run or a sweep, given as its folder, its name, or the id of its job or job array."""
+
+    name = "runs"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NamedRuns:
+        """Return the run, or the runs of the sweep; the error for an unknown one lists where it was looked up."""
+        return value if isinstance(value, NamedRuns) else find_runs(value, os.environ, Path.cwd())
+
+
+RUNS = RunsType()
 
 
 class FiniteNumber(click.FloatRange):

@@ -1,13 +1,11 @@
-"""Options of the commands that start a run: `--profile STEP` and `--seeds 0-4`."""
+"""The option `--profile STEP` of the commands that start a run."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import click
 
-from hpctrain.base.errors import InputError
 from hpctrain.records.run.run import Run
 
 profile_option = click.option(
@@ -37,40 +35,3 @@ def traces_line(run: Run, folder: Path) -> str | None:
     return (
         f"profile: {what} of step {step}: {folder}/profile/{pattern}; open them at ui.perfetto.dev or chrome://tracing"
     )
-
-
-MOST = 200
-NAME_LENGTH = 64
-"""Longest name of a run, in characters, as the run file's `name` allows."""
-
-_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?:/([1-9]\d{0,8}))?)?", re.ASCII)
-
-seeds_option = click.option("--seeds", metavar="SET", help="One run for each of these seeds: 0-4, or 1,2,5, or 0-20/5.")
-
-
-def parse_seeds(text: str) -> list[int]:
-    """Return the seeds that a text names, ascending and each once: '7,0-2' -> [0, 1, 2, 7], '0-20/5' -> every fifth.
-
-    Raises:
-        InputError: the text is wrong, or names too many seeds.
-    """
-    matches = [_RANGE.fullmatch(item.strip()) for item in text.split(",")]
-    # Count the seeds of ranges before any list is made: a range costs nothing, however long it is.
-    ranges = [range(int(m[1]), int(m[2] or m[1]) + 1, int(m[3] or 1)) for m in matches if m]
-    if len(ranges) < len(matches) or not all(ranges):
-        raise InputError(f"--seeds: found {text!r}; allowed: numbers and ranges, as 0-4 or 1,2,5 or 0-20/5")
-    if sum(len(item) for item in ranges) > MOST:
-        raise InputError(f"--seeds: found {text!r}; allowed: up to {MOST} seeds, each is a job of its own")
-    return sorted({seed for item in ranges for seed in item})
-
-
-def with_seed(run: Run, seed: int) -> Run:
-    """Return the run with another seed, and with `-seed<seed>` at the end of its name.
-
-    Raises:
-        InputError: the name becomes too long.
-    """
-    name = f"{run.name}-seed{seed}"
-    if len(name) > NAME_LENGTH:
-        raise InputError(f"--seeds: {name} is longer than {NAME_LENGTH} characters; give the run a shorter name")
-    return run.model_copy(update={"name": name, "seed": seed})

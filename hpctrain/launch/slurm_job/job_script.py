@@ -79,7 +79,7 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         directives=[] if by_hand else directives(run, folder),
         setup=_checked(run.cluster.setup, "cluster.setup"),
         folder=shlex.quote(str(folder)),
-        log_folder=_path(folder),
+        log_folder=directive_path(folder),
         node=shlex.join(program("hpctrain.node")),
         srun_options=_srun_options(run) + step_options(run, folder),
         offline=not run.cluster.internet,
@@ -114,7 +114,7 @@ def directives(run: Run, folder: Path) -> list[str]:
         # Successor jobs wait for the end of this job; if it were requeued, they would wait for its second end.
         "--no-requeue" if run.recovery.successors else "--requeue",
         "--open-mode=append",
-        f"--output={_path(folder)}/logs/%j.job.log",
+        f"--output={directive_path(folder)}/logs/%j.job.log",
         f"--signal=USR2@{cluster.save_notice_s}",
     ]
     for option, value in (
@@ -162,7 +162,7 @@ def _checked(lines: list[str], field: str) -> list[str]:
     return lines
 
 
-def _path(folder: Path) -> str:
+def directive_path(folder: Path) -> str:
     """Return the path as it is written in a #SBATCH line: quoted, and with each % doubled, because sbatch replaces %j
     and the like."""
     return shlex.quote(str(folder).replace("%", "%%"))

@@ -183,12 +183,16 @@ class Notify(Part):
         return self
 
 
+RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Pattern of a run's name, which is also part of the names of its folder and its job."""
+
+
 class Run(Document):
     """run.yaml: the settings of a training run."""
 
     schema_kind: ClassVar[str] = "run"
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(default="run", pattern=RUN_NAME)
     """Name of the run and of its run folder."""
     steps: int = Field(ge=1, le=STEPS_MAX)
     """Optimizer steps."""

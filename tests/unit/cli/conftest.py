@@ -13,7 +13,7 @@ from fake_slurm import FakeSlurm
 from hpctrain.cli.main import cli
 
 USES_SLURM = (
-    "cli.commands.manage", "cli.commands.resubmit", "cli.commands.submit", "jobs.run_status",
+    "cli.commands.manage", "cli.commands.resubmit", "cli.commands.submit", "cli.commands.sweep", "jobs.run_status",
 )  # fmt: skip
 
 

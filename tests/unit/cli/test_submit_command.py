@@ -268,28 +268,6 @@ def test_no_partition_that_fits_is_refused_with_every_reason(queued, runs, hpctr
     assert [line.partition(":")[0] for line in str(error).splitlines()] == ["cluster.partition"] + ["cluster.nodes"] * 2
 
 
-def test_each_seed_is_a_run_of_its_own_asked_about_once(queued, runs, hpctrain, run_file):
-    result = hpctrain("submit", str(run_file), "--seeds", "0-1,7", "--json")
-    told = json.loads(result.stdout)
-    found = [read_run(Path(run["folder"]) / "run.yaml") for run in told]
-    assert [(run.name, run.seed) for run in found] == [("gpt-seed0", 0), ("gpt-seed1", 1), ("gpt-seed7", 7)]
-    assert [int(run["job_id"]) for run in told] == [1, 2, 3] == list(queued.jobs)
-    assert len(asked(queued, "--test-only")) == 1
-
-
-@pytest.mark.parametrize("seeds", ["x", "", "3-1", "0-999", "0-99999999999999999", "0-4/0", "-1", "1,,2"])
-def test_seeds_that_are_none(queued, runs, hpctrain, run_file, seeds):
-    assert str(hpctrain("submit", str(run_file), "--seeds", seeds).exception).startswith("--seeds: found")
-
-
-def test_seeds_need_a_queue(fake, runs, hpctrain, run_file, monkeypatch):
-    local = hpctrain("submit", str(run_file), "--seeds", "0-1", "--set", "cluster.kind=local")
-    assert "only for jobs that are queued" in str(local.exception)
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert "only for jobs that are queued" in str(hpctrain("submit", str(run_file), "--seeds", "0-1").exception)
-    assert not runs.exists()
-
-
 @pytest.mark.parametrize(("nodes", "left_out"), [("2", ["gpu2"]), ("3", [])])
 def test_the_nodes_that_the_topology_given_excludes_are_not_asked_for(
     fake, runs, hpctrain, run_file, monkeypatch, nodes, left_out
@@ -315,22 +293,6 @@ def test_the_nodes_that_the_topology_given_excludes_are_not_asked_for(
     assert f"the topology excludes gpu2: the {'job does without' if left_out else 'job may get it'}" in result.stdout
     (folder,) = runs.iterdir()
     assert [line.node for line in read_bad_nodes(folder)] == ["gpu2"]
-
-
-def test_what_was_submitted_before_a_refusal_is_told(queued, runs, hpctrain, run_file, monkeypatch):
-    submit, count = queueing.submit_job, []
-
-    def second_refused(folder, run, exclude=()):
-        count.append(run)
-        if len(count) == 2:
-            raise CommandError("sbatch refused the job: limit")
-        return submit(folder, run)
-
-    monkeypatch.setattr("hpctrain.launch.queueing.submit_job", second_refused)
-    result = hpctrain("submit", str(run_file), "--seeds", "0-4", "--json")
-    assert isinstance(result.exception, CommandError)
-    assert [run["job_id"] for run in json.loads(result.stdout)] == ["1"]
-    assert len(list(runs.iterdir())) == 1
 
 
 def test_a_run_waits_for_a_run_and_follows_it_to_its_next_job(queued, runs, hpctrain, run_file, monkeypatch):

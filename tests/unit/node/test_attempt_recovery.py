@@ -16,7 +16,7 @@ from hpctrain.node import attempt
 from hpctrain.records.history.ledger import read_successors
 from hpctrain.records.history.run_log import Event, EventKind
 from hpctrain.runs.folder import RunFolder
-from hpctrain.runs.locate import job_id, open_jobs
+from hpctrain.runs.locate import job_id, open_jobs, record_job
 from hpctrain.slurm.values import SEPARATOR
 
 RUN = {
@@ -75,6 +75,18 @@ def test_a_job_that_comes_back_says_that_it_was_put_back(
     assert begin(folder, "1", monkeypatch) == 0
     assert folder.attempts()[0]["class"] == "no_progress"
     assert folder.attempts()[0]["reason"] == "its job was put back into the queue: it preempted"
+
+
+def test_a_task_of_an_array_is_the_job_that_squeue_shows(
+    folder: RunFolder, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its SLURM_JOB_ID is new at every start, or the id of the whole array."""
+    array = fake.submit("--array=0-1")
+    record_job(folder.path, f"{array}_1")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", array)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    assert begin(folder, array, monkeypatch, ("--again", "same_job")) == 0
+    assert folder.attempts()[-1]["job_id"] == job_id(folder.path) == f"{array}_1"
 
 
 def test_a_successor_takes_over_from_a_job_that_vanished(

@@ -25,6 +25,7 @@ from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.history.past_runs import read_past_runs
 from hpctrain.records.history.provenance import RunProvenance, environment_changes, mixed_versions, read_environments
 from hpctrain.records.history.run_log import read_events, read_metrics
+from hpctrain.records.history.sweep import Sweep
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.cluster import read_site
 from hpctrain.records.run.run import read_run
@@ -93,6 +94,10 @@ ENVIRONMENT = {
     "attempt": 0, "node": "n1", "time_s": 1.0, "software": SOFTWARE, "driver": "535.1", "gpus": ["NVIDIA A100"],
     "network": {"libibverbs": "1.14"}, "packages": {"torch": "2.7.1"},
 }  # fmt: skip
+SWEEP = {
+    "name": "gpt", "array_limit": 2,
+    "runs": [{"name": "gpt-seed0", "folder": "gpt-seed0-20261123T054055Z-dd48", "settings": {"seed": "0"}}],
+}  # fmt: skip
 PAST = {"time_s": 1.0, "verb": "train", "name": "gpt", "folder": "/runs/gpt"}
 
 
@@ -107,6 +112,7 @@ DOCUMENTS: dict[str, tuple[str, Any, Callable[[Path], object]]] = {
     "topology": ("topology.json", TOPOLOGY, Topology.read),
     "plan": ("plan.json", PLAN, Plan.read),
     "generation": ("gen-000001.json", GENERATION, Generation.read),
+    "sweep": ("sweep.json", SWEEP, Sweep.read),
     "manifest": ("manifest.json", MANIFEST, Manifest.read),
     "provenance": ("provenance.json", PROVENANCE, RunProvenance.read),
     "corpus index": ("index.json", INDEX, CorpusIndex.read),

@@ -1,0 +1,194 @@
+"""The options `--sweep`, `--sweep-file` and `--array-limit`: which runs a sweep has, and their names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpctrain.base.errors import FieldError, FileError, InputError
+from hpctrain.cli.options.parameters import FILE
+from hpctrain.records.format.input_file import read_input_text
+from hpctrain.records.format.yaml_file import YAML_BYTES, override_paths
+from hpctrain.records.history.sweep import RUNS_MAX
+from hpctrain.records.run.run import RUN_NAME
+
+Settings = dict[str, str]
+"""What a run of a sweep sets: {key of the run file: value as text, as after `--set KEY=`}."""
+
+_RANGE = re.compile(r"(\d{1,18})-(\d{1,18})(?:/([1-9]\d{0,8}))?", re.ASCII)
+_FORM = "write it as KEY=VALUE,VALUE,… or, for whole numbers, KEY=0-4 or KEY=0-20/5"
+_OPENING, _CLOSING = "[{", "]}"
+
+
+def sweep_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a sweep to a click command."""
+    for option in (
+        click.option(
+            "--array-limit", type=click.IntRange(min=1), metavar="N", help="Of a sweep, at most N runs train at once."
+        ),
+        click.option("--sweep-file", type=FILE, metavar="CSV", help="One run a row; the header has the keys."),
+        click.option(
+            "--sweep", "sweeps", multiple=True, metavar="KEY=VALUES",
+            help="One run for each value: optimizer.lr=1e-3,3e-4 or seed=0-4. Several: each with each.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def expand_sweep(sweeps: Sequence[str], file: Path | None, overrides: Sequence[str] = ()) -> list[Settings]:
+    """Return the settings of each run of a sweep: each row of the file with each combination of the values of `sweeps`;
+    the values of the last one change fastest. [] without `sweeps` and `file`.
+
+    Args:
+        sweeps: values of the options `--sweep`.
+        file: a CSV file whose header has keys, with one run a row; an empty cell leaves the key as it is.
+        overrides: values of the options `--set`, which may not set a swept key.
+
+    Raises:
+        InputError: a value is wrong, a key is given twice or may not be swept, two runs are equal, or there are too
+            many.
+    """
+    if not sweeps and file is None:
+        return []
+    axes: list[list[Settings]] = [_read_rows(file)] if file is not None else []
+    count = math.prod(len(axis) for axis in axes)
+    for text in sweeps:
+        key, items = _parse_sweep(text)
+        count *= sum(len(item) for item in items)
+        if count > RUNS_MAX:
+            raise InputError(f"--sweep: found {count} runs or more; allowed: up to {RUNS_MAX}; submit several sweeps")
+        axes.append([{key: str(value)} for item in items for value in item])
+    _check_keys([list(dict.fromkeys(key for row in axis for key in row)) for axis in axes], overrides)
+    runs = [dict(pair for part in parts for pair in part.items()) for parts in itertools.product(*axes)]
+    seen: set[tuple[tuple[str, str], ...]] = set()
+    for run in runs:
+        content = tuple(sorted(run.items()))
+        if content in seen:
+            raise InputError(f"--sweep: found the run {settings_text(run)} twice; give it once")
+        seen.add(content)
+    return runs
+
+
+def settings_text(settings: Settings) -> str:
+    """Return the settings of a run as text, as after `--set`: 'optimizer.lr=3e-4 seed=2'."""
+    return " ".join(f"{key}={value}" for key, value in settings.items()) or "without a setting"
+
+
+def run_names(base: str, runs: Sequence[Settings]) -> list[str]:
+    """Return a name for each run of a sweep: the base with the last word of each swept key and its value, as in
+    'gpt-lr3e-4-seed2'.
+
+    If such a name would be too long, not unique, or no name of a folder, all runs are numbered: 'gpt-03'.
+
+    Args:
+        base: name of the run file.
+
+    Raises:
+        InputError: the base is too long for a number behind it.
+    """
+    keys = list(dict.fromkeys(key for run in runs for key in run))
+    last = {key: key.rpartition(".")[2] for key in keys}
+    short = last if len(set(last.values())) == len(keys) else {key: key for key in keys}
+    names = ["-".join([base, *(f"{short[key]}{value}" for key, value in run.items())]) for run in runs]
+    if _usable(names):
+        return names
+    width = len(str(len(runs) - 1))
+    names = [f"{base}-{number:0{width}}" for number in range(len(runs))]
+    if not _usable(names):
+        raise InputError(f"--sweep: {names[-1]} is too long for a run's name; give the run file a shorter name")
+    return names
+
+
+def _usable(names: Sequence[str]) -> bool:
+    return len(set(names)) == len(names) and all(re.fullmatch(RUN_NAME, name) for name in names)
+
+
+def _check_keys(axes: Iterable[Sequence[str]], overrides: Sequence[str]) -> None:
+    given = {".".join(path): "--set" for path in override_paths(tuple(overrides))}
+    for keys in axes:
+        for key in keys:
+            for other in given:
+                if other == key or other.startswith(f"{key}.") or key.startswith(f"{other}."):
+                    raise InputError(f"--sweep: {key} and {given[other]} {other} set the same key; give one of them")
+        given |= dict.fromkeys(keys, "--sweep")
+        for key in keys:
+            if key == "name":
+                raise InputError("--sweep: name: each run is named by what the sweep sets; leave the key out")
+            if key.partition(".")[0] == "cluster":
+                raise InputError(
+                    f"--sweep: {key}: the runs of a sweep are tasks of one job array, which all ask Slurm for the "
+                    "same; submit a sweep for each value"
+                )
+
+
+def _parse_sweep(text: str) -> tuple[str, list[Sequence[object]]]:
+    """Return the key of a `--sweep`, and its values: a range for each range, else lists of one text.
+
+    No range is written out, as it may be long.
+    """
+    key, equals, values = text.partition("=")
+    key = key.strip()
+    items = [item.strip() for item in _split(values)] if equals else []
+    if not key or not all(items) or not items:
+        raise InputError(f"--sweep: found {text!r}; {_FORM}")
+    ranges: list[Sequence[object]] = []
+    for item in items:
+        match = _RANGE.fullmatch(item)
+        numbers = range(int(match[1]), int(match[2]) + 1, int(match[3] or 1)) if match else [item]
+        if not numbers:
+            raise InputError(f"--sweep: found {item!r} in {text!r}, a range that ends before it begins; {_FORM}")
+        ranges.append(numbers)
+    return key, ranges
+
+
+def _split(text: str) -> list[str]:
+    """Return the parts of a text between commas, not counting commas in brackets and in quotes."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if character == "," and not depth and not quote:
+            parts.append("")
+            continue
+        parts[-1] += character
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'" and not parts[-1][:-1].strip(" [{,:"):
+            quote = character
+        elif character in _OPENING or (character in _CLOSING and depth):
+            depth += 1 if character in _OPENING else -1
+    return parts
+
+
+def _read_rows(file: Path) -> list[Settings]:
+    text = read_input_text(file, YAML_BYTES).removeprefix("\ufeff")  # which spreadsheets write
+    reader = csv.reader(io.StringIO(text), strict=True, skipinitialspace=True)
+    rows: list[Settings] = []
+    try:
+        header = [cell.strip() for cell in next(reader, [])]
+        if not all(header) or not header or len(set(header)) < len(header):
+            raise _mistake(file, 1, f"found the keys {', '.join(header)!r}; expected a key of the run file a column")
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) > len(header):
+                raise _mistake(file, reader.line_num, f"found {len(cells)} cells; the header has {len(header)} keys")
+            rows.append({key: cell.strip() for key, cell in zip(header, cells, strict=False) if cell.strip()})
+            if len(rows) > RUNS_MAX:
+                raise _mistake(file, reader.line_num, f"found more than {RUNS_MAX} runs; submit several sweeps")
+    except csv.Error as error:
+        raise _mistake(file, reader.line_num, f"no CSV: {error}") from None
+    if not rows:
+        raise _mistake(file, 1, "found no run; expected a header of keys, and one run a row below it")
+    return rows
+
+
+def _mistake(file: Path, line: int, text: str) -> FileError:
+    return FileError(file, [FieldError("", text, line)])

@@ -1,0 +1,62 @@
+"""A sweep as one array of a real Slurm: two runs at once; one requeues itself, one is requeued, one is cancelled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from submitted import RUN, Project
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.requires("slurm", "lab"),
+    pytest.mark.timeout(600),
+]
+
+STEPS = 300
+SMALL = {
+    "name": "sweep", "steps": STEPS, "cluster": {**RUN["cluster"], "nodes": 1}, "checkpoint": {"every": 20, "keep": 2},
+    "model": {"dims": {"layers": 2, "dim": 32, "heads": 2}}, "batch": {"global": 4},
+}  # fmt: skip
+
+
+def test_each_run_of_a_sweep_recovers_alone(cluster, prepared: Path) -> None:
+    project = Project(cluster, prepared)
+    (prepared / "sweep.yaml").write_text(yaml.safe_dump({**RUN, **SMALL}))
+    words = ("--sweep", "optimizer.lr=1e-3,3e-4", "--sweep", "seed=0-1", "--array-limit", "2", "--json")
+    told = json.loads(project.hpctrain("submit", "sweep.yaml", *words).stdout)
+    first, second, third, fourth = (project.job(run) for run in told["runs"])
+    array = told["job_id"]
+    assert [job.job_id for job in (first, second, third, fourth)] == [f"{array}_{task}" for task in range(4)]
+
+    def counts() -> dict[str, int]:
+        rows = json.loads(project.hpctrain("status", "sweep", "--json").stdout)["runs"]
+        states = [row["state"] for row in rows]
+        return {state: states.count(state) for state in states}
+
+    first.wait_for_step(21)
+    second.wait_for_step(21)
+    assert third.attempts() == fourth.attempts() == []
+    assert cluster.job(third.job_id)["Reason"] == "JobArrayTaskLimit"
+    # One run comes to its time limit and requeues itself, one is requeued by hand: the others take their places.
+    cluster.run("scancel", "--signal=USR2", first.job_id)
+    cluster.run("scontrol", "requeue", second.job_id)
+    third.wait_for_step(21)
+    third.cancel()
+    for job in (first, second, fourth):
+        job.wait_until_done()
+        job.assert_whole(STEPS)
+    for job in (first, second):
+        assert [line["job_id"] for line in job.attempts()] == [job.job_id] * 2
+        assert job.attempts()[1]["checkpoint_before"] is not None
+    assert [len(job.attempts()) for job in (third, fourth)] == [1, 1]
+    assert counts() == {"done": 3, "cancelled": 1}
+    assert sorted(path.name for path in (fourth.folder / "logs").glob("*.log")) == [
+        f"{fourth.job_id}.job.log", f"{fourth.job_id}.{fourth.attempts()[0]['nodes'][0]}.agent.log",
+    ]  # fmt: skip
+    rows = json.loads(project.hpctrain("compare", "sweep", "--json").stdout)
+    assert {row["name"] for row in rows} == {job.name for job in (first, second, third, fourth)}
+    losses = [row["loss"] for row in rows]
+    assert losses == sorted(losses)

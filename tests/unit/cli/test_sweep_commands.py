@@ -1,0 +1,286 @@
+"""A sweep on the fake Slurm: submitted as one array or not at all, found by its name, counted, compared, stopped."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from fake_slurm import FakeSlurm
+from run_folders import RUN, submitted_run
+
+from hpctrain.base.errors import CommandError, InputError, RefusedError
+from hpctrain.launch.preflight.prepare import PreparedRun
+from hpctrain.records.history.run_log import BytesSent, MetricRow
+from hpctrain.records.history.sweep import SWEEP_FILE, Sweep
+from hpctrain.records.run.run import read_run
+from hpctrain.runs.locate import job_id
+
+GRID = ("--sweep", "optimizer.lr=1e-3,3e-4", "--sweep", "seed=0-1")
+
+
+def _prepared(given, runner, queued=False):
+    run = given.run()
+    return PreparedRun(run, run.spec().model_copy(update={"vocab": 256}), [], None, None)
+
+
+@pytest.fixture
+def run_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A run file whose data is not looked at."""
+    for module in ("queueing", "sweep"):
+        monkeypatch.setattr(f"hpctrain.launch.{module}.prepare", _prepared)
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(RUN))
+    return path
+
+
+@pytest.fixture
+def submitted(fake: FakeSlurm, runs: Path, hpctrain: Callable[..., Result], run_file: Path) -> dict:
+    """A sweep of four runs, two at once, which run."""
+    one_node = ("--set", "cluster.nodes=1")
+    result = hpctrain("submit", str(run_file), *GRID, "--array-limit", "2", *one_node, "--json")
+    assert result.exit_code == 0, result.exception
+    fake.advance(1)
+    return json.loads(result.stdout)
+
+
+def _folders(told: dict) -> list[Path]:
+    return [Path(run["folder"]) for run in told["runs"]]
+
+
+def test_each_run_of_a_sweep_is_a_task_of_one_array(submitted, fake, runs):
+    assert [run["job_id"] for run in submitted["runs"]] == ["1_0", "1_1", "1_2", "1_3"]
+    assert [run["settings"] for run in submitted["runs"]][1] == {"optimizer.lr": "1e-3", "seed": "1"}
+    found = [read_run(folder / "run.yaml") for folder in _folders(submitted)]
+    assert [(run.name, run.optimizer.lr, run.seed) for run in found] == [
+        ("gpt-lr1e-3-seed0", 1e-3, 0), ("gpt-lr1e-3-seed1", 1e-3, 1),
+        ("gpt-lr3e-4-seed0", 3e-4, 0), ("gpt-lr3e-4-seed1", 3e-4, 1),
+    ]  # fmt: skip
+    assert [job_id(folder) for folder in _folders(submitted)] == ["1_0", "1_1", "1_2", "1_3"]
+    sweep = Path(submitted["folder"])
+    assert (submitted["job_id"], job_id(sweep), sweep.parent) == ("1", "1", runs.resolve())
+    record = Sweep.read(sweep / SWEEP_FILE, owned=True)
+    assert (record.name, record.array_limit) == ("gpt", 2)
+    assert [sweep.parent / run.folder for run in record.runs] == _folders(submitted)
+    submissions = [argv for argv in fake.argvs if argv[0] == "sbatch" and "--parsable" in argv]
+    assert [argv[-1] for argv in submissions] == [str(sweep / "job.sh")]
+
+
+def test_a_task_finds_its_folder_its_logs_and_what_its_steps_run(submitted):
+    """By its number alone: nothing else differs between tasks."""
+    sweep = Path(submitted["folder"])
+    text = (sweep / "job.sh").read_text()
+    assert "#SBATCH --array=0-3%2\n" in text
+    assert f"#SBATCH --output={sweep}/logs/%a/%A_%a.job.log\n" in text
+    for task, folder in enumerate(_folders(submitted)):
+        assert (sweep / "logs" / str(task)).resolve() == folder / "logs"
+        assert f"--job-name=gpt-{folder.name.split('-2')[0].removeprefix('gpt-')}\n" in (folder / "job.sh").read_text()
+        assert (folder / "submitit" / f"1_{task}_submitted.pkl").exists()
+    listed = re.search(r"runs=\((.*?)\)\n", text, re.DOTALL)[1].split()
+    assert listed == [str(folder) for folder in _folders(submitted)]
+
+
+@pytest.mark.parametrize(
+    ("words", "requeue"),
+    [
+        (("--array-limit", "2"), "same_job"),
+        ((), "new_job"),
+        (("--array-limit", "2", "--set", "recovery.requeue=new_job"), "new_job"),
+        (("--array-limit", "2", "--set", "recovery.successors=1"), "new_job"),
+    ],
+)
+def test_a_run_that_goes_on_counts_in_the_limit_of_its_array(fake, runs, hpctrain, run_file, words, requeue):
+    """As another job it would not."""
+    result = hpctrain("submit", str(run_file), "--sweep", "seed=0-1", *words, "--json")
+    assert result.exit_code == 0, result.exception
+    (run, _) = [read_run(folder / "run.yaml") for folder in _folders(json.loads(result.stdout))]
+    assert run.recovery.requeue == requeue
+
+
+def test_a_dry_run_shows_every_run_and_the_script_and_writes_nothing(fake, runs, hpctrain, run_file):
+    result = hpctrain("submit", str(run_file), *GRID, "--dry-run")
+    assert result.exit_code == 0, result.exception
+    assert re.search(r"3 +gpt-lr3e-4-seed1 +3e-4 +1\b", result.stdout)
+    assert "#SBATCH --array=0-3\n" in result.stdout
+    told = json.loads(hpctrain("submit", str(run_file), *GRID, "--dry-run", "--json").stdout)
+    assert told["runs"][0]["name"] == "gpt-lr1e-3-seed0"
+    assert (told["folder"], told["job_id"]) == (None, None)
+    assert "#SBATCH --array=0-3\n" in told["script"]
+    assert not runs.exists()
+    assert not fake.jobs
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        (("--sweep", "optimizer.lr=1e-3,x"), InputError, "gpt-lrx (run 2 of 2: optimizer.lr=x): "),
+        (("--sweep", "recovery.successors=0,1"), RefusedError, "needs another job than gpt-successors0 (--no-requeue"),
+        (("--sweep", "seed=0-1", "--set", "cluster.kind=local"), InputError, "only for jobs that are queued"),
+        (("--sweep", "seed=0-1", "--wait"), InputError, "only for jobs that are queued"),
+        (("--sweep", "seed=0-1", "--local"), InputError, "only for jobs that are queued"),
+        (("--array-limit", "2"), InputError, "--array-limit: only for the runs of a sweep"),
+        (("--sweep", "seed=0-1", "--own-job"), InputError, "--own-job"),
+        (("--sweep-file", "none.csv"), InputError, "none.csv: no such file"),
+    ],
+)
+def test_a_sweep_with_one_wrong_run_is_not_submitted(fake, runs, hpctrain, run_file, words, error, said):
+    result = hpctrain("submit", str(run_file), *words)
+    assert isinstance(result.exception, error), result.exception
+    assert said in str(result.exception)
+    assert not runs.exists()
+    assert not fake.jobs
+
+
+def test_a_cluster_without_room_for_the_array_says_so_first(fake, runs, hpctrain, run_file, monkeypatch):
+    monkeypatch.setattr("fake_slurm.MAX_ARRAY_SIZE", 3)
+    result = hpctrain("submit", str(run_file), *GRID)
+    assert isinstance(result.exception, RefusedError)
+    assert "found 4 runs; this cluster allows 3 tasks in a job array (MaxArraySize)" in str(result.exception)
+
+
+def test_an_array_that_sbatch_refuses_leaves_no_folder(fake, runs, hpctrain, run_file, monkeypatch):
+    def refuse(*_):
+        raise CommandError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+
+    monkeypatch.setattr("hpctrain.slurm.commands.Slurm.submit", refuse)
+    result = hpctrain("submit", str(run_file), *GRID)
+    assert "QOSMaxSubmitJobPerUserLimit" in str(result.exception)
+    assert list(runs.iterdir()) == []
+
+
+def test_a_sweep_is_one_line_of_the_list_and_its_status_shows_the_runs(submitted, fake, hpctrain):
+    fake.finish("1_1")
+    (line,) = hpctrain("list", "--here").stdout.splitlines()
+    assert line.split() == ["sweep", "failed", "1,", "starting", "2,", "queued", "1", submitted["folder"]]
+    rows = json.loads(hpctrain("list", "--here", "--json").stdout)
+    assert {row["sweep"] for row in rows} == {submitted["folder"]}
+    for name in ("gpt", Path(submitted["folder"]).name, submitted["folder"], "1"):
+        told = json.loads(hpctrain("status", name, "--json").stdout)
+        assert (told["name"], told["job_id"]) == ("gpt", "1")
+        assert [run["job_id"] for run in told["runs"]] == ["1_0", "1_1", "1_2", "1_3"]
+    assert [line.split()[0] for line in hpctrain("status", "gpt").stdout.splitlines() if "/runs/" in line] == [
+        "starting", "failed", "starting", "queued",
+    ]  # fmt: skip
+    alone = json.loads(hpctrain("status", "1_3", "--json").stdout)
+    assert (alone["name"], alone["state"]) == ("gpt-lr3e-4-seed1", "queued")
+    assert "as many tasks of its array run as it allows" in alone["reason"]
+
+
+def test_commands_of_one_run_want_a_run(submitted, hpctrain):
+    error = hpctrain("logs", "gpt").exception
+    assert str(error) == "gpt: a sweep, and not a run; `hpctrain status gpt` shows its runs: name one of them"
+
+
+def test_the_newest_of_a_run_and_a_sweep_of_one_name_counts(submitted, fake, runs, hpctrain):
+    submitted_run(runs, None, name="gpt-20990101T000000Z-00ff")
+    assert json.loads(hpctrain("status", "gpt", "--json").stdout)["folder"].endswith("gpt-20990101T000000Z-00ff")
+
+
+def test_a_run_of_a_sweep_is_cancelled_alone(submitted, fake, hpctrain):
+    assert hpctrain("cancel", "--now", "gpt-lr1e-3-seed0").stdout.startswith("job 1_0 cancelled; it was running")
+    fake.advance(1)
+    states = {job.name: job.state for job in fake.jobs.values()}
+    assert states == {"1_0": "CANCELLED", "1_1": "RUNNING", "1_2": "RUNNING", "1_3": "PENDING"}
+
+
+def test_a_cancelled_sweep_starts_no_run_in_place_of_those_that_end(submitted, fake, hpctrain):
+    said = hpctrain("cancel", "--now", "gpt").stdout
+    assert [re.search(r"job (1_\d) cancelled; it was (\w+)", line).groups() for line in said.splitlines()] == [
+        ("1_0", "running"), ("1_1", "running"), ("1_2", "waiting"), ("1_3", "waiting"),
+    ]  # fmt: skip
+    assert {job.state for job in fake.jobs.values()} == {"CANCELLED"}
+    assert all(job.start_s == job.end_s for job in fake.jobs.values() if job.name in ("1_2", "1_3"))
+    assert all((folder / "cancelled").exists() for folder in _folders(submitted))
+
+
+def test_runs_that_ended_are_submitted_again_each_as_a_job_of_its_own(submitted, fake, hpctrain, monkeypatch):
+    fake.finish("1_1", code=1)
+    hpctrain("cancel", "--now", "gpt-lr1e-3-seed0")
+
+    def submit(folder, run, exclude=()):
+        return fake.submit(str(folder.path / "job.sh"))
+
+    monkeypatch.setattr("hpctrain.cli.commands.resubmit.submit_job", submit)
+    result = hpctrain("resubmit", "gpt", "--json")
+    assert result.exit_code == 0, result.exception
+    assert [(run["name"], run["job_id"]) for run in json.loads(result.stdout)] == [
+        (_folders(submitted)[0].name, "5"), (_folders(submitted)[1].name, "6"),
+    ]  # fmt: skip
+    assert result.stderr.count("left as it is") == 2
+
+
+def test_a_sweep_without_ended_runs_is_not_submitted_again(submitted, hpctrain):
+    assert "nothing to submit again" in str(hpctrain("resubmit", "gpt").exception)
+
+
+def _row(step: int, loss: float, valid: float | None = None, **more: object) -> MetricRow:
+    values = {
+        "step": step, "generation": 0, "time_s": 1_795_000_000.0 + step, "step_time_s": 0.5, "loss": loss, "lr": 1e-4,
+        "grad_norm": 1.0, "tokens": 2048, "samples": 16 * step, "tokens_per_s": 4096.0, "bytes_sent": BytesSent(),
+        "stage_time_s": [0.2], "bubble_fraction": 0.0, "micro_batches": [4], "valid_loss": valid, **more,
+    }  # fmt: skip
+    return MetricRow(**values)
+
+
+@pytest.fixture
+def trained(submitted: dict) -> dict:
+    """Three of the runs have losses and a validation loss."""
+    for number, folder in enumerate(_folders(submitted)[:3]):
+        rows = [_row(1, 5.0), _row(2, 4.0 - number, 4.5 - number), _row(3, 4.2 - number)]
+        lines = [json.dumps(row.to_json()) for row in rows]
+        (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        attempt = {"attempt": 0, "job_id": f"1_{number}", "nodes": ["gpu1", "gpu2"], "start": 0.0, "end": 1800.0}
+        (folder / "attempts.jsonl").write_text(json.dumps(attempt) + "\n")
+    return submitted
+
+
+def test_a_comparison_has_what_differs_and_the_smallest_loss_first(trained, hpctrain):
+    result = hpctrain("compare", "gpt", "--json")
+    assert result.exit_code == 0, result.exception
+    rows = json.loads(result.stdout)
+    assert [Path(row["folder"]) for row in rows] == [_folders(trained)[number] for number in (2, 1, 0, 3)]
+    assert {tuple(row["settings"]) for row in rows} == {("seed", "optimizer.lr")}
+    second = rows[1]
+    assert (second["loss"], second["best_loss"]) == (pytest.approx(3.2), pytest.approx(3.0))
+    assert (second["valid_loss"], second["best_valid_loss"]) == (pytest.approx(3.5), pytest.approx(3.5))
+    assert (second["tokens_per_s"], second["mfu"], second["node_hours"]) == (4096.0, None, 1.0)
+    assert (rows[3]["loss"], rows[3]["gpu_hours"]) == (None, None)
+    table = hpctrain("compare", "gpt", "--sort", "name").stdout.splitlines()
+    assert table[0].split()[:5] == ["run", "seed", "optimizer.lr", "state", "step"]
+    assert [line.split()[0] for line in table[1:]] == sorted(folder.name for folder in _folders(trained))
+
+
+def test_single_runs_are_compared_too_each_once(trained, hpctrain):
+    rows = json.loads(hpctrain("compare", "1_0", "gpt-lr1e-3-seed1", "1_0", "--json").stdout)
+    assert {row["name"] for row in rows} == {folder.name for folder in _folders(trained)[:2]}
+    assert [row["settings"] for row in rows] == [{"seed": 1}, {"seed": 0}]
+
+
+def test_the_report_of_a_sweep_has_all_curves_and_the_table(trained, hpctrain):
+    result = hpctrain("report", "gpt")
+    assert result.exit_code == 0, result.exception
+    page = Path(result.stdout.strip())
+    assert page == Path(trained["folder"]) / "report.html"
+    text = page.read_text()
+    for chart in ("loss", "valid"):
+        data = json.loads(re.search(rf'id="chart-{chart}-data">(.*?)</script>', text)[1])
+        assert [trace["name"] for trace in data["traces"]] == [_folders(trained)[number].name for number in (2, 1, 0)]
+    assert all(folder.name in text.partition("<table>")[2] for folder in _folders(trained))
+    assert page.stat().st_mode & 0o077 == 0
+
+
+def test_a_sweep_lists_only_the_runs_that_are_left(submitted, fake, hpctrain):
+    for folder in _folders(submitted)[1:]:
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.unlink() if not path.is_dir() else path.rmdir()
+        folder.rmdir()
+    assert len(json.loads(hpctrain("status", "gpt", "--json").stdout)["runs"]) == 1
+
+
+def test_a_sweep_of_somebody_else_is_not_read(submitted, hpctrain):
+    (Path(submitted["folder"]) / SWEEP_FILE).chmod(0o666)
+    assert "can be written by others" in str(hpctrain("status", submitted["folder"]).exception)
+    assert len(hpctrain("list", "--here").stdout.splitlines()) == 4
