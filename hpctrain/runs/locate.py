@@ -260,12 +260,12 @@ def runs_in(place: Path) -> ScannedFolders:
 
 def sweeps_in(place: Path) -> list[Path]:
     """Return the folders of this user's sweeps directly in the folder `place`, oldest first."""
-    found = []
+    sweeps = []
     with contextlib.suppress(OSError):
         for path in place.iterdir():
             with contextlib.suppress(UntrustedError):
-                found += [path] if path.is_dir() and is_trusted_run(path, SWEEP_FILE) else []
-    return sorted_by_age(found)
+                sweeps += [path] if path.is_dir() and is_trusted_run(path, SWEEP_FILE) else []
+    return sorted_by_age(sweeps)
 
 
 def untrusted_folders_text(others: Sequence[UntrustedError]) -> str:

@@ -52,12 +52,12 @@ def members(sweep: Path) -> list[Path]:
 def sweeps_of(folders: Iterable[Path]) -> dict[Path, Path]:
     """Return {run folder: folder of its sweep} for those of `folders` that belong to a sweep. A sweep whose files
     cannot be used has no runs."""
-    found: dict[Path, Path] = {}
+    sweep_of_run: dict[Path, Path] = {}
     for place in sorted({folder.parent for folder in folders}):
         for sweep in sweeps_in(place):
             try:
                 runs = Sweep.read(sweep / SWEEP_FILE, owned=True).runs
             except InputError:
                 continue
-            found |= {sweep.parent / run.folder: sweep for run in runs}
-    return {folder: found[folder] for folder in folders if folder in found}
+            sweep_of_run |= {sweep.parent / run.folder: sweep for run in runs}
+    return {folder: sweep_of_run[folder] for folder in folders if folder in sweep_of_run}

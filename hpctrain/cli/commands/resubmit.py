@@ -85,16 +85,16 @@ def resubmit_command(
     if not named.is_sweep:
         _print(_resubmit(named.folder, overrides, options, from_seed, as_json), as_json)
         return
-    told: list[dict[str, str]] = []
+    submitted: list[dict[str, str]] = []
     try:
         for folder in _ended(named, as_json):
-            told.append(_resubmit(folder, overrides, options, from_seed, as_json))
+            submitted.append(_resubmit(folder, overrides, options, from_seed, as_json))
             if not as_json:
-                _print(told[-1], as_json)
+                _print(submitted[-1], as_json)
     finally:
         # Submitted jobs are printed even after an error: otherwise nobody would know their ids.
         if as_json:
-            click.echo(json.dumps(told))
+            click.echo(json.dumps(submitted))
 
 
 def _ended(named: NamedRuns, as_json: bool) -> list[Path]:
@@ -114,8 +114,8 @@ def _ended(named: NamedRuns, as_json: bool) -> list[Path]:
     return ended
 
 
-def _print(told: dict[str, str], as_json: bool) -> None:
-    click.echo(json.dumps(told) if as_json else f"job {told['job_id']}, run folder {told['folder']}")
+def _print(answer: dict[str, str], as_json: bool) -> None:
+    click.echo(json.dumps(answer) if as_json else f"job {answer['job_id']}, run folder {answer['folder']}")
 
 
 def _resubmit(

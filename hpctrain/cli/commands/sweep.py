@@ -51,8 +51,8 @@ def submit_sweep(
     if as_json:
         click.echo(json.dumps({**submission(started.folder, started.job_id), "runs": runs}))
         return
-    for told in runs:
-        click.echo(f"job {told['job_id']}, run folder {told['folder']}")
+    for run_answer in runs:
+        click.echo(f"job {run_answer['job_id']}, run folder {run_answer['folder']}")
     name = started.folder.name
     click.echo(f"job array {started.job_id}, {len(runs)} runs, sweep folder {started.folder}")
     click.echo(f"look:    hpctrain status {name}\ncompare: hpctrain compare {name}\nstop:    hpctrain cancel {name}")
