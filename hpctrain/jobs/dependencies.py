@@ -14,7 +14,8 @@ from hpctrain.base.errors import CommandError, HpctrainError, InputError, Refuse
 from hpctrain.base.owned_files import read_owned
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.folder import RunFolder
-from hpctrain.runs.locate import find_run, is_trusted_run, job_id, open_jobs
+from hpctrain.runs.locate import is_trusted_run, job_id, open_jobs
+from hpctrain.runs.sweeps import find_runs
 from hpctrain.slurm.commands import Slurm
 
 DEPENDENT_RUNS_FILE = "followers"
@@ -60,15 +61,15 @@ def find_dependencies(run: Run, slurm: Slurm, environ: Mapping[str, str], cwd: P
     before = JobDependencies([], [], [], [])
     must_be_ok = run.cluster.after_end == "ok"
     for name in run.cluster.after:
-        folder = _folder_of(name, environ, cwd)
-        if folder is None:
-            live, line = _job_dependency(name, must_be_ok, slurm)
-        else:
-            live, line = _run_dependency(folder, must_be_ok, slurm)
-            before.folders.append(folder)
-        before.names.append(name if folder is None else str(folder))
-        before.lines.append(line)
-        before.jobs.extend(job for job in live if job not in before.jobs)
+        for folder in _folders_of(name, environ, cwd):
+            if folder is None:
+                live, line = _job_dependency(name, must_be_ok, slurm)
+            else:
+                live, line = _run_dependency(folder, must_be_ok, slurm)
+                before.folders.append(folder)
+            before.names.append(name if folder is None else str(folder))
+            before.lines.append(line)
+            before.jobs.extend(job for job in live if job not in before.jobs)
     return before
 
 
@@ -77,14 +78,14 @@ def with_dependencies(run: Run, after: list[str]) -> Run:
     return run.model_copy(update={"cluster": run.cluster.model_copy(update={"after": after})})
 
 
-def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
-    """Return the folder of the run that `name`, an item of `cluster.after`, means; None for the id of a job that
-    belongs to no run, such as a job that prepares data."""
+def _folders_of(name: str, environ: Mapping[str, str], cwd: Path) -> Sequence[Path | None]:
+    """Return the folders of the run, or of all runs of the sweep, that `name`, an item of `cluster.after`, means;
+    [None] for the id of a job that belongs to no run, such as a job that prepares data."""
     try:
-        return find_run(name, environ, cwd).resolve()
+        return find_runs(name, environ, cwd).runs
     except InputError as error:
         if re.fullmatch(r"\d+(_\d+)?", name, re.ASCII):
-            return None
+            return [None]
         raise InputError(f"cluster.after: {error}") from None
 
 

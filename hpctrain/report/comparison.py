@@ -4,17 +4,19 @@ of a sweep with all loss curves in one chart."""
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import utc_text
+from hpctrain.base.errors import FileError
 from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.ledger import ATTEMPTS_FILE
 from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import Run, run_of
+from hpctrain.records.topology.topology import Topology
 from hpctrain.report.charts import Chart, Trace, layout, line, thinned
 from hpctrain.report.render import plotly_script, render_page
 from hpctrain.report.status import RunStatus
@@ -48,7 +50,7 @@ class ComparedRun:
     node_hours: float
     """Hours of its jobs times their nodes."""
     gpu_hours: float | None
-    """Hours of its jobs times their GPUs; None without GPUs, or if the run file does not name their number."""
+    """Hours of its jobs times their GPUs; None without GPUs, or if their number is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as JSON values."""
@@ -74,8 +76,8 @@ def compare(folders: Sequence[Path], statuses: Sequence[RunStatus], now: float) 
         history = last_row_of_each_step(metrics)
         valid = [losses[0] for row in history if (losses := list(losses_by_set(row).values()))]
         is_over = status.state in ("done", "failed", "cancelled")
-        hours = _node_hours(read_jsonl(folder / ATTEMPTS_FILE), history[-1].time_s if is_over and history else now)
-        gpus = run.cluster.devices_per_node if run.cluster.device != "cpu" else None
+        attempts, end = read_jsonl(folder / ATTEMPTS_FILE), history[-1].time_s if is_over and history else now
+        gpus = _gpus_of_nodes(folder, run)
         rows.append(
             ComparedRun(
                 name=folder.name,
@@ -90,8 +92,8 @@ def compare(folders: Sequence[Path], statuses: Sequence[RunStatus], now: float) 
                 best_valid_loss=min(valid, default=None),
                 tokens_per_s=steady_tokens_per_s(metrics),
                 mfu=steady_mfu(metrics),
-                node_hours=hours,
-                gpu_hours=hours * gpus if gpus else None,
+                node_hours=_hours(attempts, end, lambda node: 1.0),
+                gpu_hours=None if gpus is None else _hours(attempts, end, gpus),
             )
         )
     return rows
@@ -135,17 +137,37 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _node_hours(attempts: Sequence[Mapping[str, Any]], end: float) -> float:
-    """Return the hours of the attempts times their nodes.
+def _hours(attempts: Sequence[Mapping[str, Any]], end: float, weight: Callable[[str], float]) -> float:
+    """Return the hours of the attempts times the weights of their nodes.
 
     Args:
         end: seconds since 1970, up to which an attempt counts that has no end.
+        weight: returns the weight of a node, by its name.
     """
     return sum(
-        max(0.0, float(line.get("end", end)) - float(line["start"])) * len(line.get("nodes", ())) / 3600.0
+        max(0.0, float(line.get("end", end)) - float(line["start"])) * sum(map(weight, line.get("nodes", ()))) / 3600.0
         for line in attempts
         if "start" in line
     )
+
+
+def _gpus_of_nodes(folder: Path, run: Run) -> Callable[[str], float] | None:
+    """Return a function that returns the number of GPUs that the run has on a node; None without GPUs, or if it is not
+    known.
+
+    The number is `cluster.devices_per_node`; without it, that of the GPUs that the run's probe found on the node.
+    """
+    if run.cluster.device == "cpu":
+        return None
+    if (named := run.cluster.devices_per_node) is not None:
+        return lambda node: float(named)
+    try:
+        nodes = Topology.read(folder / "topology.json", owned=True).nodes
+    except FileError:
+        return None
+    counts = {node.id: sum(device.id.startswith("cuda") for device in node.devices) for node in nodes}
+    most = max(counts.values(), default=0)
+    return (lambda node: float(counts.get(node, most))) if most else None
 
 
 @dataclass(frozen=True)

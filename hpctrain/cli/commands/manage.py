@@ -32,9 +32,9 @@ from hpctrain.launch.step import (
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.status import RunStatus
 from hpctrain.runs.folder import RunFolder, check_trusted, lock_holder
-from hpctrain.runs.locate import find_run, job_id, scan_runs
+from hpctrain.runs.locate import job_id, scan_runs
 from hpctrain.runs.prune import Removal, jobs_of, removable, remove_all, why_in_use
-from hpctrain.runs.sweeps import NamedRuns
+from hpctrain.runs.sweeps import NamedRuns, find_runs
 from hpctrain.slurm.commands import Slurm
 
 
@@ -192,18 +192,18 @@ def prune_command(
 ) -> None:
     """List what old runs and checkpoints would free; remove it with --yes.
 
-    RUNS are run folders, names or job ids; default: all runs in ./runs and in $HPCTRAIN_RUNS. Of each run, all
-    checkpoints but the newest verified one are listed, and unfinished files of killed writers. With --older-than, old
-    runs are listed as a whole, with their last checkpoint (`hpctrain prune RUN --older-than 0h --yes` removes that
-    run).
+    RUNS are run folders, names or job ids, also of sweeps; default: all runs in ./runs and in $HPCTRAIN_RUNS. Of
+    each run, all checkpoints but the newest verified one are listed, and unfinished files of killed writers. With
+    --older-than, old runs are listed as a whole, with their last checkpoint (`hpctrain prune RUN --older-than 0h
+    --yes` removes that run).
 
     A run that may be alive is never touched: a process holds its folder, its job is in the queue (or Slurm cannot say),
     or its files changed in the last 15 minutes.
     """
     age_s = _seconds(older_than) if older_than is not None else None
     cwd = Path.cwd()
-    named = [find_run(run, os.environ, cwd) for run in runs] if runs else scan_runs(os.environ, cwd).trusted
-    folders = list(dict.fromkeys(folder.resolve() for folder in named))
+    named = [folder for run in runs for folder in find_runs(run, os.environ, cwd).runs]
+    folders = list(dict.fromkeys(folder.resolve() for folder in named or scan_runs(os.environ, cwd).trusted))
     slurm, now = Slurm(SystemRunner()), SystemClock().wall
     jobs, items, spared = jobs_of(folders, slurm), list[Removal](), list[str]()
     for folder in folders:

@@ -272,6 +272,21 @@ def test_the_report_of_a_sweep_has_all_curves_and_the_table(trained, hpctrain):
     assert page.stat().st_mode & 0o077 == 0
 
 
+def test_a_run_waits_for_all_runs_of_a_sweep(submitted, fake, hpctrain, run_file):
+    words = ("--set", "name=later", "--set", "cluster.after=[gpt]", "--dry-run", "--json")
+    script = json.loads(hpctrain("submit", str(run_file), *words).stdout)["script"]
+    assert "#SBATCH --dependency=afterok:1_0:1_1:1_2:1_3\n" in script
+
+
+@pytest.mark.parametrize(("settings", "hours"), [({"devices_per_node": 4}, 4.0), ({"device": "cpu"}, None)])
+def test_gpu_hours_count_the_gpus_of_the_nodes(trained, hpctrain, settings, hours):
+    folder = _folders(trained)[0]
+    run = {**RUN, "cluster": {**RUN["cluster"], **settings}}
+    (folder / "run.yaml").write_text(json.dumps(run))
+    (row,) = json.loads(hpctrain("compare", folder.name, "--json").stdout)
+    assert (row["node_hours"], row["gpu_hours"]) == (1.0, hours)
+
+
 def test_a_sweep_lists_only_the_runs_that_are_left(submitted, fake, hpctrain):
     for folder in _folders(submitted)[1:]:
         for path in sorted(folder.rglob("*"), reverse=True):
