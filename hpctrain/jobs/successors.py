@@ -289,7 +289,8 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
     while clock.now() < deadline:
         if clock.now() - asked_s >= CANCEL_RETRY_S:
             # The signal is repeated: submitit ignores it in a task that is just starting.
-            slurm.signal(job_id, "TERM")
+            # A step that is sent TERM by its own id, as those of an array's task are, is ended by its srun.
+            slurm.signal(job_id, "USR2" if "_" in job_id else "TERM")
             asked_s = clock.now()
         job = slurm.job(job_id)
         if job is None or job.is_ended:

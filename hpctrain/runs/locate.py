@@ -170,19 +170,21 @@ def scan_runs(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
     return ScannedFolders(sorted_by_age(trusted), [other for places in scanned for other in places.untrusted])
 
 
-def names_with_prefix(prefix: str, environ: Mapping[str, str], cwd: Path, most: int) -> list[str]:
+def names_with_prefix(prefix: str, environ: Mapping[str, str], cwd: Path, most: int, sweeps: bool = False) -> list[str]:
     """Return names of runs and of their folders that begin with `prefix`, the newest run first. Only trusted run
     folders count.
 
     Args:
         most: number of folders that are looked into, the newest ones by the time in their names.
+        sweeps: whether names of sweeps and of their folders count too, before those of runs.
     """
     folders = set(past_folders(environ))
     for place in _places(environ, cwd):
         with contextlib.suppress(OSError):
             folders.update(place.iterdir())
     matching = [path for path in folders if any(name.startswith(prefix) for name in _names(path))]
-    newest = split_by_owner(sorted(matching, key=_time_in_name, reverse=True)[:most]).trusted
+    matching = sorted(matching, key=_time_in_name, reverse=True)[:most]
+    newest = [*(_trusted_sweeps(matching) if sweeps else ()), *split_by_owner(matching).trusted]
     names = dict.fromkeys([run_name(path.name) for path in newest] + [path.name for path in newest])
     return [name for name in names if name.startswith(prefix)]
 
@@ -260,12 +262,19 @@ def runs_in(place: Path) -> ScannedFolders:
 
 def sweeps_in(place: Path) -> list[Path]:
     """Return the folders of this user's sweeps directly in the folder `place`, oldest first."""
+    try:
+        return sorted_by_age(_trusted_sweeps(path for path in place.iterdir() if path.is_dir()))
+    except OSError:
+        return []
+
+
+def _trusted_sweeps(folders: Iterable[Path]) -> list[Path]:
+    """Return those of `folders` that are folders of this user's sweeps."""
     sweeps = []
-    with contextlib.suppress(OSError):
-        for path in place.iterdir():
-            with contextlib.suppress(UntrustedError):
-                sweeps += [path] if path.is_dir() and is_trusted_run(path, SWEEP_FILE) else []
-    return sorted_by_age(sweeps)
+    for path in folders:
+        with contextlib.suppress(UntrustedError):
+            sweeps += [path] if is_trusted_run(path, SWEEP_FILE) else []
+    return sweeps
 
 
 def untrusted_folders_text(others: Sequence[UntrustedError]) -> str:

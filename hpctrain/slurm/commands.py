@@ -22,7 +22,7 @@ from hpctrain.slurm.cluster import (
     parse_partitions,
 )
 from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_sacct, parse_scontrol_job, parse_squeue, sacct_argv
-from hpctrain.slurm.values import SEPARATOR, node_names, read_moment
+from hpctrain.slurm.values import SEPARATOR, node_names, read_moment, records, required
 
 TIMEOUT_S = 60.0
 """Seconds that a call may take. With default settings a command gives up on an unreachable controller after 18 s; a
@@ -53,6 +53,7 @@ _AWAY = (
 _NOT_CONFIGURED = ("configuration source", "configuration file", "cannot stat file", "Unable to process configuration")
 """Parts of the error messages of 22.05 and 24.11 without a slurm.conf."""
 _JOB_ID = re.compile(r"\d+([_+]\d+)?")
+_STEP_ID = re.compile(r"\d+_\d+\.\d+", re.ASCII)
 _ESTIMATE = re.compile(r"Job \d+ to start at (\S+) using \d+ processors on nodes (\S+)")
 _PREFIX = re.compile(r"^(sbatch|scontrol|scancel|squeue): (error|fatal): ")
 
@@ -206,13 +207,36 @@ class Slurm:
         """Send the signal with this name, such as USR2 or TERM, to all processes of the job's steps.
 
         Returns:
-            Whether the signal was sent; False if there is no such job, or the job has ended.
+            Whether the signal was sent; False if there is no such job, or the job has ended. False, too, for a task of
+            an array that has no step at present.
         """
-        done = self._run(["scancel", f"--signal={name}", _checked(job_id)])
+        # A task is signalled step by step. While other tasks of its array wait, Slurm (22.05 and 24.11) answers a
+        # signal to the task with an error although it sent it, and scancel repeats it for two minutes.
+        targets = self._steps(job_id) if "_" in job_id else [_checked(job_id)]
+        if not targets:
+            return False
+        done = self._run(["scancel", f"--signal={name}", *targets])
         if done.code != 0 and _UNKNOWN_JOB in done.stderr:
             return False
         _answer(done)
         return True
+
+    def _steps(self, job_id: str) -> list[str]:
+        """Return the ids of the job's steps that srun started, such as '123_4.0'."""
+        done = self._run(["squeue", "-h", "-s", "-j", _checked(job_id), "-O", f"StepID:{SEPARATOR}"])
+        steps = (line.partition(SEPARATOR)[0].strip() for line in _answer(done).splitlines())
+        return [step for step in steps if _STEP_ID.fullmatch(step)]
+
+    def number(self, job_id: str) -> str:
+        """Return the number by which srun knows the job; for a task of an array it is another than the array's.
+
+        Raises:
+            CommandError: Slurm does not know the job.
+        """
+        if "_" not in job_id:
+            return _checked(job_id)
+        text = _answer(self._run(["scontrol", "show", "job", "-o", _checked(job_id)]))
+        return required(next(records(text, "JobId"), {}), "JobId")
 
     def requeue(self, job_id: str) -> None:
         """Requeue a running or ended job. It cannot start again for cred_expire seconds (AuthInfo; 120 by default)."""

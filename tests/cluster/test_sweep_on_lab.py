@@ -34,7 +34,7 @@ def test_each_run_of_a_sweep_recovers_alone(cluster, prepared: Path) -> None:
     assert third.attempts() == fourth.attempts() == []
     assert cluster.job(third.job_id)["Reason"] == "JobArrayTaskLimit"
     # One run comes to its time limit and requeues itself, one is requeued by hand: the others take their places.
-    cluster.run("scancel", "--signal=USR2", first.job_id)
+    cluster.run("scancel", "--signal=USR2", f"{first.job_id}.0")
     cluster.run("scontrol", "requeue", second.job_id)
     for job in (third, fourth):
         job.wait_until_done()

@@ -15,7 +15,7 @@ from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import CommandResult
-from hpctrain.slurm.values import format_time_limit, parse_time_limit
+from hpctrain.slurm.values import SEPARATOR, format_time_limit, parse_time_limit
 
 NO_ACCOUNTING = "Slurm accounting storage is disabled\n"
 AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
@@ -204,6 +204,11 @@ class FakeSlurm:
         return self._reply(argv, f"{number}\n" if given.parsable else f"Submitted batch job {number}\n")
 
     def _squeue(self, argv: list[str]) -> CommandResult:
+        if "-s" in argv:
+            name = argv[argv.index("-j") + 1]
+            running = [job for job in self._named(name) if job.state == "RUNNING"]
+            lines = [f"{job.name}.{step}{SEPARATOR}\n" for job in running for step in ("0", "batch")]
+            return self._reply(argv, "".join(lines))
         jobs = list(self.jobs.values())
         if "-j" in argv:
             ids = argv[argv.index("-j") + 1].split(",")
@@ -262,7 +267,7 @@ class FakeSlurm:
         return self._reply(argv, "".join(f"{line}\n" for line in lines))
 
     def _scancel(self, argv: list[str]) -> CommandResult:
-        replies = [self._cancel_one(argv, job) for job in self._named(argv[-1]) or [None]]
+        replies = [self._cancel_one(argv, job) for job in self._named(argv[-1].partition(".")[0]) or [None]]
         return max(replies, key=lambda reply: reply.code)
 
     def _cancel_one(self, argv: list[str], job: FakeJob | None) -> CommandResult:

@@ -130,13 +130,14 @@ def _in_job(
     """
     attempts = RunFolder(folder).attempts()
     job = job_id(folder)
-    info = Slurm(SystemRunner()).job(job) if job is not None else None
+    slurm = Slurm(SystemRunner())
+    info = slurm.job(job) if job is not None else None
     if job is None or info is None or info.state != "RUNNING":
         raise _not_running(folder, status)
     chosen = choose_node(node, nodes_of_attempt(attempts), status.nodes, info.nodes)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     inside = container_command(run, folder, words, with_code=True)
-    argv = step_command(job, chosen, run.cluster.setup, inside, terminal, step_options(run, folder))
+    argv = step_command(slurm.number(job), chosen, run.cluster.setup, inside, terminal, step_options(run, folder))
     return argv, step_environment(folder, status.attempt, os.environ)
 
 

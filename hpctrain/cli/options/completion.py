@@ -26,10 +26,19 @@ _PLAIN = re.compile(r"[\w.+:@-]+", re.ASCII)
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Return the names of runs and run folders that begin with `incomplete`, the newest run first; for a path, the
     request that the shell completes folders."""
+    return _names_or_folders(incomplete)
+
+
+def _names_or_folders(incomplete: str, sweeps: bool = False) -> list[CompletionItem[str]]:
     if "/" in incomplete or incomplete.startswith((".", "~")):
         return [CompletionItem(incomplete, type="dir")]
-    names = names_with_prefix(incomplete, os.environ, Path.cwd(), MOST_RUNS)
+    names = names_with_prefix(incomplete, os.environ, Path.cwd(), MOST_RUNS, sweeps)
     return [CompletionItem(name) for name in names if _PLAIN.fullmatch(name)]
+
+
+def complete_runs_and_sweeps(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Return what `complete_runs` returns, and the names of sweeps before it."""
+    return _names_or_folders(incomplete, sweeps=True)
 
 
 def complete_settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hpctrain.base.errors import InputError
-from hpctrain.cli.options.completion import complete_runs, complete_settings
+from hpctrain.cli.options.completion import complete_runs, complete_runs_and_sweeps, complete_settings
 from hpctrain.records.format.node_name import expand_node_set
 from hpctrain.runs.locate import find_run
 from hpctrain.runs.sweeps import NamedRuns, find_runs
@@ -47,6 +47,10 @@ class RunsType(click.ParamType[NamedRuns]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NamedRuns:
         """Return the run, or the runs of the sweep; the error for an unknown one lists where it was looked up."""
         return value if isinstance(value, NamedRuns) else find_runs(value, os.environ, Path.cwd())
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """Return what `complete_runs_and_sweeps` returns."""
+        return complete_runs_and_sweeps(ctx, param, incomplete)
 
 
 RUNS = RunsType()

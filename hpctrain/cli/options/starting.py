@@ -1,11 +1,13 @@
-"""The option `--profile STEP` of the commands that start a run."""
+"""The option `--profile STEP` of the commands that start a run, and readers of whole numbers and seeds."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
 
+from hpctrain.base.errors import InputError
 from hpctrain.records.run.run import Run
 
 profile_option = click.option(
@@ -35,3 +37,30 @@ def traces_line(run: Run, folder: Path) -> str | None:
     return (
         f"profile: {what} of step {step}: {folder}/profile/{pattern}; open them at ui.perfetto.dev or chrome://tracing"
     )
+
+
+MOST = 200
+
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?:/([1-9]\d{0,8}))?)?", re.ASCII)
+
+
+def parse_range(text: str) -> range | None:
+    """Return the whole numbers that a text names: '7', '0-4', or '0-20/5' for every fifth; empty if the range ends
+    before it begins. None for another text."""
+    match = _RANGE.fullmatch(text)
+    return range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)) if match else None
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds that a text names, ascending and each once: '7,0-2' -> [0, 1, 2, 7], '0-20/5' -> every fifth.
+
+    Raises:
+        InputError: the text is wrong, or names too many seeds.
+    """
+    # Count the seeds of ranges before any list is made: a range costs nothing, however long it is.
+    ranges = [numbers for item in text.split(",") if (numbers := parse_range(item.strip()))]
+    if len(ranges) < text.count(",") + 1:
+        raise InputError(f"--seeds: found {text!r}; allowed: numbers and ranges, as 0-4 or 1,2,5 or 0-20/5")
+    if sum(len(item) for item in ranges) > MOST:
+        raise InputError(f"--seeds: found {text!r}; allowed: up to {MOST} seeds")
+    return sorted({seed for item in ranges for seed in item})

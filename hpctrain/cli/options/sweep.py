@@ -15,6 +15,7 @@ import click
 
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.cli.options.parameters import FILE
+from hpctrain.cli.options.starting import parse_range
 from hpctrain.records.format.input_file import read_input_text
 from hpctrain.records.format.yaml_file import YAML_BYTES, override_paths
 from hpctrain.records.history.sweep import RUNS_MAX
@@ -23,7 +24,6 @@ from hpctrain.records.run.run import RUN_NAME
 Settings = dict[str, str]
 """What a run of a sweep sets: {key of the run file: value as text, as after `--set KEY=`}."""
 
-_RANGE = re.compile(r"(\d{1,18})-(\d{1,18})(?:/([1-9]\d{0,8}))?", re.ASCII)
 _FORM = "write it as KEY=VALUE,VALUE,… or, for whole numbers, KEY=0-4 or KEY=0-20/5"
 _OPENING, _CLOSING = "[{", "]}"
 
@@ -142,11 +142,10 @@ def _parse_sweep(text: str) -> tuple[str, list[Sequence[object]]]:
         raise InputError(f"--sweep: found {text!r}; {_FORM}")
     ranges: list[Sequence[object]] = []
     for item in items:
-        match = _RANGE.fullmatch(item)
-        numbers = range(int(match[1]), int(match[2]) + 1, int(match[3] or 1)) if match else [item]
-        if not numbers:
+        numbers = parse_range(item) if "-" in item else None
+        if numbers is not None and not numbers:
             raise InputError(f"--sweep: found {item!r} in {text!r}, a range that ends before it begins; {_FORM}")
-        ranges.append(numbers)
+        ranges.append(numbers or [item])
     return key, ranges
 
 

@@ -13,6 +13,7 @@ from fake_slurm import FakeSlurm
 from run_folders import RUN, submitted_run
 
 from hpctrain.base.errors import CommandError, InputError, RefusedError
+from hpctrain.cli.main import cli
 from hpctrain.launch.preflight.prepare import PreparedRun
 from hpctrain.records.history.run_log import BytesSent, MetricRow
 from hpctrain.records.history.sweep import SWEEP_FILE, Sweep
@@ -167,6 +168,18 @@ def test_a_sweep_is_one_line_of_the_list_and_its_status_shows_the_runs(submitted
     alone = json.loads(hpctrain("status", "1_3", "--json").stdout)
     assert (alone["name"], alone["state"]) == ("gpt-lr3e-4-seed1", "queued")
     assert "as many tasks of its array run as it allows" in alone["reason"]
+
+
+def test_a_shell_offers_sweeps_where_a_command_takes_them(submitted, monkeypatch):
+    def offered(command: str) -> list[str]:
+        param = cli.get_command(None, command).params[0]
+        return [item.value for item in param.type.shell_complete(None, param, "gpt")]
+
+    sweep = Path(submitted["folder"]).name
+    assert "gpt" in offered("cancel")
+    assert sweep in offered("compare")
+    assert sweep not in offered("logs")
+    assert "gpt-lr1e-3-seed0" in offered("logs")
 
 
 def test_commands_of_one_run_want_a_run(submitted, hpctrain):

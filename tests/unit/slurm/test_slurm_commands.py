@@ -191,6 +191,18 @@ def test_jobs_that_slurm_does_not_know(replying):
     assert replying("signal_done").signal("2", "USR1") is False
 
 
+def test_a_task_of_an_array_is_signalled_by_its_steps_and_known_to_srun_by_its_number(fake, slurm):
+    """A signal to the task itself is an error while other tasks wait, and scancel repeats it."""
+    array = fake.submit("--array=0-3%1", "job.sh")
+    fake.advance(1)
+    assert slurm.signal(f"{array}_0", "USR2")
+    assert fake.argvs[-1] == ("scancel", "--signal=USR2", f"{array}_0.0")
+    assert not slurm.signal(f"{array}_1", "USR2"), "it waits"
+    assert slurm.number(f"{array}_0") == str(int(array) + 1)
+    assert slurm.number(f"{array}_3") == array
+    assert slurm.number("7") == "7"
+
+
 def test_the_known_one_of_two_jobs(captured):
     (section,) = [name for name in captured.sections("replies.txt") if name.startswith("mixed_ids_squeue")]
     text = captured.sections("replies.txt")[section]
