@@ -103,6 +103,7 @@ def test_settings(captured):
         "accounting": False,
         "whole_nodes": False,
         "memory_is_billed": False,
+        "max_array_size": 1001,
         "billing_rule": "sum",
         "topology_plugin": "none" if captured.version.startswith("22") else "default",
     }
