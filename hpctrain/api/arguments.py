@@ -72,3 +72,16 @@ def folder_of(run: LoadedRun | AnyPath) -> Path:
         InputError: there is no such run.
     """
     return run.folder if isinstance(run, LoadedRun) else load_run(run).folder
+
+
+def check_count(name: str, count: int | None) -> None:
+    """Check that a number of nodes is at least 1, or None.
+
+    Args:
+        name: function and argument, for the message.
+
+    Raises:
+        InputError: it is not.
+    """
+    if count is not None and count < 1:
+        raise InputError(f"{name}: found {count}; allowed: 1 or more")

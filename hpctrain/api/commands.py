@@ -11,6 +11,7 @@ from typing import Any
 from hpctrain.api.arguments import (
     AnyPath,
     Progress,
+    check_count,
     folder_of,
     line_reporter,
     overrides_of,
@@ -80,8 +81,8 @@ def probe(
     allowed = [field.name for field in fields(ProbeJob) if field.name not in ("nodes", "name")]
     if unknown := sorted(slurm.keys() - set(allowed)):
         raise InputError(f"probe: found {unknown[0]}; allowed for the job: {', '.join(allowed)}")
-    if (local if local is not None else nodes or 0) < 1:
-        raise InputError(f"probe: found {local if local is not None else nodes} nodes; allowed: 1 or more")
+    check_count("probe: local", local)
+    check_count("probe: nodes", nodes)
     for name, value, known in (("device", device, DEVICES), ("mode", mode, (None, *MODES))):
         if value not in known:
             raise InputError(f"probe: {name}: found {value!r}; allowed: {', '.join(filter(None, known))}")

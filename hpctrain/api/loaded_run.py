@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from hpctrain.base.loading import load
 from hpctrain.base.process import SystemRunner
 from hpctrain.checkpoint.published import listed
 from hpctrain.corpus.read.tokens import Split
-from hpctrain.hf.tensors import shard_bytes
+from hpctrain.hf.tensors import BYTES, shard_bytes
 from hpctrain.jobs.run_status import run_status
 from hpctrain.launch.checkpoints import CheckpointEvaluation, ExportResult, checkpoint_of, evaluate, export
 from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
@@ -187,6 +187,10 @@ class LoadedRun:
         """
         if not data:
             raise InputError("data: none was given; name corpus folders, or text")
+        if split not in get_args(Split):
+            raise InputError(f"split: found {split!r}; allowed: {', '.join(get_args(Split))}")
+        if samples is not None and samples < 1:
+            raise InputError(f"samples: found {samples}; allowed: 1 or more")
         return evaluate(self.folder, [os.fspath(item) for item in data], step, split, samples, SystemRunner())[1]
 
     def export(
@@ -207,6 +211,8 @@ class LoadedRun:
             CheckpointError: the checkpoint's files differ from what was written.
             StorageError: the folder cannot be written.
         """
+        if dtype not in BYTES:
+            raise InputError(f"dtype: found {dtype!r}; allowed: {', '.join(BYTES)}")
         size = shard_bytes(max_shard_size)
         return export(self.folder, Path(output), step, dtype, size, force, SystemRunner())
 

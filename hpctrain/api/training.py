@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.api.arguments import AnyPath, Progress, folder_of, overrides_of, path_of, report_warnings, reporter
+from hpctrain.api.arguments import (
+    AnyPath,
+    Progress,
+    check_count,
+    folder_of,
+    overrides_of,
+    path_of,
+    report_warnings,
+    reporter,
+)
 from hpctrain.api.loaded_run import LoadedRun
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, HpctrainError, InputError, RefusedError
@@ -56,6 +65,7 @@ def train(
         RefusedError: the model does not fit, or the topology or the plan is of other nodes.
         HpctrainError: the run ended before its last step; the message names the run folder.
     """
+    check_count("train: nodes", nodes)
     runner, clock = SystemRunner(), SystemClock()
     given = RunInputs(Path(run_file), overrides_of(settings), path_of(topology), path_of(plan))
     with owner_only():
@@ -87,6 +97,7 @@ def resume(
         RefusedError: every checkpoint that the run had saved is lost.
         HpctrainError: the run ended before its last step.
     """
+    check_count("resume: nodes", nodes)
     folder = folder_of(run)
     with owner_only():
         job = local_run.resume(folder, nodes, overrides_of(settings), SystemRunner(), SystemClock())

@@ -159,10 +159,26 @@ def test_a_probe_is_of_this_machine_or_of_a_job() -> None:
         api.probe(local=2, partition="gpu")
     with pytest.raises(api.InputError, match="found colour; allowed for the job: partition"):
         api.probe(nodes=2, colour="red")
-    with pytest.raises(api.InputError, match="found 0 nodes"):
+    with pytest.raises(api.InputError, match="probe: local: found 0; allowed: 1 or more"):
         api.probe(local=0)
     with pytest.raises(api.InputError, match="mode: found 'fast'; allowed: health, full, sampled"):
         api.probe(local=2, mode="fast")
+
+
+def test_arguments_are_checked_before_anything_starts(folder: Path, tmp_path: Path) -> None:
+    run = api.load_run(folder)
+    with pytest.raises(api.InputError, match="dtype: found 'int8'; allowed: float32, bfloat16, float16"):
+        run.export(tmp_path / "model", dtype="int8")
+    with pytest.raises(api.InputError, match="split: found 'half'"):
+        run.evaluate("text", split="half")
+    with pytest.raises(api.InputError, match="samples: found 0"):
+        run.evaluate("text", samples=0)
+    with pytest.raises(api.InputError, match="data: none was given"):
+        run.evaluate()
+    with pytest.raises(api.InputError, match="train: nodes: found 0; allowed: 1 or more"):
+        api.train("run.yaml", nodes=0)
+    with pytest.raises(api.InputError, match="resume: nodes: found -1"):
+        api.resume(run, nodes=-1)
 
 
 def test_settings_are_values_of_the_run_file(tmp_path: Path) -> None:
