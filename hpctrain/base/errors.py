@@ -23,16 +23,22 @@ from pathlib import Path
 from typing import ClassVar
 
 EXIT_DONE = 0
+"""Done. Of `probe`: the verdict is go. Of a worker or an agent: all steps are done."""
 EXIT_FAILED = 1
+"""The command failed. Of a worker or an agent: its own error."""
 EXIT_USAGE = 2
+"""Wrong usage or invalid input; nothing was started."""
 EXIT_WARNINGS = 3
+"""Warnings, of `probe`, `doctor` and `image check`."""
 EXIT_REFUSED = 4
+"""The request is valid and was refused. Of a worker or an agent: no plan fits, or the probe refuses the nodes."""
 EXIT_RESUMABLE = 75
-"""Exit code of agents, workers and a job that stopped at a checkpoint; the next attempt continues the run."""
+"""Only of workers, agents and jobs: stopped at a checkpoint, or too few nodes are left; the next attempt continues the
+run."""
 EXIT_INFRASTRUCTURE = 76
-"""Exit code when a node, a device, a peer or the network failed."""
+"""Only of workers, agents and jobs: a node, a device, a peer or the network failed."""
 EXIT_NO_PROGRESS = 77
-"""Exit code when several generations or attempts in a row ended without a new checkpoint."""
+"""Only of workers, agents and jobs: several generations or attempts in a row ended without a new checkpoint."""
 
 LINES_MAX = 50
 """Number of mistakes of one file that an error lists; it counts the others."""

@@ -39,6 +39,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Return the page's text with links of the site, the generated parts of the reference, and an empty line above each
     list: Python-Markdown needs one, viewers of git do not."""
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]
     linked = _LINK.sub(lambda link: _site_link(link, page.file.src_uri), markdown)
     return with_reference(_TEXT_ABOVE_LIST.sub(r"\1\n\n", linked))
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
 from collections.abc import Callable
 
+from hpctrain.base import errors
+from hpctrain.base.errors import HpctrainError
 from hpctrain.cli.commands.run_file import KINDS
+from hpctrain.records.history.fault import FAULTS
+from hpctrain.records.history.run_log import EVENTS
 from tools.docs_site.commands import command_reference
 from tools.docs_site.markdown import code, escaped, table
 from tools.docs_site.schemas import KeyTables
@@ -46,8 +53,8 @@ def run_file_reference() -> str:
 def file_reference() -> str:
     """Return a list of the kinds of files, and a section with the keys of each."""
     assert {"run", *FILES} == set(KINDS), "each kind of `hpctrain schema` has a section"
-    rows = [[f"[{title}](#{kind})", code(f"hpctrain schema {kind}"), _text(kind)] for kind, title in FILES.items()]
-    parts = [table(["file", "its JSON schema", "what it is"], rows)]
+    rows = [[f"[{title}](#{kind})", code(kind), _text(kind)] for kind, title in FILES.items()]
+    parts = [table(["file", "KIND", "what it is"], rows)]
     for kind, title in FILES.items():
         parts += [f"## {title} {{ #{kind} }}", _text(kind), KeyTables(KINDS[kind], 3).markdown()]
     return "\n\n".join(parts)
@@ -57,9 +64,48 @@ def _text(kind: str) -> str:
     return escaped(KINDS[kind].__doc__ or "")
 
 
+def event_reference() -> str:
+    """Return the table of the kinds of events."""
+    rows = [[f"{code(kind)}{{ #{kind} }}", escaped(text)] for kind, text in EVENTS.items()]
+    return table(["kind", "what it says; keys of `data` in code"], rows)
+
+
+def fault_reference() -> str:
+    """Return the table of faults, in order."""
+    rows = []
+    for fault in FAULTS:
+        kinds, texts = [code(kind) for kind in fault.kinds], [f"“{text}”" for text in fault.texts]
+        xids = [f"Xid {', '.join(map(str, fault.xids))}"] if fault.xids else []
+        matches = ", ".join([*kinds, *texts, *xids]) or "every other error"
+        rows.append([f"{code(fault.name)}{{ #{fault.name} }}", escaped(fault.words), fault.blame, escaped(matches)])
+    return table(["fault", "what it is", "to blame", "errors that match"], rows)
+
+
+def exit_code_reference() -> str:
+    """Return the table of exit codes, from the constants of `base.errors` and the strings below them."""
+    body = ast.parse(inspect.getsource(errors)).body
+    rows = []
+    for statement, below in itertools.pairwise(body):
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]).startswith("EXIT_"):
+            assert isinstance(below, ast.Expr), "each exit code has a string below it"
+            rows.append([code(ast.literal_eval(statement.value)), escaped(ast.literal_eval(below.value))])
+    return table(["code", "meaning"], rows)
+
+
+def error_reference() -> str:
+    """Return the table of the classes of errors, each with the exit code of a command that ends by it."""
+    classes = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, HpctrainError)]
+    rows = [[code(kind.__name__), code(kind.exit_code), escaped(kind.__doc__ or "")] for kind in classes]
+    return table(["error", "exit code", "meaning"], rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "commands": command_reference,
     "run_file": run_file_reference,
     "files": file_reference,
+    "events": event_reference,
+    "faults": fault_reference,
+    "exit_codes": exit_code_reference,
+    "errors": error_reference,
 }
 """Name of a generated part -> the function that returns it, as Markdown."""

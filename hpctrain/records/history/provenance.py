@@ -24,7 +24,9 @@ class InstalledPackage(Part):
     """A package that is installed in the Python environment, with its origin as pip recorded it (PEP 610)."""
 
     name: str = Field(max_length=256, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
+    """Name of the package."""
     version: str = Field(max_length=256, pattern=r"^[A-Za-z0-9.+!_-]+$")
+    """Version of the package."""
     url: str | None = Field(default=None, max_length=4096, pattern=r"^[!-~]+$")
     """Where pip installed the package from, without user names and passwords; absent for a package of an index."""
     editable: bool | None = None
@@ -49,11 +51,14 @@ class SoftwareVersions(Part):
     """Versions of the software of one Python environment on one machine. What is not known is absent."""
 
     hpctrain: str
+    """Version of hpctrain."""
     hpctrain_commit: str | None = None
     """Git commit of hpctrain's source, if it is installed from a git checkout; with '+changes' if files differ from
     it."""
     python: str
+    """Version of Python."""
     torch: str | None = None
+    """Version of torch."""
     cuda: str | None = None
     """CUDA version that torch was built for."""
     rocm: str | None = None
@@ -63,6 +68,7 @@ class SoftwareVersions(Part):
     os: str | None = None
     """Name and version of the operating system, inside the image if the run has one."""
     glibc: str | None = None
+    """Version of the C library."""
     kernel: str | None = None
     """Release of the kernel."""
     modules: list[str] = []
@@ -73,6 +79,7 @@ class CodeState(Part):
     """Git state of the user's code when it was copied."""
 
     commit: str
+    """Git commit."""
     dirty: bool
     """Whether files had changes that were not committed."""
 
@@ -81,12 +88,15 @@ class ImageIdentity(Part):
     """The container image of a run."""
 
     path: str
+    """Path or name of the image."""
     id: str | None = None
     """The id that the build of a .sif file wrote into its header; another build has another id."""
     size_bytes: int | None = None
+    """Size of the file in bytes."""
     modified_s: float | None = None
     """When the file was last changed, seconds since 1970."""
     labels: dict[str, str] = {}
+    """Labels of the image."""
 
 
 class RunProvenance(Document):
@@ -103,6 +113,7 @@ class RunProvenance(Document):
     code: CodeState | None = None
     """State of the folder `code` of the run file; absent without one, or outside of git."""
     image: ImageIdentity | None = None
+    """The container image; absent without one."""
     packages: list[InstalledPackage]
     """Every package of the environment, by name."""
 
@@ -113,7 +124,9 @@ class NodeEnvironment(Document):
     schema_kind: ClassVar[str] = "node_environment"
 
     attempt: int = Field(ge=0)
+    """Number of the attempt."""
     node: str = Field(pattern=NODE_NAME)
+    """Name of the node."""
     time_s: float
     """Seconds since 1970."""
     software: SoftwareVersions

@@ -7,7 +7,7 @@ has another line in metrics.jsonl.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -46,12 +46,48 @@ EventKind = Literal[
 ]
 
 
+EVENTS: Mapping[EventKind, str] = {
+    "attempt_started": "An attempt began on these `nodes`.",
+    "environment_changed": "Software or devices differ from the first attempt (`changed`) or between nodes (`mixed`).",
+    "probing": "The probe is in this `phase`: `done` of `planned`.",
+    "probed": "The probe ended with the verdict `status`; `exclude` are nodes that plans avoid, `seconds` its time.",
+    "data_staged": "The corpus `folder` is on the node's own disk, at `copy`; `size_bytes` were copied in `seconds`.",
+    "data_not_staged": "The corpus `folder` is read where it is.",
+    "planned": "The first plan is in the file `plan`: made, or as given.",
+    "generation_started": "A generation of these `members` runs the file `plan` (`pp`, `dp`, `tp`) from the checkpoint "
+    "`restore`, or from `first_weights`.",
+    "worker_died": "The worker of `rank` on `node` ended by `signal` or with `exit_code`, in `step` at `operation`; "
+    "`fault` is its row in the table of faults, `error` what it reported.",
+    "worker_hung": "No worker made a step in recovery.progress_timeout_s; `hung` are those that block others.",
+    "node_lost": "The `node` is gone; `crashed`: its agent had an error of its own.",
+    "node_left_out": "The `node` lives and is no member of the next generation.",
+    "node_returned": "The `node` is a member again.",
+    "agent_crashed": "The agent of `node` ended by `error`.",
+    "fork_server_lost": "The process that starts the workers of `node` ended; `replaced`: another one was started.",
+    "preempted": "The attempt was asked to stop by `asked_by`, a signal; a checkpoint is saved first.",
+    "time_limit": "The time limit of the job is near, or has ended it.",
+    "checkpoint_saved": "The checkpoint of `step` is on disk: `size_bytes` of all ranks, after `seconds`.",
+    "checkpoint_skipped": "A checkpoint could not be saved (`step`), or is not used: its hashes differ (`path`).",
+    "from_seed": "The run starts again from the seed, as a person asked; `aside` are the new names of its checkpoints.",
+    "checkpoints_lost": "The run had saved a checkpoint, and none can be used.",
+    "waiting_for_room": "The disk is full; the last checkpoint (`step`) waits for space.",
+    "residuals_dropped": "With another plan, ranks forget the parts of their gradients that they had not sent yet.",
+    "recovered": "The first `step` after a fault is done, `seconds` after the fault was seen.",
+    "replanned": "A new plan for the present nodes is in the file `plan`; `moves` counts state that changes device.",
+    "notify_failed": "The URL of `notify` did not take the POST about `state`.",
+    "finished": "All steps are done: `step`, `loss`, and with `deterministic` the `weights_sha256`.",
+    "failed": "The attempt ends with `exit_code`; after a worker's failure with its `node`, `device`, `rank`, `fault` "
+    "and `error`.",
+}
+"""What each event says; keys of its `data` are in backticks."""
+
+
 class Event(Document):
     """A line of events.jsonl: one event of a run."""
 
     schema_kind: ClassVar[str] = "event"
     kind: EventKind
-    """What happened."""
+    """What happened; `EVENTS` describes each kind."""
 
     time_s: float
     """Seconds since 1970."""

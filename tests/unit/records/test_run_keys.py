@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
 
 from hpctrain.cli.commands.run_file import KINDS
+from hpctrain.records.format.document import Document
 from hpctrain.records.format.validation_errors import key_paths
+from hpctrain.records.history.run_log import EVENTS, EventKind
 from hpctrain.records.run.run import Run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "run_keys.txt"
@@ -44,3 +46,14 @@ def test_every_file_has_a_schema_for_editors(model: type[BaseModel]) -> None:
     assert schema["additionalProperties"] is False
     assert schema["description"]
     assert "schema" in schema["properties"]
+
+
+def test_every_file_that_people_read_has_a_schema() -> None:
+    """All documents, but for messages between processes and a file that exists only while a corpus is made."""
+    internal = {"check_order", "check_result", "corpus_part"}
+    kinds = {model.schema_kind for model in Document.__subclasses__() if model.__module__.startswith("hpctrain.")}
+    assert kinds - internal == set(KINDS)
+
+
+def test_every_kind_of_event_is_described() -> None:
+    assert list(EVENTS) == list(get_args(EventKind))
