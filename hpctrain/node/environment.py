@@ -66,7 +66,7 @@ def check_same_version(folder: RunFolder, attempt: int, node: str) -> None:
     if begun not in (None, __version__):
         raise RefusedError(
             f"{node} has hpctrain {__version__}, and attempt {attempt} began with {begun}: allowed is one version on "
-            f"all nodes; install hpctrain {begun} on {node}, or leave {node} out (cluster.sbatch: --exclude={node})"
+            f"all nodes; install hpctrain {begun} on {node}, or leave {node} out (cluster.exclude: {node})"
         )
 
 
