@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from submitted import ENDLESS, Project
 
+from hpctrain.records.history.provenance import RunProvenance
+
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab", "apptainer"), pytest.mark.timeout(900)]
 
 
@@ -24,6 +26,12 @@ def test_a_run_in_an_image_survives_a_lost_node_and_a_preemption(cluster, prepar
     seen = dict(line.split("=", 1) for line in inside.splitlines() if "=" in line)
     assert seen["HPCTRAIN_IMAGE"] == str(small_image)
     assert seen["SEEN_INSIDE"] == job.job_id
+    identity = RunProvenance.read(job.folder / "provenance.json", owned=True).image
+    assert identity is not None
+    assert identity.id is not None
+    assert "hpctrain" in str(identity.labels), "labels of an image that hpctrain built"
+    # What the run needs is inside: the first node lists it.
+    assert "torch" in (job.folder / "requirements.lock").read_text()
 
     with cluster.slow_to_give_up():
         lost = job.members()[-1]
