@@ -160,7 +160,7 @@ def _part_words(run: Run, gpus: int | None, most: int, sbatch: Sequence[str]) ->
     options = parse_sbatch_options(sbatch)
     cpus, memory = options.get("cpus-per-task"), options.get("mem", "")
     parts = [f"{gpus} of {most} GPUs"] if gpus else []
-    parts += [f"{cpus} CPUs"] if cpus else []
+    parts += [f"{cpus} CPU{'' if cpus == '1' else 's'}"] if cpus else []
     mib = parse_unsigned(memory.removesuffix("M"))
     parts += [format_bytes(mib * 2**20) + " of memory" if mib else f"--mem={memory}"] if memory else []
     why = "as cluster.exclusive asks" if run.cluster.exclusive is False else "fewer GPUs are asked for than it has"

@@ -28,7 +28,7 @@ RUN = {
     "steps": ENDLESS,
     "seed": 3,
     "cluster": {"kind": "slurm", "partition": "low", "nodes": "1", "time": "20", "device": "cpu",
-                "nodelist": "node0", "sbatch": ["--exclusive"]},
+                "nodelist": "node0", "exclusive": True},
     "model": {"dims": {"layers": 2, "dim": 32, "heads": 2}},
     "data": {"train": ["data"], "seq_len": 64},
     "batch": {"global": 4},
