@@ -101,8 +101,11 @@ def _fsdp_param_groups_of(part: FSDPModule) -> list[Any]:
     """Return torch's records of the parameters that a `fully_shard` module gathers together; empty if it has none of
     its own.
     """
-    groups: list[Any] = fully_shard.state(part)._fsdp_param_groups  # type: ignore[attr-defined]
-    return groups
+    state: Any = fully_shard.state(part)  # type: ignore[attr-defined]
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    # torch 2.11 has at most one group for each module.
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def finish_backward(module: nn.Module) -> None:

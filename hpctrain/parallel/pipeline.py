@@ -1,9 +1,9 @@
 """Runs the pipeline of a plan with torch's schedule executor, from an action table without sends and receives, which
 torch adds.
 
-No other file uses private names of torch.distributed.pipelining (checked for torch 2.12 to 2.14):
-`_PipelineScheduleRuntime`, `_Action`, `_ComputationType` and `_batch_p2p`. Every plan runs through this executor, also
-with pp = 1, so that there is one code path.
+This file uses private names of torch.distributed.pipelining: `_PipelineScheduleRuntime`, `_Action`, `_ComputationType`
+and `_batch_p2p`. The stage overrides one more, `_get_init_p2p_neighbors_ops`. All were checked for torch 2.11 to 2.14.
+Every plan runs through this executor, also with pp = 1, so that there is one code path.
 """
 
 from __future__ import annotations
@@ -220,9 +220,12 @@ class Pipeline:
         # evaluation gets a table without backward actions.
         self._runtime.pipeline_order_with_comms = self._training if train else self._evaluation
         call = self._runtime.step if train else self._runtime.eval
+        if train:
+            for stage in self.stages:
+                stage.want_input_gradients()
         with loss_parallel() if self._split_loss else contextlib.nullcontext():
             call(
-                *([tokens] if self.first else []),
+                *([tokens.contiguous()] if self.first else []),  # torch 2.11 refuses other strides than it was told
                 target=targets if self.last else None,
                 losses=losses,
                 return_outputs=False,

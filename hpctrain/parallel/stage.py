@@ -320,6 +320,22 @@ class InstrumentedStage(PipelineStage):
         taken, self.counters = self.counters, StageCounters()
         return taken
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        # With these messages torch 2.11 opens connections before its first pass, also to this rank, which gloo refuses.
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
+
+    def want_input_gradients(self) -> None:
+        """Mark the buffers of received inputs for a backward pass.
+
+        torch 2.11 marks them once, when it makes them in its first pass, and leaves them unmarked if that pass is an
+        evaluation. Newer versions mark them in each pass.
+        """
+        for received in self.args_recv_info.values():
+            for info in received:
+                buffer = getattr(info, "buffer", None)
+                if isinstance(buffer, Tensor) and buffer.is_leaf:
+                    buffer.requires_grad_()
+
     def finish_sends(self) -> None:
         """Wait until all sends of this stage are complete."""
         while self._sends:
