@@ -286,8 +286,9 @@ def matrix(topology: Topology, quantity: Quantity) -> tuple[list[str], Matrix]:
     """Return (names of the rows, cells[source][target]) of one quantity, in the node order and unit of the topology
     file.
 
-    A cell that was not measured is None. A row is a node. If the pairs are in a pair matrix, a row may be several
-    successive nodes, so that there are at most `MOST_ROWS` rows; a cell is then the median over its pairs of nodes.
+    A cell that was not measured is None. A row is a node. If the topology keeps its pairs in a file of their own
+    (`pairs-<hash>.npz`, more than 64 nodes), a row may be several successive nodes, so that there are at most
+    `MOST_ROWS` rows; a cell is then the median over its pairs of nodes.
     """
     names = [node.id for node in topology.nodes]
     if topology.pairs is not None:

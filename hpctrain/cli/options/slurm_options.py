@@ -36,10 +36,11 @@ class ClusterValue(click.ParamType[str]):
         self.key = key
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text.
+        """Return the value unchanged.
 
         Raises:
-            InputError: the value is wrong for the key, or is a file that another option takes.
+            InputError: this option's key of `cluster` does not allow the value, or the value names a file that belongs
+                to another option, such as `--plan`.
         """
         option = option_name(param)
         other = _file_option(self.key, value, ctx) if ctx is not None else None

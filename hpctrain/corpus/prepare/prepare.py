@@ -216,7 +216,9 @@ class SourceWork:
         self.scan_tasks.append(task)
 
     def read_scans(self) -> Iterator[tuple[NDArray[np.int64], TextSample]]:
-        """Yield (bytes in each hash bucket, sample for the tokenizer) for each scanned unit, from the stored scans."""
+        """Yield (bytes of the passages in each hash bucket, sample for the tokenizer) for each scanned unit, from the
+        stored scans.
+        """
         for task in self.scan_tasks:
             scan = read_scan(task.scan_file, task.limit_bytes)
             if scan is None:

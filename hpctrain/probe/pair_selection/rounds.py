@@ -204,14 +204,15 @@ def _between(ones: Sequence[int], others: Sequence[int], alone: bool) -> list[Pa
 @dataclass(frozen=True)
 class NodePerformance:
     """Bandwidth and latency of one node as ratios. In the first measurement they are relative to the median of all
-    nodes. In a retest they are those with the node's better partner, relative to good pairs in the same rounds."""
+    nodes. In a retest they are relative to good pairs in the same rounds, and only the figures with the node's better
+    partner count."""
 
     sent: float
     received: float
     latency: float
     times: int
-    """Number of measurements behind the ratios: partners in the first measurement, repeats with all partners in a
-    retest."""
+    """Number of measurements of the node: its partners in the first measurement; in a retest the repeats with all its
+    partners, the worse one included."""
 
     @property
     def bandwidth(self) -> float:
