@@ -15,9 +15,9 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-STEPS = 200
+STEPS = 60
 SMALL = {
-    "name": "sweep", "cluster": {**RUN["cluster"], "nodes": 1}, "checkpoint": {"every": 20, "keep": 2},
+    "name": "sweep", "cluster": {**RUN["cluster"], "nodes": 1}, "checkpoint": {"every": 50, "keep": 2},
     "model": {"dims": {"layers": 2, "dim": 32, "heads": 2}}, "batch": {"global": 4},
 }  # fmt: skip
 
@@ -29,8 +29,8 @@ def test_each_run_of_a_sweep_recovers_alone(cluster, prepared: Path) -> None:
     told = json.loads(project.hpctrain("submit", "sweep.yaml", *words).stdout)
     first, second, third, fourth = (project.job(run) for run in told["runs"])
     assert [job.job_id for job in (first, second, third, fourth)] == [f"{told['job_id']}_{task}" for task in range(4)]
-    first.wait_for_step(21)
-    second.wait_for_step(21)
+    first.wait_for_step(51)
+    second.wait_for_step(51)
     assert third.attempts() == fourth.attempts() == []
     assert cluster.job(third.job_id)["Reason"] == "JobArrayTaskLimit"
     # One run comes to its time limit and requeues itself, one is requeued by hand: the others take their places.
