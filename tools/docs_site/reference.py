@@ -30,6 +30,7 @@ FILES = {
     "bad_node": "bad_nodes.jsonl",
     "run_provenance": "provenance.json",
     "node_environment": "environments.jsonl",
+    "sweep": "sweep.json",
     "manifest": "checkpoints/step-*/manifest.json",
     "corpus": "index.json of a corpus folder",
     "past_run": "history.jsonl",
