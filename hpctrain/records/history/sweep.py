@@ -36,3 +36,4 @@ class Sweep(Document):
     array_limit: int | None = Field(default=None, ge=1)
     """Most runs that train at once; absent: as many as Slurm starts."""
     runs: list[SweptRun] = Field(min_length=1, max_length=RUNS_MAX)
+    """The runs, in the order of the tasks of the job array."""
