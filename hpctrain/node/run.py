@@ -132,11 +132,11 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
 
 
 def _record_environment(place: AgentIdentity) -> None:
-    """Append this node's line to environments.jsonl. An error is only printed: the run goes on without the record."""
+    """Append this node's line to environments.jsonl. Any error is only printed: the run goes on without the record."""
     try:
         is_first = place.node == place.nodes[0]
         record_environment(place.folder, place.attempt, place.node, is_first, SystemRunner(), SystemClock(), os.environ)
-    except (HpctrainError, OSError) as error:
+    except Exception as error:
         print(f"not recorded: the software of {place.node} ({error})", flush=True)
 
 

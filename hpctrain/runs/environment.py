@@ -11,7 +11,8 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from pydantic import ValidationError
 
@@ -42,9 +43,8 @@ def installed_packages(path: Sequence[str] | None = None) -> list[InstalledPacka
     for folder in dict.fromkeys(sys.path if path is None else path):
         for entry, name, version in _metadata_folders(Path(folder or ".")):
             key = re.sub(r"[-_.]+", "-", name).lower()
-            if key not in packages:
-                with contextlib.suppress(ValidationError):  # a folder by another program, with a name of its own
-                    packages[key] = InstalledPackage(name=key, version=version, **_origin(entry))
+            if key not in packages and (package := _package(key, version, entry)) is not None:
+                packages[key] = package
     return [packages[key] for key in sorted(packages)]
 
 
@@ -56,36 +56,52 @@ def _metadata_folders(folder: Path) -> Iterator[tuple[Path, str, str]]:
                 yield Path(entry.path), match[1], match[2]
 
 
-def _origin(metadata: Path) -> dict[str, object]:
+def _package(name: str, version: str, metadata: Path) -> InstalledPackage | None:
+    """Return a package with its origin, or without it if what the metadata say of it cannot be used; None for a folder
+    by another program, with a name of its own."""
+    for origin in (_origin(metadata), {}):
+        with contextlib.suppress(ValidationError):
+            return InstalledPackage(name=name, version=version, **origin)
+    return None
+
+
+def _origin(metadata: Path) -> dict[str, Any]:
     """Return the fields of `InstalledPackage` that say where a package came from, by its file direct_url.json (PEP
-    610); {} for a package of an index.
+    610); {} for a package of an index, and if the file cannot be used. Nothing in the file raises an error.
 
     A local file or folder that no longer exists is left out: nobody could install it again, and conda records the
     temporary folders in which its packages were built.
     """
     try:
         value = json.loads(read_regular(metadata / "direct_url.json", _SMALL_FILE_BYTES))
-        url = without_credentials(str(value["url"]))
-        commit = value.get("vcs_info", {}).get("commit_id")
-        editable = value.get("dir_info", {}).get("editable") is True
-        hashes = value.get("archive_info", {}).get("hashes", {})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, FileError):
+        url, source = without_credentials(value["url"]), value.get("vcs_info")
+        more = {
+            "editable": value.get("dir_info", {}).get("editable") is True or None,
+            "vcs": None if source is None else source["vcs"],
+            "commit": None if source is None else source["commit_id"],
+            "subdirectory": value.get("subdirectory"),
+            "sha256": value.get("archive_info", {}).get("hashes", {}).get("sha256"),
+        }
+        parts = urlsplit(url)
+        if parts.scheme == "file" and (parts.netloc or not Path(unquote(parts.path)).exists()):
+            return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, FileError):
         return {}
-    parts = urlsplit(url)
-    if parts.scheme == "file" and not Path(unquote(parts.path)).exists():
-        return {}
-    more = {"editable": editable or None, "commit": commit, "sha256": hashes.get("sha256")}
     return {"url": url} | {name: item for name, item in more.items() if item is not None}
 
 
 def without_credentials(url: str) -> str:
-    """Return an address without user name, password, query and fragment, which may hold tokens.
+    """Return an address without password, query and fragment, which may hold tokens, and without the user name, which
+    may be a token too, except for ssh, which needs it. A character that ends an address in a file of requirements, or
+    that pip interprets there, is percent-encoded.
 
     Raises:
         ValueError: the text is no address.
     """
     parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    user, at, host = parts.netloc.rpartition("@")
+    host = user.partition(":")[0] + at + host if parts.scheme == "ssh" else host
+    return urlunsplit((parts.scheme, quote(host, safe="%:[]@"), quote(parts.path, safe="%/:@+~=,!"), "", ""))
 
 
 def requirements_text(software: SoftwareVersions, packages: Sequence[InstalledPackage]) -> str:

@@ -4,10 +4,12 @@ environments.jsonl, to which each node of each attempt adds a line. Also the com
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from packaging.version import InvalidVersion, Version
 from pydantic import Field
 
 from hpctrain.records.format.document import Document, Part
@@ -27,24 +29,40 @@ class InstalledPackage(Part):
     """Name of the package."""
     version: str = Field(max_length=256, pattern=r"^[A-Za-z0-9.+!_-]+$")
     """Version of the package."""
-    url: str | None = Field(default=None, max_length=4096, pattern=r"^[!-~]+$")
-    """Where pip installed the package from, without user names and passwords; absent for a package of an index."""
+    url: str | None = Field(default=None, max_length=4096, pattern=r"^[a-z][a-z0-9+.-]*://[!-~]+$")
+    """Where pip installed the package from, without passwords, and without user names except for ssh; absent for a
+    package of an index."""
     editable: bool | None = None
     """Whether the package is installed from a folder that may change at any time (`pip install -e`)."""
+    vcs: Literal["git", "hg", "svn", "bzr"] | None = None
+    """Version control system from which pip took the package's source."""
     commit: str | None = Field(default=None, max_length=64, pattern=r"^[0-9a-f]+$")
-    """Git commit of the package's source, where pip recorded one."""
+    """Commit or revision of the package's source, where pip recorded one."""
+    subdirectory: str | None = Field(default=None, max_length=1024, pattern=r"^[A-Za-z0-9._+~/-]+$")
+    """Folder of the package within its source; absent for the top folder."""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     """Hash of the file that pip installed, where pip recorded one."""
 
     def requirement(self) -> str:
         """Return the line of a requirements file that installs the package again."""
+        version = f"{self.name}{'==' if _is_version(self.version) else '==='}{self.version}"
         if self.url is None:
-            return f"{self.name}=={self.version}"
-        if self.commit is not None:
-            return f"{self.name} @ git+{self.url}@{self.commit}"
+            return version
+        fragments = [f"{name}={value}" for name in ("sha256", "subdirectory") if (value := getattr(self, name))]
+        url = self.url + (f"@{self.commit}" if self.commit else "") + ("#" + "&".join(fragments) if fragments else "")
         if self.editable:
-            return f"-e {self.url.removeprefix('file://')}  # {self.name}=={self.version}"
-        return f"{self.name} @ {self.url}" + (f"#sha256={self.sha256}" if self.sha256 else "")
+            return f"-e {shlex.quote(url)}  # {version}"
+        vcs = f"{self.vcs or 'git'}+" if self.commit else ""
+        return f"{self.name} @ {vcs}{url}"
+
+
+def _is_version(text: str) -> bool:
+    """Whether `==` takes a version. Old packages have others, such as 2004d, for which pip knows `===`."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
 
 
 class SoftwareVersions(Part):

@@ -42,6 +42,14 @@ def test_a_node_with_another_hpctrain_is_refused_by_its_name(folder: Path, monke
     assert (folder / "left" / "0.code").exists()
 
 
+def test_no_error_in_the_record_of_software_ends_a_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "record_environment", lambda *_: [].get("a"))  # type: ignore[attr-defined]
+    run._record_environment(run.AgentIdentity("a", ("a",), "127.0.0.1", "0", 0, folder))
+    assert capsys.readouterr().out.startswith("not recorded: the software of a (")
+
+
 def test_the_first_node_writes_what_is_needed_to_install_it_again(folder: Path) -> None:
     for node in ("a", "b"):
         record_environment(folder, 0, node, node == "a", SystemRunner(), SystemClock(), {"LOADEDMODULES": "gcc/12"})

@@ -67,7 +67,7 @@ def test_the_last_line_of_a_node_counts() -> None:
     [
         ({}, "a==1.0"),
         ({"url": "https://host/a.git", "commit": "0a1b"}, "a @ git+https://host/a.git@0a1b"),
-        ({"url": "file:///src/a", "editable": True}, "-e /src/a  # a==1.0"),
+        ({"url": "file:///src/a", "editable": True}, "-e file:///src/a  # a==1.0"),
         ({"url": "file:///a.whl", "sha256": "0" * 64}, f"a @ file:///a.whl#sha256={'0' * 64}"),
     ],
 )
