@@ -213,7 +213,7 @@ def probe_job(
         HpctrainError: srun was refused or ended early, with its last line in the message; or the probe hangs.
     """
     log = folder / "srun.log"
-    request = replace(request, shared=request.shared or _is_part(Slurm(runner), os.environ))
+    request = replace(request, shared=request.shared or has_part_of_nodes(Slurm(runner), os.environ))
     process = start_on_nodes(job, probe_command(folder.resolve(), request), request.device != "cpu", runner, log)
     try:
         # If a node dies after the measurement, srun waits for it forever. The result is complete without it.
@@ -272,7 +272,7 @@ def _typed_gpus(job: ProbeJob) -> str | None:
     return f"{job.gpu_type}:{job.gpus_per_node}" if job.gpu_type else str(job.gpus_per_node)
 
 
-def _is_part(slurm: Slurm, environ: Mapping[str, str]) -> bool:
+def has_part_of_nodes(slurm: Slurm, environ: Mapping[str, str]) -> bool:
     """Whether this process is in an allocation that has only a part of its nodes. A new job gets whole nodes."""
     try:
         info = slurm.job(environ["SLURM_JOB_ID"]) if "SLURM_JOB_ID" in environ else None

@@ -93,7 +93,7 @@ def check_for_queue(prepared: PreparedRun, slurm: Slurm, clock: Clock, say: Say)
     checked, start = _taken_by_slurm(run, slurm, clock)
     say(checked.lines)
     prepared = replace(prepared, run=checked.run)
-    say(check_provisional(prepared, runs_folder(), checked.nodes, checked.limit, checked.price))
+    say(check_provisional(prepared, runs_folder(), checked.nodes, checked.part, checked.limit, checked.price))
     say(start)
     return prepared, checked
 

@@ -115,7 +115,7 @@ def check_sweep(
         if (content := _planned(ready.run)) not in seen:
             seen.add(content)
             with _names_run(named[number], number, len(named)):
-                check_provisional(ready, runs_folder(), checked.nodes, checked.limit)
+                check_provisional(ready, runs_folder(), checked.nodes, checked.part, checked.limit)
     return sweep
 
 

@@ -31,6 +31,7 @@ from hpctrain.launch.local import check_gpus
 from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.launch.preflight.queue_checks import check_provisional
 from hpctrain.launch.preflight.site import login_node_words
+from hpctrain.launch.probe import has_part_of_nodes
 from hpctrain.launch.queueing import (
     check_for_queue,
     prepare_submission,
@@ -155,7 +156,7 @@ def _submit_to_slurm(prepared: PreparedRun, slurm: Slurm, asked: SubmitOptions) 
 
 def _submit_in_allocation(prepared: PreparedRun, asked: SubmitOptions) -> None:
     prepared = _not_waiting(prepared, "the allocation is there already", asked.as_json)
-    say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), asked.as_json)
+    say(_provisional(prepared), asked.as_json)
     if asked.dry_run:
         script = script_to_be(prepared.run)
         _would(prepared, asked.as_json, script, script=script)
@@ -165,6 +166,12 @@ def _submit_in_allocation(prepared: PreparedRun, asked: SubmitOptions) -> None:
     warn(add_to_history("submit", folder.path, job_id, Slurm(SystemRunner())))
     _tell(folder.path, job_id, asked.as_json)
     _run_here(folder, prepared, job_id)
+
+
+def _provisional(prepared: PreparedRun) -> list[str]:
+    """Return the lines of a provisional plan for the nodes of the allocation that this process is in."""
+    part = has_part_of_nodes(Slurm(SystemRunner()), os.environ)
+    return check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ), part)
 
 
 def _not_waiting(prepared: PreparedRun, why: str, as_json: bool) -> PreparedRun:
@@ -190,7 +197,7 @@ def _submit_as_own_job(given: RunInputs, site: str | None) -> NoReturn:
     warn_if_stale(prepared.topology)
     check_is_slurm(prepared.run)
     prepared = _not_waiting(prepared, "this job runs already", True)
-    say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), True)
+    say(_provisional(prepared), True)
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
     record_excluded_nodes(folder.path, prepared.topology, SystemClock().wall(), prepared.run.recovery.exclude_hours)
     become_job(folder.path, job, prepared.run)

@@ -151,7 +151,7 @@ def drop_stale_topology(
         return []
     try:
         topology = Topology.read(path, owned=True)
-        faults = faults_since(topology, folder.attempts(), now) + _other_share(topology, shared)
+        faults = faults_since(topology, folder.attempts(), now) + other_share(topology, shared)
         words = [*staleness(topology, nodes, drivers or {}, now), *faults]
         if not faults and is_usable(topology, nodes, now):
             return words
@@ -161,7 +161,7 @@ def drop_stale_topology(
     return [*words, "the nodes are measured again; the topology found is now topology-before.json"]
 
 
-def _other_share(topology: Topology, shared: bool) -> list[str]:
+def other_share(topology: Topology, shared: bool) -> list[str]:
     """Return a line if a topology of whole nodes is to be used for a part of each, or the other way round: devices,
     CPUs and memory of the job are then others; [] otherwise, and for figures from data sheets."""
     if topology.provenance.shared == shared or topology.provenance.mode == "published":

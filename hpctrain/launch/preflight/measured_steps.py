@@ -11,6 +11,7 @@ from hpctrain.base.errors import HpctrainError
 from hpctrain.base.owned_files import open_owned
 from hpctrain.records.format.input_file import parse_json_line
 from hpctrain.records.run.run import Run, run_of
+from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.folder import RunFolder
 
 MOST_RUNS = 100
@@ -32,7 +33,7 @@ class MeasuredStep:
     """Times that a tenth of the steps fell below, and that a tenth exceeded."""
 
 
-def measured_step(runs: Path, run: Run, nodes: frozenset[str], count: int) -> MeasuredStep | None:
+def measured_step(runs: Path, run: Run, nodes: frozenset[str], count: int, part: bool) -> MeasuredStep | None:
     """Return the time of a step in the newest run that did the same work in the same way on `count` of `nodes`; None
     without such a run. Folders that cannot be read are skipped.
 
@@ -41,13 +42,15 @@ def measured_step(runs: Path, run: Run, nodes: frozenset[str], count: int) -> Me
         run: the run that is to be queued.
         nodes: nodes that its job may get.
         count: nodes that it asks for.
+        part: whether its job has only a part of each node; runs on whole nodes then do not count, nor the other way
+            round.
     """
     folders = sorted(runs.glob("*/metrics.jsonl"), key=_changed_s, reverse=True)[:MOST_RUNS]
     for path in (file.parent for file in folders):
         try:
             earlier, attempts = run_of(path), RunFolder(path).attempts()
             last = set(attempts[-1].get("nodes", ())) if attempts else set()
-            if _work(earlier) != _work(run) or len(last) != count or not last <= nodes:
+            if _work(earlier) != _work(run) or len(last) != count or not last <= nodes or _had_part(path) != part:
                 continue
             times = _step_times(path / "metrics.jsonl")
         except (HpctrainError, OSError, TypeError):
@@ -56,6 +59,12 @@ def measured_step(runs: Path, run: Run, nodes: frozenset[str], count: int) -> Me
             tenths = quantiles(times, n=10)
             return MeasuredStep(path.name, median(times), (tenths[0], tenths[-1]))
     return None
+
+
+def _had_part(folder: Path) -> bool:
+    """Whether a run had only a part of each node, as its topology says; False without a topology."""
+    path = folder / "topology.json"
+    return path.exists() and Topology.read(path, owned=True).provenance.shared
 
 
 def _changed_s(path: Path) -> float:

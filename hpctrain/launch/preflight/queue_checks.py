@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.base.clock import SystemClock
@@ -26,7 +27,7 @@ from hpctrain.jobs.wall_time import (
     measured_start_up_s,
     time_limit_text,
 )
-from hpctrain.launch.preflight.checks import VERSION_FILE, local_driver_version
+from hpctrain.launch.preflight.checks import VERSION_FILE, local_driver_version, other_share
 from hpctrain.launch.preflight.measured_steps import measured_step
 from hpctrain.launch.preflight.prepare import PreparedRun, fewest_nodes
 from hpctrain.planner import make_plan
@@ -86,6 +87,7 @@ def check_provisional(
     prepared: PreparedRun,
     runs: Path,
     nodes: frozenset[str] | None,
+    part: bool,
     limit: TimeLimit | None = None,
     price: JobPrice | None = None,
 ) -> list[str]:
@@ -99,6 +101,8 @@ def check_provisional(
         runs: folder of run folders, whose topologies hold the figures if the run was given no topology.
         nodes: nodes that the job may get; None: not known. A topology that the run was given is of the job's nodes
             anyway.
+        part: whether the job has only a part of each node. Figures of the other kind, of whole nodes for a part or the
+            other way round, are not used.
         limit: the job's time limit; None: not known.
         price: what the job is billed, and its kinds of GPUs; None: not known.
 
@@ -106,10 +110,15 @@ def check_provisional(
         RefusedError: the model does not fit on the smallest number of nodes that the job may get.
     """
     count = fewest_nodes(prepared.run)
+    other = other_share(prepared.topology, part) if prepared.topology else []
+    if other:
+        again = "it is not used, and the nodes are measured again at the start"
+        lines = check_provisional(replace(prepared, topology=None), runs, nodes, part, limit, price)
+        return [*(f"--topology: {words}: {again}" for words in other), *lines]
     if prepared.topology is None and nodes is None:
         why = "it is not known which nodes the job may get"
         return [f"{NOT_CHECKED} ({why})", *_words_without_topology(prepared, limit, price)]
-    known = (prepared.topology, None) if prepared.topology else last_known(runs, nodes or frozenset(), count)
+    known = (prepared.topology, None) if prepared.topology else last_known(runs, nodes or frozenset(), count, part)
     if known is None:
         why = f"no run has measured {count} of the nodes that the job may get"
         return [f"{NOT_CHECKED} ({why})", *_words_without_topology(prepared, limit, price)]
@@ -123,7 +132,7 @@ def check_provisional(
     except InputError as error:
         return [f"{NOT_CHECKED} ({error})"]
     start_up_s = measured_start_up_s(folder) if folder else None
-    measured = measured_step(runs, prepared.run, frozenset(names) if nodes is None else nodes, count)
+    measured = measured_step(runs, prepared.run, frozenset(names) if nodes is None else nodes, count, part)
     billed = _billed(topology, price)
     if plan.predicted is None and measured is None:
         return [f"the plan given ({plan.dims}) predicts no time: it is not known how long the run will take"]
@@ -165,14 +174,16 @@ def _billed(topology: Topology, price: JobPrice | None) -> BilledResources:
     return BilledResources(len(topology.nodes), kinds.count("cuda"))
 
 
-def last_known(runs: Path, nodes: frozenset[str], count: int) -> tuple[Topology, Path] | None:
+def last_known(runs: Path, nodes: frozenset[str], count: int, part: bool) -> tuple[Topology, Path] | None:
     """Return the newest topology of real nodes that has at least `count` of `nodes`, reduced to these nodes, and its
-    run folder. Nodes that the topology's verdict excludes do not count.
+    run folder. Nodes that the topology's verdict excludes do not count. Nor do topologies of whole nodes for a job that
+    has a part of each, or the other way round.
 
     None if no run has such a topology.
 
     Args:
         runs: folder of run folders.
+        part: whether the job has only a part of each node.
     """
     for path in sorted(runs.glob("*/topology.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
@@ -180,7 +191,7 @@ def last_known(runs: Path, nodes: frozenset[str], count: int) -> tuple[Topology,
         except FileError:
             continue
         names = [name for name in _taken(topology) if name in nodes]
-        if not topology.provenance.loopback and len(names) >= count:
+        if not topology.provenance.loopback and not other_share(topology, part) and len(names) >= count:
             return topology.only(names), path.parent
     return None
 

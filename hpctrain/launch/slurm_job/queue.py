@@ -64,6 +64,11 @@ class CheckedRun:
     others: tuple[str, ...] = ()
     """Other partitions that would take the job, the best first, if the run file names none."""
 
+    @property
+    def part(self) -> bool:
+        """Whether the job asks for a part of each node, not for whole nodes."""
+        return self.asked.cluster.exclusive is False
+
 
 def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], cwd: Path) -> CheckedRun:
     """Return the run with the partition and the GPUs that its file leaves open, after checking its request against the

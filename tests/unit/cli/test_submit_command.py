@@ -151,11 +151,11 @@ def test_a_job_whose_id_cannot_be_written_is_ended(tmp_path: Path, monkeypatch) 
     assert ended == ["7"]
 
 
-def topology(*names: str, memory_bytes: float = 8e10) -> Topology:
+def topology(*names: str, memory_bytes: float = 8e10, shared: bool = False) -> Topology:
     device = Device(id="cpu0", type="cpu", flops={"fp32": 3e10}, memory_bytes=memory_bytes, launch_s=6e-6)
     figures = LinkFigures(alpha_s=1e-5, beta_s_per_byte=1e-9)
     return Topology(
-        provenance=Provenance(version="0", created="2026-01-01T00:00:00Z", transport="tcp"),
+        provenance=Provenance(version="0", created="2026-01-01T00:00:00Z", transport="tcp", shared=shared),
         device_types={"cpu": DeviceType(kind="cpu", name="cpu")},
         nodes=[Node(id=name, addr="127.0.0.1", devices=[device]) for name in names],
         fabric=Fabric(links=[Link(a=names[0], b=names[1], ab=figures, ba=figures)]),
@@ -168,10 +168,26 @@ def test_nodes_that_the_job_cannot_get_say_nothing_about_it(tmp_path: Path) -> N
     small = submitted_run(tmp_path, "1", name="small-20260101T000000Z-00ff")
     topology("tiny1", "tiny2", memory_bytes=1e3).write(small / "topology.json")
     gpus = frozenset({"gpu1", "gpu2", "gpu3"})
-    assert "no run has measured 2 of the nodes" in check_provisional(prepared, tmp_path, gpus)[0]
-    assert "not known which nodes" in check_provisional(prepared, tmp_path, None)[0]
+    assert "no run has measured 2 of the nodes" in check_provisional(prepared, tmp_path, gpus, False)[0]
+    assert "not known which nodes" in check_provisional(prepared, tmp_path, None, False)[0]
     with pytest.raises(RefusedError):
-        check_provisional(prepared, tmp_path, frozenset({"tiny1", "tiny2"}))
+        check_provisional(prepared, tmp_path, frozenset({"tiny1", "tiny2"}), False)
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_figures_of_a_part_say_nothing_about_whole_nodes_nor_the_other_way_round(tmp_path: Path, part: bool) -> None:
+    run = Run.from_json(RUN)
+    nodes, other = frozenset({"gpu1", "gpu2"}), topology("gpu1", "gpu2", memory_bytes=1e3, shared=not part)
+    folder = submitted_run(tmp_path, "1", name="small-20260101T000000Z-00ff")
+    other.write(folder / "topology.json")
+    prepared = PreparedRun(run, run.spec().model_copy(update={"vocab": 256}), [], None, None)
+    assert "no run has measured 2 of the nodes" in check_provisional(prepared, tmp_path, nodes, part)[0]
+    with pytest.raises(RefusedError):
+        check_provisional(prepared, tmp_path, nodes, not part)
+    words, *lines = check_provisional(replace(prepared, topology=other), tmp_path, nodes, part)
+    assert words.startswith("--topology: the topology was measured with ")
+    assert "it is not used, and the nodes are measured again" in words
+    assert "no run has measured 2 of the nodes" in lines[0]
 
 
 def test_the_newest_topology_of_enough_of_the_nodes_counts(tmp_path: Path) -> None:
@@ -181,7 +197,7 @@ def test_the_newest_topology_of_enough_of_the_nodes_counts(tmp_path: Path) -> No
         topology(*pair).write(folder / "topology.json")
         os.utime(folder / "topology.json", (number, number))
     nodes = frozenset({"gpu1", "gpu2", "gpu3"})
-    found = {count: last_known(tmp_path, nodes, count) for count in (1, 2, 3)}
+    found = {count: last_known(tmp_path, nodes, count, False) for count in (1, 2, 3)}
     assert [[node.id for node in item[0].nodes] if item else None for item in found.values()] == [
         ["gpu3"], ["gpu1", "gpu2"], None,
     ]  # fmt: skip
