@@ -132,3 +132,6 @@ def test_slurms_options_are_those_of_sbatch(hpctrain: Hpctrain) -> None:
     asked = {"--partition=low", "--time=2:00:00", "--nodes=2", "--nodelist='node[1-2]'", "--exclude=node0"}
     assert {f"#SBATCH {option}" for option in (*asked, "--job-name=named")} <= set(lines)
     assert "Slurm expects to start it at once on node[1-2]" in done.stderr
+    done = hpctrain("submit", "run.yaml", "--dry-run", "-p", "low", "-N2", "-w", "node1")
+    assert done.returncode == 0, done.stderr
+    assert "start it at once, not counting the time until the nodes of cluster.nodelist are free" in done.stdout

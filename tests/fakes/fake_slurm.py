@@ -168,6 +168,7 @@ class FakeSlurm:
         parser.add_argument("-d", "--dependency", default="")
         parser.add_argument("--no-requeue", action="store_true")
         parser.add_argument("-a", "--array", default="")
+        parser.add_argument("-w", "--nodelist", default="")
         parser.add_argument("script", nargs="?", default="job.sh")
         script = next((word for word in argv[1:] if Path(word).is_file()), None)
         given, _ = parser.parse_known_args([*_directives(script), *argv[1:]])
@@ -183,6 +184,8 @@ class FakeSlurm:
         last = int(tasks.rpartition("-")[2] or 0)
         if last >= MAX_ARRAY_SIZE:
             return self._reply(argv, error="allocation failure: Invalid job array specification\n")
+        if given.test_only and 0 < len(NodeSet(given.nodelist)) < wanted:  # although sbatch takes the job
+            return self._reply(argv, error="allocation failure: Requested node configuration is not available\n")
         if given.test_only:
             nodes = NodeSet.fromlist(list(self.node_states)[:wanted])
             text = f"sbatch: Job {number} to start at {self.now} using {wanted} processors on nodes {nodes}"

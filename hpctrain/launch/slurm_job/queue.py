@@ -3,6 +3,7 @@ ended."""
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from hpctrain.jobs.partition_checks import (
 )
 from hpctrain.jobs.wall_time import TimeLimit
 from hpctrain.launch.slurm_job.job_script import check_options, gpus_per_node
-from hpctrain.records.format.node_name import compress_node_set
+from hpctrain.records.format.node_name import compress_node_set, expand_node_set
 from hpctrain.records.run.run import Run
 from hpctrain.runs.file_system import check_shared
 from hpctrain.runs.folder import RunFolder
@@ -224,6 +225,9 @@ time limit runs for a year, and a thousand years for each such job that waits ah
 that waits because of an account's or a QOS's limit also gets such a late start."""
 
 
+_NODELIST = re.compile(r"^#SBATCH --nodelist=.*\n", re.MULTILINE)
+
+
 def estimate_start(run: Run, script: str, slurm: Slurm, now: float) -> list[str]:
     """Return when Slurm expects the job of a script to start, as a line for a person; nothing is queued. If Slurm does
     not answer, the line says so.
@@ -236,8 +240,12 @@ def estimate_start(run: Run, script: str, slurm: Slurm, now: float) -> list[str]
     Raises:
         RefusedError: sbatch would refuse the job; the message quotes sbatch.
     """
+    listed = len(expand_node_set(run.cluster.nodelist or ""))
+    gets_others = 0 < listed < run.cluster.node_range[0]
     with tempfile.NamedTemporaryFile("w", suffix=".sh", prefix="hpctrain-") as file:
-        file.write(script)
+        # sbatch --test-only refuses a job of more nodes than --nodelist names, although sbatch starts it (seen with
+        # 22.05 and 24.11).
+        file.write(_NODELIST.sub("", script) if gets_others else script)
         file.flush()
         try:
             estimate = slurm.test_only(Path(file.name))
@@ -247,7 +255,8 @@ def estimate_start(run: Run, script: str, slurm: Slurm, now: float) -> list[str]
         raise RefusedError(f"sbatch --test-only refuses the job: {estimate.problem}")
     # For a constraint with counts, Slurm 22.05 names nodes that the constraint excludes, although it allocates others
     # (seen).
-    words = start_words(estimate, now, with_nodes=not run.cluster.groups)
+    words = start_words(estimate, now, with_nodes=not run.cluster.groups and not gets_others)
+    words += ", not counting the time until the nodes of cluster.nodelist are free" if gets_others else ""
     return [f"{words}, not counting the jobs it waits for" if run.cluster.after else words]
 
 

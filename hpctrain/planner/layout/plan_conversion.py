@@ -94,7 +94,7 @@ def layout_of_plan(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Cost
     if missing:
         raise InputError(
             f"plan: ranks: {', '.join(missing[:4])}{' …' * (len(missing) > 4)} not in the topology; give the topology "
-            "that the plan was made for with -t"
+            "that the plan was made for with --topology"
         )
     if reason := _why_unknown(plan, run, spec):
         raise InputError(f"plan: {reason}")

@@ -99,6 +99,12 @@ def test_nodes_of_a_list_are_counted_where_the_run_file_names_no_number(script, 
     assert "--nodes=3" in script("-w", "gpu[1-3]")
 
 
+def test_a_job_gets_other_nodes_besides_those_that_it_names(script, hpctrain, run_file):
+    assert {"--nodes=2", "--nodelist=gpu1"} <= script("-w", "gpu1")
+    result = hpctrain("submit", str(run_file), "--dry-run", "-w", "gpu1")
+    assert "start it at once, not counting the time until the nodes of cluster.nodelist are free" in result.output
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

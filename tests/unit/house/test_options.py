@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
+import hpctrain
+from hpctrain.base.package_data import package_data_path
 from hpctrain.cli.main import VERBS
 
 SLURM = {
@@ -87,3 +91,11 @@ def test_topology_and_plan_have_no_letter() -> None:
     for name, option in options():
         if {"--topology", "--plan"} & {*option.opts}:
             assert len(option.opts) == 1, name
+
+
+def test_no_text_names_a_file_by_the_letters_of_a_job() -> None:
+    letter = re.compile(r"(train|plan|simulate|submit) -[tp]`|-[tp]\s+[\w/.-]+\.json|with -[tp]\b")
+    files = [*package_data_path("docs").rglob("*.md"), *Path(hpctrain.__file__).parent.rglob("*.py")]
+    assert len(files) > 100
+    found = {path.name: letter.findall(path.read_text()) for path in files}
+    assert not {name: words for name, words in found.items() if words}
