@@ -4,6 +4,7 @@ of a sweep with all loss curves in one chart."""
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any, Literal
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import utc_text
-from hpctrain.base.errors import FileError
+from hpctrain.base.errors import FileError, HpctrainError
 from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.ledger import ATTEMPTS_FILE
-from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
+from hpctrain.records.history.run_log import last_row_of_each_step, read_events, read_metrics
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology
 from hpctrain.report.charts import Chart, Trace, layout, line, thinned
@@ -34,22 +35,25 @@ class ComparedRun:
     settings: dict[str, Any]
     """Keys of the run file in which the compared runs differ, with this run's values."""
     state: str
-    step: int
-    steps: int
-    loss: float | None
+    """State of the run; `unknown` also for a run whose files cannot be read."""
+    reason: str
+    """One sentence that says why the run has this state."""
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
     """Training loss of the last step, in nats."""
-    best_loss: float | None
+    best_loss: float | None = None
     """Smallest training loss of a step; losses of single steps scatter."""
-    valid_loss: float | None
+    valid_loss: float | None = None
     """Newest validation loss, in nats; with several validation sets, that of the first."""
-    best_valid_loss: float | None
-    tokens_per_s: float | None
+    best_valid_loss: float | None = None
+    tokens_per_s: float | None = None
     """Median tokens per second of the whole job, without the first step of each generation."""
-    mfu: float | None
+    mfu: float | None = None
     """Median model FLOPs utilization, without the first step of each generation."""
-    node_hours: float
+    node_hours: float | None = None
     """Hours of its jobs times their nodes."""
-    gpu_hours: float | None
+    gpu_hours: float | None = None
     """Hours of its jobs times their GPUs; None without GPUs, or if their number is not known."""
 
     def to_json(self) -> dict[str, Any]:
@@ -57,46 +61,59 @@ class ComparedRun:
         return asdict(self)
 
 
-def compare(folders: Sequence[Path], statuses: Sequence[RunStatus], now: float) -> list[ComparedRun]:
-    """Return a row for each run, in the order of `folders`.
+def compare(folders: Sequence[Path], statuses: Sequence[RunStatus | HpctrainError], now: float) -> list[ComparedRun]:
+    """Return a row for each run, in the order of `folders`. A run whose files cannot be read has the state `unknown`,
+    and the error as its reason.
 
     Args:
         folders: run folders.
-        statuses: the status of each run.
-        now: seconds since 1970, up to which an attempt without an end counts if its run has not ended.
-
-    Raises:
-        FileError: a file of a run is damaged.
+        statuses: the status of each run, or the error that prevents one.
+        now: seconds since 1970, up to which an attempt in progress counts.
     """
-    runs = [run_of(folder) for folder in folders]
-    differences = _differences(runs)
+    runs = [_run_if_readable(folder) for folder in folders]
     rows = []
-    for folder, run, status, settings in zip(folders, runs, statuses, differences, strict=True):
-        metrics = read_metrics(folder / "metrics.jsonl")
-        history = last_row_of_each_step(metrics)
-        valid = [losses[0] for row in history if (losses := list(losses_by_set(row).values()))]
-        is_over = status.state in ("done", "failed", "cancelled")
-        attempts, end = read_jsonl(folder / ATTEMPTS_FILE), history[-1].time_s if is_over and history else now
-        gpus = _gpus_of_nodes(folder, run)
-        rows.append(
-            ComparedRun(
-                name=folder.name,
-                folder=str(folder),
-                settings=settings,
-                state=status.state,
-                step=status.step,
-                steps=status.steps,
-                loss=status.loss,
-                best_loss=min((row.loss for row in history), default=None),
-                valid_loss=valid[-1] if valid else None,
-                best_valid_loss=min(valid, default=None),
-                tokens_per_s=steady_tokens_per_s(metrics),
-                mfu=steady_mfu(metrics),
-                node_hours=_hours(attempts, end, lambda node: 1.0),
-                gpu_hours=None if gpus is None else _hours(attempts, end, gpus),
-            )
-        )
+    for folder, run, status, settings in zip(folders, runs, statuses, _differences(runs), strict=True):
+        try:
+            if isinstance(status, HpctrainError):
+                raise status
+            rows.append(_row(folder, run or run_of(folder), status, settings, now))
+        except HpctrainError as error:
+            rows.append(ComparedRun(folder.name, str(folder), settings, "unknown", str(error)))
     return rows
+
+
+def _run_if_readable(folder: Path) -> Run | None:
+    try:
+        return run_of(folder)
+    except HpctrainError:
+        return None
+
+
+def _row(folder: Path, run: Run, status: RunStatus, settings: dict[str, Any], now: float) -> ComparedRun:
+    metrics = read_metrics(folder / "metrics.jsonl")
+    history = last_row_of_each_step(metrics)
+    valid = [losses[0] for row in history if (losses := list(losses_by_set(row).values()))]
+    signs = [row.time_s for row in metrics] + [event.time_s for event in read_events(folder / "events.jsonl")]
+    is_alive = status.state in ("starting", "running", "recovering")
+    spans = _attempt_spans(read_jsonl(folder / ATTEMPTS_FILE), signs, now if is_alive else None)
+    gpus = _gpus_of_nodes(folder, run)
+    return ComparedRun(
+        name=folder.name,
+        folder=str(folder),
+        settings=settings,
+        state=status.state,
+        reason=status.reason,
+        step=status.step,
+        steps=status.steps,
+        loss=status.loss,
+        best_loss=min((row.loss for row in history), default=None),
+        valid_loss=valid[-1] if valid else None,
+        best_valid_loss=min(valid, default=None),
+        tokens_per_s=steady_tokens_per_s(metrics),
+        mfu=steady_mfu(metrics),
+        node_hours=sum(hours * len(nodes) for hours, nodes in spans),
+        gpu_hours=None if gpus is None else sum(hours * sum(map(gpus, nodes)) for hours, nodes in spans),
+    )
 
 
 def sort_rows(rows: Sequence[ComparedRun], key: SortKey) -> list[ComparedRun]:
@@ -118,12 +135,13 @@ def sort_rows(rows: Sequence[ComparedRun], key: SortKey) -> list[ComparedRun]:
     return sorted(rows, key=lambda row: (value(row) is None, value(row) or 0.0))
 
 
-def _differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _differences(runs: Sequence[Run | None]) -> list[dict[str, Any]]:
     """Return for each run the keys of the run file, except the name, in which the runs differ, with their values. A key
-    that a run leaves out has the value None."""
-    flat = [_flat(run.to_json()) for run in runs]
-    keys = dict.fromkeys(key for values in flat for key in values if key != "name")
-    differing = [key for key in keys if any(values.get(key) != flat[0].get(key) for values in flat)]
+    that a run leaves out has the value None, as has each key of a run whose file cannot be read (None)."""
+    flat = [{} if run is None else _flat(run.to_json()) for run in runs]
+    known = [values for values in flat if values]
+    keys = dict.fromkeys(key for values in known for key in values if key != "name")
+    differing = [key for key in keys if any(values.get(key) != known[0].get(key) for values in known)]
     return [{key: values.get(key) for key in differing} for values in flat]
 
 
@@ -137,18 +155,36 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _hours(attempts: Sequence[Mapping[str, Any]], end: float, weight: Callable[[str], float]) -> float:
-    """Return the hours of the attempts times the weights of their nodes.
+def _attempt_spans(
+    lines: Sequence[Mapping[str, Any]], signs: Sequence[float], now: float | None
+) -> list[tuple[float, list[str]]]:
+    """Return (hours, names of the nodes) of each attempt; a line without a usable start is left out. An attempt without
+    an end that is not in progress counts up to its last sign of life.
 
     Args:
-        end: seconds since 1970, up to which an attempt counts that has no end.
-        weight: returns the weight of a node, by its name.
+        lines: lines of attempts.jsonl.
+        signs: times of all events and metrics of the run, seconds since 1970.
+        now: up to when the newest attempt counts, if it is in progress; None: none is.
     """
-    return sum(
-        max(0.0, float(line.get("end", end)) - float(line["start"])) * sum(map(weight, line.get("nodes", ()))) / 3600.0
-        for line in attempts
-        if "start" in line
-    )
+    starts = [(start, values) for values in lines if (start := _moment(values.get("start"))) is not None]
+    spans = []
+    for index, (start, values) in enumerate(starts):
+        following = starts[index + 1][0] if index + 1 < len(starts) else math.inf
+        end = _moment(values.get("end"))
+        if end is None and now is not None and following == math.inf:
+            end = now
+        if end is None:
+            end = max((sign for sign in signs if start <= sign < following), default=start)
+        nodes = values.get("nodes")
+        names = [name for name in nodes if isinstance(name, str)] if isinstance(nodes, list) else []
+        spans.append((max(0.0, end - start) / 3600.0, names))
+    return spans
+
+
+def _moment(value: object) -> float | None:
+    """Return a time of a line of attempts.jsonl in seconds since 1970; None for any other value."""
+    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
+    return float(value) if is_time else None  # type: ignore[arg-type]
 
 
 def _gpus_of_nodes(folder: Path, run: Run) -> Callable[[str], float] | None:
@@ -224,7 +260,11 @@ def write_comparison(title: str, rows: Sequence[ComparedRun], target: Path, now:
         StorageError: the target cannot be written.
     """
     script = plotly_script()
-    histories = [(row.name, last_row_of_each_step(read_metrics(Path(row.folder) / "metrics.jsonl"))) for row in rows]
+    histories = [
+        (row.name, last_row_of_each_step(read_metrics(Path(row.folder) / "metrics.jsonl")))
+        for row in rows
+        if row.loss is not None  # else it has no curve, or its files cannot be read
+    ]
     valid = [
         (name, [(row.step, losses[0]) for row in history if (losses := list(losses_by_set(row).values()))])
         for name, history in histories

@@ -11,10 +11,10 @@ import click
 from rich.table import Table
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import HpctrainError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
+from hpctrain.cli.answers import warn
 from hpctrain.cli.options.parameters import FILE, PATH, RUN, RUNS
 from hpctrain.cli.views.console import table_console
 from hpctrain.hf.tensors import BYTES, shard_bytes
@@ -84,12 +84,10 @@ WIDTH = 1000
 
 
 def _compared(folders: list[Path], now: float) -> list[ComparedRun]:
-    statuses = []
-    for status in run_statuses(folders):
-        if isinstance(status, HpctrainError):
-            raise status
-        statuses.append(status)
-    return compare(folders, statuses, now)
+    """Return a row for each run. Why a run has the state `unknown`, such as a damaged file, is printed on stderr."""
+    rows = compare(folders, run_statuses(folders), now)
+    warn([f"{row.name}: {row.reason}" for row in rows if row.state == "unknown"])
+    return rows
 
 
 @click.command("eval")

@@ -15,7 +15,7 @@ from run_folders import RUN, submitted_run
 from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.cli.main import cli
 from hpctrain.launch.preflight.prepare import PreparedRun
-from hpctrain.records.history.run_log import BytesSent, MetricRow
+from hpctrain.records.history.run_log import BytesSent, Event, MetricRow
 from hpctrain.records.history.sweep import SWEEP_FILE, Sweep
 from hpctrain.records.run.run import read_run
 from hpctrain.runs.locate import job_id
@@ -283,6 +283,48 @@ def test_the_report_of_a_sweep_has_all_curves_and_the_table(trained, hpctrain):
         assert [trace["name"] for trace in data["traces"]] == [_folders(trained)[number].name for number in (2, 1, 0)]
     assert all(folder.name in text.partition("<table>")[2] for folder in _folders(trained))
     assert page.stat().st_mode & 0o077 == 0
+
+
+def test_a_damaged_run_is_a_row_of_its_own_and_stops_nothing(trained, hpctrain):
+    first, second, third, _ = _folders(trained)
+    (first / "run.yaml").write_text("model: [")
+    (second / "metrics.jsonl").write_text('{"step": "x"}\n')
+    attempts = [{"start": "x", "nodes": ["gpu1"]}, {"start": 0.0, "end": 1800.0, "nodes": "gpu1"}]
+    (third / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in attempts))
+    result = hpctrain("compare", "gpt", "--json")
+    assert result.exit_code == 0, result.exception
+    rows = {row["folder"]: row for row in json.loads(result.stdout)}
+    for folder, file in ((first, "run.yaml"), (second, "metrics.jsonl")):
+        row = rows[str(folder)]
+        assert (row["state"], row["loss"], row["node_hours"]) == ("unknown", None, None)
+        assert file in row["reason"]
+        assert f"{folder.name}: " in result.stderr
+    assert set(rows[str(first)]["settings"].values()) == {None}
+    assert None not in rows[str(second)]["settings"].values()
+    assert (rows[str(third)]["loss"], rows[str(third)]["node_hours"]) == (pytest.approx(2.2), 0.0)
+    table = hpctrain("compare", "gpt", "--sort", "node_hours").stdout
+    assert all(folder.name in table for folder in _folders(trained))
+    page = Path(hpctrain("report", "gpt").stdout.strip()).read_text()
+    data = json.loads(re.search(r'id="chart-loss-data">(.*?)</script>', page)[1])
+    assert [trace["name"] for trace in data["traces"]] == [third.name]
+    assert all(folder.name in page.partition("<table>")[2] for folder in _folders(trained))
+
+
+def test_an_attempt_without_an_end_counts_up_to_its_last_sign_of_life(trained, hpctrain):
+    """Two attempts whose ends nobody wrote: of the first only its one step is known, the second failed."""
+    folder, start = _folders(trained)[0], 1_795_000_000.0
+    (folder / "run.yaml").write_text(json.dumps({**RUN, "cluster": {"kind": "local"}}))
+    rows = [_row(1, 5.0), _row(2, 4.0, time_s=start + 10_000)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row.to_json())}\n" for row in rows))
+    failed = Event(kind="failed", generation=-1, time_s=start + 10_900, reason="x", attempt=1, node="a")
+    (folder / "events.jsonl").write_text(json.dumps(failed.to_json()) + "\n")
+    attempts = [
+        {"attempt": 0, "nodes": ["a"], "start": start - 899},
+        {"attempt": 1, "nodes": ["a"], "start": start + 9100},
+    ]
+    (folder / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in attempts))
+    (row,) = json.loads(hpctrain("compare", folder.name, "--json").stdout)
+    assert (row["state"], row["node_hours"]) == ("failed", pytest.approx((900 + 1800) / 3600))
 
 
 def test_a_run_waits_for_all_runs_of_a_sweep(submitted, fake, hpctrain, run_file):
