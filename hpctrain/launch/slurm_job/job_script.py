@@ -55,6 +55,11 @@ DIRECTIVES_OF_RUN_FILE = {
 cluster.sbatch are not."""
 
 
+SHARED_NODE_OPTIONS = ("exclusive", "oversubscribe", "share")
+"""Options of sbatch that let other jobs onto the job's nodes; --exclusive does so with a value, as in
+--exclusive=user. sbatch takes the last of --exclusive and these, and gives one CPU of a node where none are named."""
+
+
 def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_hand: bool = False) -> str:
     """Return the text of the run's job script, the file job.sh.
 
@@ -130,17 +135,18 @@ def directives(run: Run, folder: Path) -> list[str]:
     ):  # fmt: skip
         if value is not None:
             options.append(f"--{option}={shlex.quote(_checked([str(value)], f'--{option}')[0])}")
-    check_options(cluster.sbatch)
+    check_options(run)
     return sorted(options) + cluster.sbatch
 
 
-def check_options(options: list[str]) -> None:
-    """Check that cluster.sbatch sets no option that hpctrain sets, or that has a key in the run file.
+def check_options(run: Run) -> None:
+    """Check that cluster.sbatch sets no option that hpctrain sets, or that has a key in the run file, and none that
+    lets other jobs onto whole nodes.
 
     Raises:
         InputError: cluster.sbatch holds such an option, or an item that is not one whole option.
     """
-    for option in _checked(options, "cluster.sbatch"):
+    for option in _checked(run.cluster.sbatch, "cluster.sbatch"):
         try:
             name, value = parse_sbatch_option(option)
         except ValueError as error:
@@ -150,6 +156,11 @@ def check_options(options: list[str]) -> None:
         # With a value, as in --exclusive=user, it does not ask for whole nodes.
         if name in DIRECTIVES_OF_RUN_FILE and not (name == "exclusive" and value):
             raise InputError(f"cluster.sbatch: found --{name}; {DIRECTIVES_OF_RUN_FILE[name]}")
+        if name in SHARED_NODE_OPTIONS and run.cluster.exclusive is not False:
+            raise InputError(
+                f"cluster.sbatch: found {option}, with which a job does not get whole nodes; leave it out, or take a "
+                "part of each node with cluster.exclusive: false"
+            )
 
 
 def _checked(lines: list[str], field: str) -> list[str]:

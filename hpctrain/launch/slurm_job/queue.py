@@ -90,7 +90,7 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
     why = slurm.why_unavailable()
     if why is not None:
         raise InputError(f"{why}; log in to the cluster, or use `hpctrain train --local N`")
-    check_options(run.cluster.sbatch)
+    check_options(run)
     check_time_limit(run)
     try:
         state = slurm.state()
