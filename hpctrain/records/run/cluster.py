@@ -97,6 +97,13 @@ class Cluster(Part):
     def _number_as_text(cls, value: Any) -> Any:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
+    @field_validator("exclusive", mode="before")
+    @classmethod
+    def _whole_or_part(cls, value: Any) -> Any:
+        if not isinstance(value, bool) and value != "auto":
+            raise ValueError("allowed: auto, true, false")
+        return value
+
     @field_validator("nodes")
     @classmethod
     def _node_range(cls, value: str) -> str:
