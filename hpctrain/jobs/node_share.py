@@ -9,7 +9,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_bytes
 from hpctrain.jobs.partition_checks import candidate_partitions, node_groups, nodes_of_job
 from hpctrain.records.run.run import Run
-from hpctrain.slurm.cluster import ClusterState, NodeInfo, gpu_count, parse_gres
+from hpctrain.slurm.cluster import ClusterState, NodeInfo, Partition, gpu_count, parse_gres
 from hpctrain.slurm.limits import members
 from hpctrain.slurm.options import parse_sbatch_options
 from hpctrain.slurm.values import parse_unsigned
@@ -20,11 +20,12 @@ MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 @dataclass(frozen=True)
 class NodeShare:
-    """The CPUs and the memory of a node that belong to a part of it. A field is None if Slurm does not state it for
-    every node that the job may get."""
+    """The CPUs and the memory of a node that belong to a part of it. A field is None if Slurm does not state it."""
 
     cpus: int | None
     memory_mib: int | None
+    limits: frozenset[str] = frozenset()
+    """Names of the partitions' limits that made CPUs or memory less: MaxCPUsPerNode, MaxMemPerNode."""
 
 
 def with_node_share(run: Run, state: ClusterState, given: int | None) -> tuple[Run, list[str]]:
@@ -42,55 +43,87 @@ def with_node_share(run: Run, state: ClusterState, given: int | None) -> tuple[R
         InputError: `cluster.exclusive` is false, and nothing says which part of the nodes the job takes.
     """
     cluster, nodes = run.cluster, eligible_nodes(run, state)
-    gpus, most = gpus_of_job(run), max((gpu_count(node.gres) for node in nodes), default=0)
+    gpus, counts = gpus_of_job(run), [gpu_count(node.gres) for node in nodes] or [0]
     only_whole = _why_only_whole(run, state)
     if cluster.exclusive == "auto":
-        part = only_whole is None and given is not None and gpus is not None and gpus < most
+        part = only_whole is None and given is not None and gpus is not None and gpus < max(counts)
     else:
         part = only_whole is None and cluster.exclusive is False
     if not part:
-        return _with_exclusive(run, True), [_whole_words(run, gpus, most, only_whole)]
+        return _with_exclusive(run, True), [_whole_words(run, gpus, counts, only_whole)]
     options = parse_sbatch_options(cluster.sbatch)
-    share = node_share(nodes, gpus, parse_unsigned(options.get("cpus-per-task", "")))
-    more = []
+    partitions = candidate_partitions(cluster.partition, state.partitions)
+    cpus = parse_unsigned(options.get("cpus-per-task", ""))
+    shares = [share for node in nodes if (share := node_share(node, gpus, cpus, partitions))]
+    more, ranges = [], []
     if not any(name in options for name in CPU_OPTIONS):
         if not gpus:
-            raise InputError(
-                "cluster.exclusive: found false, and the job asks for no GPUs; name the CPUs of its part of a node, "
-                "cluster.sbatch: [--cpus-per-task=8], or take whole nodes"
-            )
-        more += [f"--cpus-per-task={share.cpus}"] if share.cpus else []
+            raise InputError(f"cluster.exclusive: found false, and {_why_no_cpus(gpus)}, or take whole nodes")
+        known = [share.cpus for share in shares if share.cpus]
+        more += [f"--cpus-per-task={min(known)}"] if known else []
+        ranges += [f"{min(known)} to {max(known)} CPUs"] if len(set(known)) > 1 else []
     if not any(name in options for name in MEMORY_OPTIONS):
-        more += [f"--mem={share.memory_mib}M"] if share.memory_mib else []
-    asked = _with_exclusive(run, False, [*cluster.sbatch, *more])
-    return asked, [_part_words(run, gpus, most, [*cluster.sbatch, *more])]
+        known = [share.memory_mib for share in shares if share.memory_mib]
+        more += [f"--mem={min(known)}M"] if known else []
+        sizes = [format_bytes(mib * 2**20) for mib in (min(known), max(known))] if known else []
+        ranges += [f"{' to '.join(sizes)} of memory"] if len(set(sizes)) > 1 else []
+    asked, lines = [*cluster.sbatch, *more], []
+    if ranges:
+        lines.append(
+            f"the share differs from node to node, {' and '.join(ranges)}, and the least is asked for on every node; "
+            "for more, choose among the nodes with -C or cluster.gpu_type, or write --cpus-per-task and --mem into "
+            "cluster.sbatch"
+        )
+    cut = {limit for share in shares for limit in share.limits}
+    options_here = {"MaxCPUsPerNode": "--cpus-per-task", "MaxMemPerNode": "--mem"}
+    limits = [name for name, option in options_here.items() if name in cut and any(option in item for item in more)]
+    if limits:
+        lines.append(f"the share was cut to what partition {cluster.partition} allows: {', '.join(limits)}")
+    return _with_exclusive(run, False, asked), [_part_words(run, gpus, counts, asked), *lines]
 
 
-def node_share(nodes: Sequence[NodeInfo], gpus: int | None, cpus: int | None) -> NodeShare:
-    """Return the CPUs and the memory that belong to `gpus` GPUs, or without GPUs to `cpus` CPUs, on each of the nodes:
-    the same share of a node as theirs of its GPUs or CPUs. Of unlike nodes, the least counts.
+def node_share(
+    node: NodeInfo, gpus: int | None, cpus: int | None, partitions: Sequence[Partition] = ()
+) -> NodeShare | None:
+    """Return the CPUs and the memory that belong to `gpus` GPUs of a node, or without GPUs to `cpus` of its CPUs: the
+    same share of the node as theirs of its GPUs or CPUs. None if the node has fewer.
 
     The CPUs are whole cores, at least one. Jobs that fill a node with equal parts all fit.
 
     Args:
-        nodes: nodes that the job may get.
-        gpus: GPUs of the job on each node; None or 0 without GPUs.
-        cpus: CPUs of the job on each node, if they are known.
+        gpus: GPUs of the job on the node; None or 0 without GPUs.
+        cpus: CPUs of the job on the node, if they are known.
+        partitions: partitions in which the job may start. The share is of the CPUs that they give to their jobs, and
+            no more memory than they give to one job.
     """
-    shares, memories = [], []
-    for node in nodes:
-        of_node = gpu_count(node.gres) if gpus else node.cpus
-        part = gpus or cpus or 0
-        if not 0 < part <= of_node:
-            continue
-        core = node.threads_per_core
-        shares.append(max(core, node.cpus * part // of_node // core * core) if node.cpus else 0)
-        memories.append(node.memory_mib * part // of_node)
-    return NodeShare(min(shares, default=0) or None, min(memories, default=0) or None)
+    of_node = gpu_count(node.gres) if gpus else node.cpus
+    part = gpus or cpus or 0
+    if not 0 < part <= of_node:
+        return None
+    here = [partition for partition in partitions if node.name in partition.nodes]
+    most_cpus = min([item.max_cpus_per_node for item in here if item.max_cpus_per_node], default=node.cpus)
+    memory = node.memory_mib * part // of_node
+    most_memory = min([item.max_memory_per_node_mib for item in here if item.max_memory_per_node_mib], default=memory)
+    cut = {"MaxCPUsPerNode": gpus and most_cpus < node.cpus, "MaxMemPerNode": most_memory < memory}
+    core = node.threads_per_core
+    share = max(core, min(node.cpus, most_cpus) * part // of_node // core * core) if node.cpus else None
+    return NodeShare(share, min(memory, most_memory) or None, frozenset(name for name, was in cut.items() if was))
+
+
+def _why_no_cpus(gpus: int | None) -> str:
+    """Return why the CPUs of a part are not known, and what to write instead."""
+    name_cpus = "name the CPUs of its part of a node, cluster.sbatch: [--cpus-per-task=8]"
+    if gpus is None:
+        return (
+            "with --gpus in cluster.sbatch it is not known how many GPUs each node gives; ask for them with -G or "
+            f"cluster.devices_per_node, {name_cpus}"
+        )
+    return f"the job asks for no GPUs; {name_cpus}"
 
 
 def eligible_nodes(run: Run, state: ClusterState) -> list[NodeInfo]:
-    """Return the nodes that the job may get: those of its partitions with the constraints and enough GPUs."""
+    """Return the nodes that the job may get: those of its partitions with the constraints and enough GPUs. Nodes that
+    accept no jobs are left out, unless no other node is left."""
     cluster, names = run.cluster, nodes_of_job(run, state)
     partitions = candidate_partitions(cluster.partition, state.partitions)
     constraints = [constraint for constraint, _ in node_groups(run)]
@@ -101,7 +134,8 @@ def eligible_nodes(run: Run, state: ClusterState) -> list[NodeInfo]:
         for node in members(partition, state.nodes, constraint)
         if gpu_count(node.gres, cluster.gpu_type) >= (gpus_of_job(run) or 0)
     }
-    return [node for name, node in nodes.items() if names is None or name in names]
+    allowed = [node for name, node in nodes.items() if names is None or name in names]
+    return [node for node in allowed if node.accepts_jobs] or allowed
 
 
 def gpus_of_job(run: Run) -> int | None:
@@ -133,33 +167,39 @@ def _with_exclusive(run: Run, exclusive: bool, sbatch: list[str] | None = None) 
     return run.model_copy(update={"cluster": run.cluster.model_copy(update=update)})
 
 
-def _whole_words(run: Run, gpus: int | None, most: int, only_whole: str | None) -> str:
+def _whole_words(run: Run, gpus: int | None, counts: Sequence[int], only_whole: str | None) -> str:
     """Return the line for a job that takes whole nodes; if some of their GPUs stay idle, with the price.
 
     Args:
         gpus: GPUs that the job requests on each node; None: unknown.
-        most: most GPUs of a node that the job may get.
+        counts: GPUs of each node that the job may get.
         only_whole: why the job cannot get a part of its nodes; None if it can.
     """
     asked = "as cluster.exclusive asks" if run.cluster.exclusive is True else "the default of cluster.exclusive"
     why = only_whole or asked
-    if gpus is None or gpus >= most:
+    if gpus is None or gpus >= max(counts):
         return f"whole nodes ({why})"
     uses = f"{gpus} of each" if gpus else "none of them"
     instead = f"asks for {gpus}" if gpus else "with cluster.sbatch [--cpus-per-task=N] asks for a part without GPUs"
     remedy = "" if only_whole else f"; `cluster.exclusive: false` {instead}"
-    return f"whole nodes ({why}): {run.cluster.nodes} × {most} GPUs are billed, the run uses {uses}{remedy}"
+    return f"whole nodes ({why}): {run.cluster.nodes} × {_range(counts)} GPUs are billed, the run uses {uses}{remedy}"
 
 
-def _part_words(run: Run, gpus: int | None, most: int, sbatch: Sequence[str]) -> str:
+def _range(counts: Sequence[int]) -> str:
+    """Return '8', or for unlike counts '4 to 8'."""
+    return " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+
+
+def _part_words(run: Run, gpus: int | None, counts: Sequence[int], sbatch: Sequence[str]) -> str:
     """Return the line for a job that takes a part of each node.
 
     Args:
+        counts: GPUs of each node that the job may get.
         sbatch: the options with which the job asks for CPUs and memory.
     """
     options = parse_sbatch_options(sbatch)
     cpus, memory = options.get("cpus-per-task"), options.get("mem", "")
-    parts = [f"{gpus} of {most} GPUs"] if gpus else []
+    parts = [f"{gpus} of {_range(counts)} GPUs"] if gpus else []
     parts += [f"{cpus} CPU{'' if cpus == '1' else 's'}"] if cpus else []
     mib = parse_unsigned(memory.removesuffix("M"))
     parts += [format_bytes(mib * 2**20) + " of memory" if mib else f"--mem={memory}"] if memory else []

@@ -163,6 +163,10 @@ class Partition:
     """Whether the partition accepts only jobs with a reservation."""
     whole_nodes: bool = False
     """Whether every job of the partition gets whole nodes (OverSubscribe=EXCLUSIVE)."""
+    max_cpus_per_node: int | None = None
+    """Most CPUs of a node that all jobs of the partition together may have (MaxCPUsPerNode)."""
+    max_memory_per_node_mib: int | None = None
+    """Most MiB of a node's memory that one job may have (MaxMemPerNode)."""
     billing_weights: Mapping[str, float] = field(default_factory=dict)
     """Billing units of one CPU, one MiB of memory, one GPU and so on (TRESBillingWeights), by Slurm's name of the
     resource in lower case; {} if the site has set none."""
@@ -292,6 +296,8 @@ def _partition(record: dict[str, str], by_name: dict[str, NodeInfo]) -> Partitio
         deny_qos=_names(record.get("DenyQos", "")),
         needs_reservation=record.get("ReqResv") == "YES",
         whole_nodes=record.get("OverSubscribe") == "EXCLUSIVE",
+        max_cpus_per_node=number(record.get("MaxCPUsPerNode", "")),
+        max_memory_per_node_mib=number(record.get("MaxMemPerNode", "")),
         billing_weights=parse_billing_weights(record.get("TRESBillingWeights", "")),
         gres=_largest(by_name[name].gres for name in names if name in by_name),
     )

@@ -9,7 +9,7 @@ from fake_slurm import FakeSlurm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import FileError, InputError
 from hpctrain.jobs.node_share import node_share
 from hpctrain.launch.slurm_job.job_script import directives
 from hpctrain.launch.slurm_job.queue import CheckedRun, check_queue
@@ -152,6 +152,79 @@ def test_of_unlike_nodes_the_least_share_counts(tmp_path: Path) -> None:
     assert resources(only, tmp_path, Unlike())[1:] == ["--cpus-per-task=30", "--mem=30000M"]
 
 
+class Small(Unlike):
+    """gpu2 has 2 CPUs, and gpu3 states no memory."""
+
+    def _node_lines(self) -> list[str]:
+        first, second, third = super()._node_lines()
+        return [first, second.replace("=16 CPU", "=2 CPU"), third.replace("RealMemory=64000", "RealMemory=1")]
+
+
+def test_unlike_shares_are_printed_as_a_range_with_advice(tmp_path: Path) -> None:
+    asked = run(nodes="1", devices_per_node=4)
+    part, advice = [
+        line for line in checked(asked, tmp_path, Unlike()).lines if "a part of" in line or "the share" in line
+    ]
+    assert part.startswith("a part of each node (fewer GPUs are asked for than it has): 4 of 4 to 8 GPUs, 16 CPUs")
+    assert "16 to 30 CPUs and 29.3 GiB to 62.5 GiB of memory, and the least is asked for on every node" in advice
+    assert "-C or cluster.gpu_type, or write --cpus-per-task and --mem into cluster.sbatch" in advice
+    assert not [line for line in checked(run(devices_per_node=2), tmp_path).lines if "differs" in line]
+
+
+def test_unknown_memory_of_a_node_is_no_memory_limit(tmp_path: Path) -> None:
+    asked = run(nodes="1", devices_per_node=4)
+    assert resources(asked, tmp_path, Small())[-1] == "--mem=30000M"
+
+
+def test_nodes_that_accept_no_jobs_do_not_count(tmp_path: Path) -> None:
+    fake = Unlike()
+    fake.node_states |= {"gpu2": "IDLE+DRAIN", "gpu3": "DOWN"}
+    asked = run(nodes="1", devices_per_node=4)
+    assert resources(asked, tmp_path, fake)[1:] == ["--cpus-per-task=30", "--mem=30000M"]
+    assert "4 of 8 GPUs, 30 CPUs" in words(asked, tmp_path, fake)
+
+
+class Capped(FakeSlurm):
+    """Partitions that leave CPUs and memory of their nodes to others."""
+
+    def _partition_lines(self) -> list[str]:
+        limits = " MaxCPUsPerNode=12 MaxMemPerNode=20000 State="
+        return [line.replace(" State=", limits) for line in super()._partition_lines()]
+
+
+def test_the_limits_of_the_partition_cap_the_share(tmp_path: Path) -> None:
+    asked = run(devices_per_node=2)
+    assert resources(asked, tmp_path, Capped()) == ["--gpus-per-node=2", "--cpus-per-task=6", "--mem=20000M"]
+    cut = [line for line in checked(asked, tmp_path, Capped()).lines if "was cut" in line]
+    assert cut == ["the share was cut to what partition low allows: MaxCPUsPerNode, MaxMemPerNode"]
+    asked = run(devices_per_node=2, sbatch=["--cpus-per-task=3"])
+    assert "was cut to what partition low allows: MaxMemPerNode" in "\n".join(checked(asked, tmp_path, Capped()).lines)
+
+
+def test_gpus_of_all_nodes_together_give_no_share(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"not known how many GPUs each node gives; ask for them with -G or") as error:
+        checked(run(exclusive=False, sbatch=["--gpus=1"]), tmp_path)
+    assert "asks for no GPUs" not in str(error.value)
+    assert "--cpus-per-task" in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["--exclusive=user", "--oversubscribe", "--share"])
+def test_options_that_take_back_whole_nodes_are_refused(tmp_path: Path, option: str) -> None:
+    for exclusive in ("auto", True):
+        with pytest.raises(InputError, match=r"found --.* leave it out, .*cluster\.exclusive: false"):
+            checked(run(exclusive=exclusive, sbatch=[option]), tmp_path)
+    assert option in checked(run(exclusive=False, devices_per_node=2, sbatch=[option]), tmp_path).asked.cluster.sbatch
+
+
+@pytest.mark.parametrize("value", ["maybe", 1, None])
+def test_another_value_is_one_line(value: object) -> None:
+    with pytest.raises(FileError) as error:
+        run(exclusive=value)
+    assert str(error.value).count("\n") == 0
+    assert "cluster.exclusive: found" in str(error.value)
+    assert "allowed: auto, true, false" in str(error.value)
+
+
 def test_a_controller_that_is_away_leaves_whole_nodes_unless_told_otherwise(tmp_path: Path) -> None:
     fake = FakeSlurm()
     fake.away = True
@@ -161,7 +234,7 @@ def test_a_controller_that_is_away_leaves_whole_nodes_unless_told_otherwise(tmp_
 
 def test_the_option_has_a_key() -> None:
     with pytest.raises(InputError, match=r"found --exclusive; write cluster\.exclusive: true"):
-        directives(run(sbatch=["--exclusive"]), Path("/shared/run"))
+        directives(run(sbatch=["--exclusive"], exclusive=False), Path("/shared/run"))
     assert "--exclusive=user" in directives(run(sbatch=["--exclusive=user"], exclusive=False), Path("/shared/run"))
 
 
@@ -171,7 +244,8 @@ def test_equal_parts_fill_a_node_and_all_fit(
 ) -> None:
     part = data.draw(st.integers(1, gpus))
     node = NodeInfo("a", "a", frozenset(), parse_gres(f"gpu:{gpus}"), (), cores * threads, threads, mib)
-    share, jobs = node_share([node], part, None), gpus // part
+    share, jobs = node_share(node, part, None), gpus // part
+    assert share is not None
     assert share.cpus is not None
     assert share.cpus % threads == 0
     assert jobs * share.cpus <= cores * threads or share.cpus == threads  # fewer cores than GPUs
