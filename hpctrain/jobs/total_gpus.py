@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
-from hpctrain.base.errors import CommandError, InputError
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.jobs.partition_checks import candidate_partitions
+from hpctrain.records.format.node_name import expand_node_set
 from hpctrain.slurm.cluster import gpu_count
 from hpctrain.slurm.commands import Slurm
-from hpctrain.slurm.limits import members
+from hpctrain.slurm.limits import JobRequest, check_request, members
 
 
 def divide_gpus(option: str, total: int, nodes: int | None, per_node: int | None, sizes: Sequence[int]) -> int:
@@ -46,25 +49,51 @@ def divide_gpus(option: str, total: int, nodes: int | None, per_node: int | None
     return nodes if nodes is not None else total // unit
 
 
-def gpus_of_nodes(slurm: Slurm, partition: str | None, gpu_type: str | None, constraint: str | None) -> list[int]:
-    """Return the number of GPUs of each node that has some, as Slurm lists them; [] if Slurm does not answer.
+@dataclass(frozen=True)
+class NodeFilter:
+    """The nodes that a job may get. None: any."""
+
+    partition: str | None
+    """Names of partitions, separated by commas."""
+    gpu_type: str | None
+    constraint: str | None
+    exclude: str | None
+    """Node set that the job must not get."""
+
+    @property
+    def words(self) -> str:
+        """The filter as a person writes it: 'partition low, exclude gpu1'; "" for any node."""
+        given = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return ", ".join(f"{name} {value}" for name, value in given if value is not None)
+
+
+def gpus_of_nodes(option: str, slurm: Slurm, wanted: NodeFilter) -> list[int]:
+    """Return the number of GPUs of each node that the job may get and that has some, as Slurm lists them; at least one
+    node.
 
     Args:
-        partition: partitions of the nodes, separated by commas; None: every partition.
-        gpu_type: count only GPUs of this type.
-        constraint: count only nodes that satisfy this constraint.
+        option: option that asks for GPUs, for errors.
+
+    Raises:
+        CommandError: there is no Slurm here, or it does not answer.
+        RefusedError: there is no such node; the message has the reasons.
     """
-    if not slurm.available():
-        return []
-    try:
-        state = slurm.state()
-    except CommandError:
-        return []
-    names = None if partition is None else partition.split(",")
+    state = slurm.state()
+    names = wanted.partition or ",".join(item.name for item in state.partitions)
+    excluded = set(expand_node_set(wanted.exclude or ""))
     nodes = {
-        node.name: gpu_count(node.gres, gpu_type)
-        for item in state.partitions
-        if names is None or item.name in names
-        for node in members(item, state.nodes, constraint)
+        node.name: gpu_count(node.gres, wanted.gpu_type)
+        for item in candidate_partitions(names, state.partitions)
+        for node in members(item, state.nodes, wanted.constraint)
+        if node.name not in excluded
     }
-    return [count for count in nodes.values() if count]
+    sizes = [count for count in nodes.values() if count]
+    if not sizes:
+        request = JobRequest(
+            partition=names, nodes_min=1, nodes_max=1, time_s=None, gpus_per_node=1 if wanted.gpu_type else None,
+            account=None, qos=None, gpu_type=wanted.gpu_type, kinds=((wanted.constraint, 1),),
+        )  # fmt: skip
+        reasons = check_request(request, state.partitions, state.nodes)
+        reasons = reasons or [f"no node has GPUs ({wanted.words or 'any node'}); choose others, or leave out {option}"]
+        raise RefusedError("\n".join(f"{option}: {reason}" for reason in reasons))
+    return sizes

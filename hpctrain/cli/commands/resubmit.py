@@ -124,9 +124,10 @@ def _resubmit(
     """Submit a new job for the run in `folder`; return the object that --json prints."""
     slurm = Slurm(SystemRunner())
     overrides = (*overrides, *options.overrides())
-    overrides += options.gpu_overrides(run_of(folder, overrides), slurm, os.environ)
+    run = run_of(folder, overrides)
+    options.check_are_used(run)
+    overrides += options.gpu_overrides(run, slurm, os.environ)
     spec = run_with_changes(folder, overrides, from_seed)
-    options.check_are_used(spec)
     _check_ended(folder, spec.steps)
     check_secrets(spec, os.environ)
     if not from_seed and (lost := lost_checkpoints_text(folder)) is not None:

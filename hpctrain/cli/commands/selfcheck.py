@@ -23,12 +23,11 @@ from hpctrain.cli.options.parameters import FILE, PATH
 from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options
 from hpctrain.cli.views.console import table_console
 from hpctrain.launch.preflight.queue_checks import examine_container
-from hpctrain.launch.probe import ProbeRequest, with_site_defaults
+from hpctrain.launch.probe import ProbeRequest
 from hpctrain.records.history.selfcheck import SUMMARY_CHARS, PathResult, PathVerdict, SelfcheckReport
 from hpctrain.records.run.run import Container
 from hpctrain.selfcheck.job import selfcheck_job
 from hpctrain.selfcheck.report import check_here
-from hpctrain.slurm.commands import Slurm
 
 PIPE_WIDTH = 200
 _STYLE: dict[PathVerdict, str] = {"ok": "green", "slow": "yellow", "failed": "bold red", "left out": "dim"}
@@ -56,20 +55,19 @@ def selfcheck_command(
     click.get_current_context().with_resource(owner_only())
     runner = SystemRunner()
     options = SlurmOptions(**slurm)
-    job = options.node_job("hpctrain-selfcheck", Slurm(runner), os.environ)
-    if local and job is not None:
+    if local and options.names_nodes:
         raise InputError("give one of --local (this machine) and -N N (a Slurm job)")
-    if job is None:
+    if not options.names_nodes:
         options.check_given_with_nodes()
     if image is not None and not image.exists():
         raise InputError(f"--image: found no file {image}; build one with `hpctrain image build -o {image}`")
-    if job is None:
+    if not options.names_nodes:
         report = check_here(lambda row: None if as_json else click.echo(f"{row.verdict}: {row.path}", err=True), only)
     else:
         with tempfile.TemporaryDirectory(prefix=".hpctrain-selfcheck-", dir=".") as folder:
-            given, lines = with_site_defaults(job, runner)
+            job, lines = options.node_job("hpctrain-selfcheck", runner)
             say(lines, err=True)
-            report = selfcheck_job(given, Path(folder), ProbeRequest(), runner, SystemClock(), only)
+            report = selfcheck_job(job, Path(folder), ProbeRequest(), runner, SystemClock(), only)
     if image is not None or not only:
         report = report.model_copy(update={"paths": [*report.paths, _image(image)]})
     if output is not None:

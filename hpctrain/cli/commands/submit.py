@@ -113,18 +113,17 @@ def submit_command(
         _submit_as_own_job(given, site)
     slurm = Slurm(SystemRunner())
     given, site_lines = with_site(given, site, slurm)
+    options.check_are_used(given.run(), local)
     given = replace(given, overrides=(*given.overrides, *options.gpu_overrides(given.run(), slurm, os.environ)))
     if points:
         if wait or local or _is_inside():
             raise InputError("--sweep: only for jobs that are queued: not inside of salloc, no --wait, no --local")
-        options.check_are_used(given.run())
         asked.say(site_lines)
         submit_sweep(given, points, array_limit, slurm, dry_run, as_json)
         return
     queued = given.run().cluster.kind == "slurm"
     asked.say(site_lines)
     prepared = prepare_submission(given, local, slurm, SystemRunner(), asked.say)
-    options.check_are_used(prepared.run)
     warn_if_stale(prepared.topology, prepared.nodes or None)
     if not queued:
         warn(login_node_words(fewest_nodes(prepared.run), slurm, os.environ))

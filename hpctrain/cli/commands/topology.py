@@ -21,11 +21,10 @@ from hpctrain.cli.options.parameters import FILE, PATH, node_names
 from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options
 from hpctrain.cli.views.console import Console
 from hpctrain.launch.local import check_gpus
-from hpctrain.launch.probe import ProbeJob, ProbeRequest, measure_topology, with_site_defaults
+from hpctrain.launch.probe import ProbeJob, ProbeRequest, measure_topology
 from hpctrain.probe.measure.settings import FULL_UP_TO, MODES, Mode, default_mode
 from hpctrain.records.format.input_file import read_input_text
 from hpctrain.records.topology.topology import Topology
-from hpctrain.slurm.commands import Slurm
 from hpctrain.topology.compare import differences
 from hpctrain.topology.formats.nccl import from_nccl, nccl_files
 from hpctrain.topology.formats.other_planners import metis_files, network_yml
@@ -72,8 +71,7 @@ def probe_command(
     """
     people, runner = Console(stderr=as_json, highlight=False, markup=False), SystemRunner()
     options = SlurmOptions(**slurm)
-    job = options.node_job("hpctrain-probe", Slurm(runner), os.environ)
-    if (local is None) == (job is None):
+    if (local is not None) == options.names_nodes:
         raise InputError("give one of --local N (virtual nodes of this machine) and -N N (a Slurm job)")
     where: int | ProbeJob
     if local is not None:
@@ -81,10 +79,9 @@ def probe_command(
         warn(check_gpus(local, device, os.environ))
         where, count = local, local
     else:
-        assert job is not None, "checked above"
-        where, lines = with_site_defaults(job, runner)
+        where, lines = options.node_job("hpctrain-probe", runner)
         say(lines, err=True)
-        count = job.nodes
+        count = where.nodes
     request = ProbeRequest(device, seed, mode or default_mode(count), prior)
     with _progress(Console(stderr=True)) as progress:
         topology = measure_topology(where, output, runner, SystemClock(), request, progress, people.print)

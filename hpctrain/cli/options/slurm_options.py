@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import click
 from pydantic import ValidationError
 
-from hpctrain.base.errors import InputError
-from hpctrain.jobs.total_gpus import divide_gpus, gpus_of_nodes
+from hpctrain.base.errors import CommandError, InputError
+from hpctrain.base.process import Runner
+from hpctrain.jobs.total_gpus import NodeFilter, divide_gpus, gpus_of_nodes
 from hpctrain.launch.preflight.site import VARIABLES
-from hpctrain.launch.probe import ProbeJob
+from hpctrain.launch.probe import ProbeJob, with_site_defaults
 from hpctrain.records.format.validation_errors import validation_errors
 from hpctrain.records.format.yaml_file import Override
 from hpctrain.records.run.cluster import Cluster
@@ -103,6 +104,17 @@ class SlurmOptions:
     gpus: GpuCount | None = None
     gpus_per_node: GpuCount | None = None
 
+    def __post_init__(self) -> None:
+        types = {gpus.type for gpus in (self.gpus, self.gpus_per_node) if gpus and gpus.type}
+        if len(types) > 1:
+            both = f"{NAMES['gpus']} and {NAMES['gpus_per_node']}"
+            raise InputError(f"{both}: found types {' and '.join(sorted(types))}; allowed: one type of GPU in a job")
+
+    @property
+    def names_nodes(self) -> bool:
+        """Whether an option says how many nodes the job gets."""
+        return self.nodes is not None or self.nodelist is not None or self.gpus is not None
+
     @property
     def names(self) -> list[str]:
         """Return the names of the options that were given: ['-p/--partition', '-t/--time']."""
@@ -124,8 +136,8 @@ class SlurmOptions:
         """Return `--gpus`, a number of GPUs for the whole job, as overrides of a run file; () without the option.
 
         The number of nodes is that of `--nodes`. Without `--nodes`, it is the smallest for which a node has enough
-        GPUs, by `cluster.devices_per_node`, or else as Slurm lists the nodes of the partition. If Slurm lists none, it
-        is `cluster.nodes`.
+        GPUs, by `cluster.devices_per_node`, or else as Slurm lists the nodes of the partition. If Slurm does not
+        answer, it is `cluster.nodes`.
 
         Args:
             run: the run with the other overrides.
@@ -133,6 +145,7 @@ class SlurmOptions:
 
         Raises:
             InputError: the GPUs do not divide over the nodes, or the run uses no GPUs.
+            RefusedError: no node that the job may get has GPUs.
         """
         cluster = run.cluster
         if (self.gpus or self.gpus_per_node) and cluster.device == "cpu":
@@ -143,13 +156,14 @@ class SlurmOptions:
         option, total = NAMES["gpus"], self.gpus.count
         per_node = self.gpus_per_node.count if self.gpus_per_node else None
         fixed = self.nodes is not None or self.nodelist is not None or bool(cluster.groups)
-        sizes: list[int] = []
-        if not fixed and per_node is None:
+        sizes = [cluster.devices_per_node] * total if cluster.devices_per_node else []
+        if not fixed and per_node is None and not sizes:
             partition = cluster.partition or environ.get(VARIABLES["partition"])
-            of_type = self.gpus.type or cluster.gpu_type
-            most = cluster.devices_per_node
-            sizes = [most] * total if most else gpus_of_nodes(slurm, partition, of_type, cluster.constraint)
-            fixed = not sizes
+            wanted = NodeFilter(partition, self.gpus.type or cluster.gpu_type, cluster.constraint, cluster.exclude)
+            try:
+                sizes = gpus_of_nodes(option, slurm, wanted)
+            except CommandError:
+                fixed = True
         fewest, most_nodes = cluster.node_range
         if fixed and fewest != most_nodes:
             raise InputError(
@@ -159,18 +173,22 @@ class SlurmOptions:
         counted = [] if fixed else [Override.of(option, "cluster.nodes", str(nodes))]
         return (*counted, *_gpu_keys(option, replace(self.gpus, count=total // nodes)))
 
-    def check_are_used(self, run: Run) -> None:
+    def check_are_used(self, run: Run, local: bool = False) -> None:
         """Check that the options that were given mean something for the run: a run that is no Slurm job has nodes and
         a name only.
+
+        Args:
+            local: whether `--local` was given, which makes `cluster.kind` local.
 
         Raises:
             InputError: an option is for Slurm jobs, and `cluster.kind` is local.
         """
         useless = [name for name in self.names if name not in (NAMES["nodes"], NAMES["job_name"])]
         if run.cluster.kind == "local" and useless:
-            raise InputError(
-                f"{', '.join(useless)}: only for a Slurm job, and cluster.kind is local; add --set cluster.kind=slurm"
-            )
+            given = ", ".join(useless)
+            if local:
+                raise InputError(f"{given}: only for a Slurm job; leave out --local, or leave out {given}")
+            raise InputError(f"{given}: only for a Slurm job, and cluster.kind is local; add --set cluster.kind=slurm")
 
     def check_given_with_nodes(self) -> None:
         """Check that no option was given to a command that starts no job because `--nodes` is missing.
@@ -201,19 +219,18 @@ class SlurmOptions:
         if useless:
             raise InputError(f"{option}: this job runs already; leave out {', '.join(useless)}")
 
-    def node_job(self, name: str, slurm: Slurm, environ: Mapping[str, str]) -> ProbeJob | None:
-        """Return the job that runs something once on each node, for `hpctrain probe` and `hpctrain selfcheck`; None if
-        no option says how many nodes (`--nodes`, `--nodelist`, `--gpus`).
+    def node_job(self, name: str, runner: Runner) -> tuple[ProbeJob, list[str]]:
+        """Return the job that runs something once on each node, for `hpctrain probe` and `hpctrain selfcheck`, with the
+        defaults of this cluster; and lines that name these defaults. An option says how many nodes (`names_nodes`).
 
         Args:
             name: name of the job without `--job-name`.
-            environ: its SBATCH_PARTITION names the partition if no option does.
 
         Raises:
             InputError: `--nodes` is a range, or the GPUs do not divide over the nodes.
+            RefusedError: no node that the job may get has GPUs.
+            CommandError: the GPUs of the nodes decide how many nodes, and Slurm does not answer.
         """
-        if self.nodes is None and self.gpus is None and self.nodelist is None:
-            return None
         # The keys of a run file are checked together, as in a run file.
         keys = {key: value for key in ("nodes", "nodelist", "exclude") if (value := getattr(self, key)) is not None}
         try:
@@ -222,22 +239,26 @@ class SlurmOptions:
             raise InputError(validation_errors(error, Cluster)[0].text) from None
         if fewest != most:
             raise InputError(f"{NAMES['nodes']}: found {self.nodes}; allowed here: one number, as each node takes part")
-        nodes = fewest if self.nodes or self.nodelist else None
         per_node = self.gpus_per_node.count if self.gpus_per_node else None
-        of_type = self.gpus_per_node.type if self.gpus_per_node else None
-        if self.gpus is not None:
-            of_type = self.gpus.type or of_type
-            sizes: list[int] = []
-            if nodes is None and per_node is None:
-                partition = self.partition or environ.get(VARIABLES["partition"])
-                sizes = gpus_of_nodes(slurm, partition, of_type, self.constraint)
-            nodes = divide_gpus(NAMES["gpus"], self.gpus.count, nodes, per_node, sizes)
-            per_node = self.gpus.count // nodes
-        assert nodes is not None, "one of the three options is given"
-        return ProbeJob(
-            nodes, self.partition, self.account, self.qos, self.time or PROBE_TIME, self.nodelist, per_node,
+        of_type = next((gpus.type for gpus in (self.gpus, self.gpus_per_node) if gpus and gpus.type), None)
+        job = ProbeJob(
+            fewest, self.partition, self.account, self.qos, self.time or PROBE_TIME, self.nodelist, per_node,
             self.job_name or name, self.constraint, self.exclude, of_type,
         )  # fmt: skip
+        job, lines = with_site_defaults(job, runner)
+        if self.gpus is not None:
+            option, total = NAMES["gpus"], self.gpus.count
+            given = fewest if self.nodes or self.nodelist else None
+            sizes: list[int] = []
+            if given is None and per_node is None:
+                wanted = NodeFilter(job.partition, of_type, job.constraint, job.exclude)
+                try:
+                    sizes = gpus_of_nodes(option, Slurm(runner), wanted)
+                except CommandError as error:
+                    raise CommandError(f"{option}: not known how many GPUs a node has ({error}); add -N") from None
+            nodes = divide_gpus(option, total, given, per_node, sizes)
+            job = replace(job, nodes=nodes, gpus_per_node=total // nodes)
+        return job, lines
 
 
 PROBE_TIME = "15"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.package_data import package_data_path
+from hpctrain.cli.options.slurm_options import GpuCount, SlurmOptions
 from hpctrain.launch.preflight.prepare import PreparedRun
 from hpctrain.launch.probe import ProbeJob, srun_command
 from hpctrain.records.history.selfcheck import SelfcheckReport
-from hpctrain.records.run.run import read_run
+from hpctrain.records.run.run import Run, read_run
 from hpctrain.records.topology.topology import Topology
+from hpctrain.slurm.commands import Slurm
 
 ALWAYS = {"--exclusive", "--mem=0", "--requeue", "--open-mode=append", "--signal=USR2@120"}
 """Directives of every job script of the tests; `--output` names the folder."""
@@ -134,6 +137,12 @@ def test_a_job_gets_other_nodes_besides_those_that_it_names(script, hpctrain, ru
         (["-G", "4", "--set", "cluster.device=cpu"], "-G/--gpus: cluster.device is cpu"),
         (["--gpus-per-node", "0"], "found 0; input should be greater than or equal to 1 (given by --gpus-per-node)"),
         (["-p", "nosuch"], "cluster.partition: "),
+        (["-p", "typo", "-G", "1"], "-G/--gpus: cluster.partition: found 'typo'; allowed: low, high"),
+        (["-G", "v100:1"], "-G/--gpus: cluster.gpu_type: found 'v100'; "),
+        (["-C", "foo", "-G", "1"], "-G/--gpus: cluster.constraint: found 'foo' for 1 nodes; 0 of the 3 nodes"),
+        (["-x", "gpu[1-3]", "-G", "1"], "-G/--gpus: no node has GPUs (partition low, exclude gpu[1-3]); choose others"),
+        (["-G", "a100:4", "--gpus-per-node", "v100:2"], "-G/--gpus and --gpus-per-node: found types a100 and v100; "),
+        (["--local", "-p", "gpu"], "-p/--partition: only for a Slurm job; leave out --local, or leave out -p"),
         (["--own-job", "-p", "low", "-N2"], "--own-job: this job runs already; leave out -p/--partition, -N/--nodes"),
     ],
 )  # fmt: skip
@@ -180,6 +189,21 @@ def test_a_run_is_submitted_again_with_other_options(fake, runs, hpctrain, monke
     assert read_run(folder / "run.yaml").cluster.time == "3:00:00"
 
 
+def test_gpus_of_a_partition_without_any(fake, runs, hpctrain, run_file, monkeypatch):
+    lines = fake._node_lines()
+    monkeypatch.setattr(fake, "_node_lines", lambda: [re.sub(r"Gres=\S+", "Gres=(null)", line) for line in lines])
+    result = hpctrain("submit", str(run_file), "-G", "1")
+    assert str(result.exception) == "-G/--gpus: no node has GPUs (partition low); choose others, or leave out -G/--gpus"
+
+
+def test_without_an_answer_of_slurm_the_run_file_has_the_number_of_nodes(fake):
+    fake.away = True
+    run = Run.from_json({**RUN, "cluster": {"kind": "slurm", "nodes": "2"}})
+    assert [str(key) for key in SlurmOptions(gpus=GpuCount(4)).gpu_overrides(run, Slurm(fake), {})] == [
+        "cluster.devices_per_node=2"
+    ]
+
+
 @pytest.fixture
 def node_jobs(monkeypatch, tmp_path):
     """The jobs of `probe` and `selfcheck`, which are not started."""
@@ -223,6 +247,27 @@ def test_without_options_the_job_has_only_its_nodes_its_name_and_15_minutes(node
         "srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--exclusive", "--kill-on-bad-exit=0", "--wait=0",
         f"--job-name=hpctrain-{verb}", "--time=15", "x",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ["probe", "selfcheck"])
+def test_gpus_are_counted_on_the_nodes_that_the_defaults_leave(fake, node_jobs, hpctrain, monkeypatch, tmp_path, verb):
+    module = {"probe": "topology"}.get(verb, verb)
+    monkeypatch.setattr(f"hpctrain.cli.commands.{module}.SystemRunner", lambda: fake)
+    site = tmp_path / "hpctrain" / "site.yaml"
+    site.parent.mkdir()
+    site.write_text("profiles: {fake: {match: fake, cluster: {partition: high, exclude: 'gpu[2-3]'}}}")
+    site.chmod(0o600)
+    refused = hpctrain(verb, "-G", "8")
+    assert "8 GPUs, the same number on each node, fit no number of nodes: a node has up to 4, all have 4" in str(
+        refused.exception
+    )
+    hpctrain(verb, "-G", "4")
+    (job,) = node_jobs
+    assert (job.nodes, job.gpus_per_node, job.partition, job.exclude) == (1, 4, "high", "gpu[2-3]")
+    fake.away = True
+    refused = hpctrain(verb, "-G", "4")
+    assert str(refused.exception).startswith("-G/--gpus: not known how many GPUs a node has (")
+    assert "; add -N" in str(refused.exception)
 
 
 @pytest.mark.parametrize("verb", ["probe", "selfcheck"])
