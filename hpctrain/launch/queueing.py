@@ -109,6 +109,7 @@ def queue_run(
 
     Raises:
         CommandError: sbatch refused the job; nothing is left of the run folder.
+        KeptFolderError: the submission failed, and Slurm may have the job nevertheless; the run folder is left.
         StorageError: the run folder cannot be written.
     """
     job = checked.asked
@@ -116,7 +117,7 @@ def queue_run(
     say(omitted_secrets_text(folder.path))
     with remove_on_error(folder):
         record_dependent_run(checked.before, folder.path)
-        job_id = submit_job(folder, job, _without_excluded(folder, prepared, job, slurm, clock, say))
+        job_id = submit_job(folder, job, slurm, _without_excluded(folder, prepared, job, slurm, clock, say))
     say(add_to_history("submit", folder.path, job_id, slurm))
     say(queue_successors(folder.path, job, slurm, clock.wall()))
     if checked.before.folders:

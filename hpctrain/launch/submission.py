@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,16 @@ from submitit.core.utils import DelayedSubmission, FailedJobError
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpctrain.base.atomic import storage_errors, write_text
-from hpctrain.base.errors import CommandError, InputError, StorageError
+from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.module_argv import program
 from hpctrain.base.process import Runner
 from hpctrain.jobs.partition_checks import exclude_options
 from hpctrain.launch.container_command import python_command, task_command
 from hpctrain.launch.slurm_job.job_script import node_command, render_job
 from hpctrain.records.run.run import Run
-from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.folder import KeptFolderError, RunFolder
 from hpctrain.runs.locate import record_job
-from hpctrain.slurm.commands import Slurm, client_environment
+from hpctrain.slurm.commands import Slurm, client_environment, may_be_done
 
 SUPERVISOR_LOG = "logs/supervisor.log"
 """File in a run folder with the output of the process that supervises a local run in the background."""
@@ -65,7 +65,7 @@ def preview(run: Run, folder: Path) -> str:
     return render_job(run, folder, task_command(run, folder, task))
 
 
-def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
+def submit_job(folder: RunFolder, run: Run, slurm: Slurm, exclude: Sequence[str] = ()) -> str:
     """Submit the run's job, record its id in the run folder, and return the id. job.sh in the run folder is a copy of
     the submitted script.
 
@@ -75,7 +75,8 @@ def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
     Raises:
         InputError: there is no Slurm on the path.
         CommandError: sbatch refused the job; the message quotes sbatch.
-        StorageError: the run folder cannot be written.
+        StorageError: the run folder cannot be written; the job is cancelled.
+        KeptFolderError: the submission failed, and Slurm may have the job nevertheless.
     """
     text = preview(run, folder.path)
     write_text(folder.path / "job.sh", text, mode=0o755)
@@ -85,12 +86,14 @@ def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
         raise InputError(
             "no Slurm on the path (srun was not found); log in to the cluster, or use `hpctrain train --local N`"
         ) from None
-    with _in_clean_environment():
+    with _cancel_on_error(folder.path, slurm):
         try:
-            job: submitit.Job[Any] = executor.submit(become, node_command(folder.path))
+            with _in_clean_environment():
+                job: submitit.Job[Any] = executor.submit(become, node_command(folder.path))
         except FailedJobError as error:
             raise CommandError(f"sbatch refused the job: {_last_line(str(error))}") from None
-        return _recorded(folder, str(job.job_id), lambda: job.cancel(check=False))
+        record_job(folder.path, str(job.job_id))
+        return str(job.job_id)
 
 
 def submit_array(
@@ -108,15 +111,16 @@ def submit_array(
 
     Raises:
         CommandError: sbatch refused the array; the message quotes sbatch.
-        StorageError: a folder cannot be written.
+        StorageError: a folder cannot be written; the array is cancelled.
+        KeptFolderError: the submission failed, and Slurm may have the array nevertheless.
     """
     for folder, run in runs:
         write_text(folder.path / "job.sh", preview(run, folder.path), mode=0o755)
     script = sweep / "job.sh"
     write_text(script, text, mode=0o755)
-    array = slurm.submit(script, exclude_options(runs[0][1], exclude))
-    tasks = [f"{array}_{number}" for number in range(len(runs))]
-    try:
+    with _cancel_on_error(sweep, slurm):
+        array = slurm.submit(script, exclude_options(runs[0][1], exclude))
+        tasks = [f"{array}_{number}" for number in range(len(runs))]
         for task, (folder, _) in zip(tasks, runs, strict=True):
             # submitit's tasks wait for this file for a minute.
             words = folder.path / "submitit" / f"{task}_submitted.pkl"
@@ -125,10 +129,7 @@ def submit_array(
                 DelayedSubmission(become, node_command(folder.path)).dump(words)
             record_job(folder.path, task)
         record_job(sweep, array)
-    except StorageError:
-        slurm.cancel(array)
-        raise
-    return tasks
+        return tasks
 
 
 def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
@@ -147,18 +148,40 @@ def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
     log = folder.path / SUPERVISOR_LOG
     with storage_errors(log):
         process = runner.start([*program("hpctrain"), *words], log=log)
-    return _recorded(folder, str(process.pid), process.kill)
-
-
-def _recorded(folder: RunFolder, job: str, undo: Callable[[], object]) -> str:
-    """Record the job's id in the run folder and return the id. If it cannot be recorded, call `undo`, which ends the
-    job."""
     try:
-        record_job(folder.path, job)
-    except StorageError:
-        undo()
+        record_job(folder.path, str(process.pid))
+    except BaseException:
+        process.kill()
         raise
-    return job
+    return str(process.pid)
+
+
+@contextlib.contextmanager
+def _cancel_on_error(folder: Path, slurm: Slurm) -> Iterator[None]:
+    """Cancel the job whose script lies in `folder` if the `with` block, which submits it, fails.
+
+    Slurm is asked for the job, because sbatch may have answered too late, or been interrupted with this process.
+
+    Raises:
+        KeptFolderError: the block failed, sbatch did not refuse the job, and none could be cancelled.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not may_be_done(error):
+            raise
+        try:
+            jobs = slurm.jobs_of_scripts_in(folder)
+            for job in jobs:
+                slurm.cancel(job)
+        except BaseException:  # also a second Ctrl-C
+            jobs = []
+        if not jobs:
+            raise KeptFolderError(
+                f"{str(error) or 'interrupted'}; sbatch may have queued the job all the same, and {folder} is kept for "
+                "it: `squeue --me` shows the job, `scancel ID` ends it"
+            ) from error
+        raise
 
 
 @contextlib.contextmanager

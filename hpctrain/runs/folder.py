@@ -22,7 +22,7 @@ import yaml
 
 from hpctrain import __version__
 from hpctrain.base.atomic import append_line, storage_errors, write_text
-from hpctrain.base.errors import FieldError, FileError, InputError
+from hpctrain.base.errors import CommandError, FieldError, FileError, InputError
 from hpctrain.base.output_streams import first_control_character
 from hpctrain.base.owned_files import OwnedFolder, open_owned, owner_only
 from hpctrain.checkpoint.published import listed
@@ -192,12 +192,18 @@ def check_path(path: Path) -> None:
         )
 
 
+class KeptFolderError(CommandError):
+    """A new run folder must stay although its job was not submitted for sure: a job that Slurm may have uses it."""
+
+
 @contextlib.contextmanager
 def remove_on_error(folder: RunFolder) -> Iterator[None]:
     """Remove a new run folder, or the folder of a sweep, if the `with` block fails. Otherwise its name would lead to
-    this folder instead of an earlier run with the same name."""
+    this folder instead of an earlier run with the same name. After a KeptFolderError it stays."""
     try:
         yield
+    except KeptFolderError:
+        raise
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise

@@ -52,6 +52,8 @@ _AWAY = (
 )
 _NOT_CONFIGURED = ("configuration source", "configuration file", "cannot stat file", "Unable to process configuration")
 """Parts of the error messages of 22.05 and 24.11 without a slurm.conf."""
+_LATE = ("timed out", "Zero Bytes were transmitted", "no answer after")
+"""Parts of the error messages of a command whose request may have reached the controller."""
 _JOB_ID = re.compile(r"\d+([_+]\d+)?")
 _STEP_ID = re.compile(r"\d+_\d+\.\d+", re.ASCII)
 _ESTIMATE = re.compile(r"Job \d+ to start at (\S+) using \d+ processors on nodes (\S+)")
@@ -274,6 +276,15 @@ class Slurm:
             if len(values) > len(columns) and waits.search(values[1]) and values[2].strip() == str(script)
         ]
 
+    def jobs_of_scripts_in(self, folder: Path) -> list[str]:
+        """Return the ids of this user's jobs that have not ended and whose script lies in `folder` or below; of a job
+        array, the id of the array."""
+        shape = ",".join(f"{column}:{SEPARATOR}" for column in ("JobArrayID", "Command"))
+        lines = _answer(self._run(["squeue", "-h", "--me", "-O", shape])).splitlines()
+        rows = [line.split(SEPARATOR) for line in lines]
+        inside = [row[0].strip() for row in rows if len(row) > 1 and Path(row[1].strip()).is_relative_to(folder)]
+        return list(dict.fromkeys(_checked(job.partition("_")[0]) for job in inside))
+
     def test_only(self, script: Path, options: Sequence[str] = ()) -> StartEstimate:
         """Return when and on which nodes sbatch expects the job of a script to start, or why sbatch refuses it; nothing
         is queued.
@@ -325,6 +336,12 @@ class Slurm:
         if conf and not _is_file(Path(conf)):
             raise NotConfiguredError(f"SLURM_CONF: {conf}: there is no such file; {_CONFIGURE}")
         return conf
+
+
+def may_be_done(error: BaseException) -> bool:
+    """Whether Slurm may have done what a command asked for, although the command ended with `error`: Slurm neither
+    refused it, nor was out of reach from the start."""
+    return not isinstance(error, CommandError) or any(text in str(error) for text in _LATE)
 
 
 def _is_file(path: Path) -> bool:

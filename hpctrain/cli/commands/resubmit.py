@@ -168,7 +168,7 @@ def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, a
         (folder.path / CANCELLED_FILE).unlink(missing_ok=True)
         exclude = nodes_to_exclude_if_known(folder.path, checked.asked, slurm, SystemClock().wall())
         with _from_seed(folder, from_seed):
-            job = submit_job(folder, checked.asked, exclude)
+            job = submit_job(folder, checked.asked, slurm, exclude)
     say(queue_successors(folder.path, checked.asked, slurm, SystemClock().wall()), as_json)
     say(
         refresh_dependency(folder.path, slurm, os.environ, checked.before.jobs) if checked.before.folders else [],

@@ -173,7 +173,7 @@ def test_options_that_an_allocation_leaves_no_choice_of_are_named(fake, runs, hp
 def test_a_run_is_submitted_again_with_other_options(fake, runs, hpctrain, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "hpctrain.cli.commands.resubmit.submit_job", lambda folder, run, exclude=(): asked.append(run.cluster) or "99"
+        "hpctrain.cli.commands.resubmit.submit_job", lambda folder, run, *_: asked.append(run.cluster) or "99"
     )
     job = fake.submit("--nodes=2")
     fake.finish(job, code=1)

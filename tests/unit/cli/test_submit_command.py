@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,7 +21,6 @@ from hpctrain.records.history.past_runs import read_past_runs
 from hpctrain.records.run.run import Run, read_run
 from hpctrain.records.topology.link import Link, LinkFigures
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology, Verdict
-from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import record_job
 
 
@@ -54,7 +54,7 @@ def test_a_refused_submission_leaves_no_run(fake, runs, hpctrain, run_file, monk
 def test_what_submit_writes_is_for_its_owner_alone_whatever_the_umask_is(fake, runs, hpctrain, run_file, monkeypatch):
     """A person may open the run folder to readers later."""
 
-    def submit(folder, run, exclude=()):
+    def submit(folder, run, slurm, exclude=()):
         job = fake.submit("--nodes=2")
         record_job(folder.path, job)
         (folder.path / "submitit").mkdir()
@@ -102,7 +102,7 @@ def test_local_starts_it_here_all_the_same_and_warns_of_a_login_node(fake, runs,
 
 
 def test_a_run_that_was_submitted_is_in_the_history(fake, runs, hpctrain, run_file, monkeypatch):
-    monkeypatch.setattr("hpctrain.launch.queueing.submit_job", lambda folder, run, exclude=(): fake.submit("--nodes=2"))
+    monkeypatch.setattr("hpctrain.launch.queueing.submit_job", lambda folder, run, *_: fake.submit("--nodes=2"))
     monkeypatch.setattr("hpctrain.launch.queueing.submit_local", lambda folder, count, runner: "4711")
     for kind in ("slurm", "local"):
         fake.installed = kind == "slurm"
@@ -125,30 +125,53 @@ def test_submit_says_how_to_follow_the_run_and_how_to_stop_it(fake, runs, hpctra
         assert f"hpctrain {words} {folder.name}\n" in said
 
 
-def test_a_job_whose_id_cannot_be_written_is_ended(tmp_path: Path, monkeypatch) -> None:
-    ended = []
+LATE = CommandError("sbatch refused the job: sbatch: error: Batch job submission failed: Socket timed out on send/recv")
 
-    class Job:
-        job_id = "7"
 
-        def cancel(self, check: bool) -> None:
-            ended.append(self.job_id)
-
+@pytest.mark.parametrize("error", [StorageError("disk full"), KeyboardInterrupt(), LATE])
+@pytest.mark.parametrize("arrived", [True, False])
+def test_the_folder_of_a_job_that_slurm_may_have_goes_only_with_the_job(
+    fake, runs, hpctrain, run_file, monkeypatch, error, arrived
+):
     class Executor:
-        def __init__(self, *args: object) -> None:
-            pass
+        def __init__(self, folder: Path, *_: object) -> None:
+            self.script = folder.parent / "job.sh"
 
-        def submit(self, *args: object) -> Job:
-            return Job()
+        def submit(self, *_: object) -> None:
+            if arrived:
+                fake.submit(str(self.script))
+            raise error
+
+    other = fake.submit()
+    monkeypatch.setattr(submission, "ScriptExecutor", Executor)
+    result = hpctrain("submit", str(run_file))
+    states = [job.state for job in fake.jobs.values()]
+    if arrived:
+        assert states == ["RUNNING", "CANCELLED"]
+        assert list(runs.iterdir()) == []
+    else:
+        (folder,) = runs.iterdir()
+        assert f"{folder.resolve()} is kept for it: `squeue --me` shows the job" in str(result.exception)
+    assert fake.jobs[int(other)].state == "RUNNING"
+
+
+def test_a_job_whose_id_cannot_be_recorded_is_cancelled(fake, runs, hpctrain, run_file, monkeypatch):
+    class Executor:
+        def __init__(self, folder: Path, *_: object) -> None:
+            self.script = folder.parent / "job.sh"
+
+        def submit(self, *_: object) -> SimpleNamespace:
+            return SimpleNamespace(job_id=fake.submit(str(self.script)))
 
     def full(folder: Path, job: str) -> None:
         raise StorageError("disk full")
 
     monkeypatch.setattr(submission, "ScriptExecutor", Executor)
     monkeypatch.setattr(submission, "record_job", full)
-    with pytest.raises(StorageError):
-        submission.submit_job(RunFolder(tmp_path), Run.from_json(RUN))
-    assert ended == ["7"]
+    result = hpctrain("submit", str(run_file))
+    assert str(result.exception) == "disk full"
+    assert [job.state for job in fake.jobs.values()] == ["CANCELLED"]
+    assert list(runs.iterdir()) == []
 
 
 def topology(*names: str, memory_bytes: float = 8e10, shared: bool = False) -> Topology:
@@ -220,7 +243,7 @@ def test_a_dry_run_in_machine_form_is_one_object(fake, runs, hpctrain, run_file,
 def queued(fake, monkeypatch):
     """Jobs are queued in the fake Slurm, by the script that would be submitted."""
 
-    def submit(folder, run, exclude=()):
+    def submit(folder, run, slurm, exclude=()):
         script = folder.path / "job.sh"
         script.write_text(submission.preview(run, folder.path))
         job = fake.submit(str(script))
@@ -291,7 +314,7 @@ def test_the_nodes_that_the_topology_given_excludes_are_not_asked_for(
     """Unless the run needs them: then the plan does without."""
     asked_for = []
 
-    def submit(folder, run, exclude=()):
+    def submit(folder, run, slurm, exclude=()):
         asked_for.append(list(exclude))
         return fake.submit("--nodes=2")
 

@@ -12,7 +12,8 @@ from click.testing import Result
 from fake_slurm import FakeSlurm
 from run_folders import RUN, submitted_run
 
-from hpctrain.base.errors import CommandError, InputError, RefusedError
+from hpctrain.base.errors import CommandError, CommandTimeoutError, InputError, RefusedError, StorageError
+from hpctrain.base.process import CommandResult
 from hpctrain.cli.main import cli
 from hpctrain.launch.preflight.prepare import PreparedRun
 from hpctrain.records.history.run_log import BytesSent, Event, MetricRow
@@ -152,6 +153,57 @@ def test_an_array_that_sbatch_refuses_leaves_no_folder(fake, runs, hpctrain, run
     assert list(runs.iterdir()) == []
 
 
+@pytest.mark.parametrize("error", [StorageError("disk full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("cancels", [True, False])
+def test_an_array_whose_ids_cannot_be_recorded_goes_before_its_folders(
+    fake, runs, hpctrain, run_file, monkeypatch, error, cancels
+):
+    """Where it cannot be cancelled, the folders stay."""
+    recorded = []
+
+    def record(folder: Path, job: str) -> None:
+        recorded.append(job)
+        if len(recorded) == 2:
+            raise error
+
+    def refuse(self: FakeSlurm, argv: list[str]) -> CommandResult:
+        return self._reply(argv, error="scancel: error: Access denied")
+
+    monkeypatch.setattr("hpctrain.launch.submission.record_job", record)
+    if not cancels:
+        monkeypatch.setattr(FakeSlurm, "_scancel", refuse)
+    result = hpctrain("submit", str(run_file), *GRID)
+    assert recorded == ["1_0", "1_1"]
+    if cancels:
+        assert {job.state for job in fake.jobs.values()} == {"CANCELLED"}
+        assert list(runs.iterdir()) == []
+        assert result.exit_code != 0
+    else:
+        assert len(list(runs.iterdir())) == 5
+        assert "is kept for it: `squeue --me` shows the job" in str(result.exception)
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_an_array_that_sbatch_answers_too_late_keeps_its_folders_or_goes_too(
+    fake, runs, hpctrain, run_file, monkeypatch, arrived
+):
+    answer = FakeSlurm._sbatch
+
+    def late(self: FakeSlurm, argv: list[str]) -> CommandResult:
+        if "--parsable" not in argv:
+            return answer(self, argv)
+        if arrived:
+            answer(self, argv)
+        raise CommandTimeoutError("sbatch: no answer after 60 s")
+
+    monkeypatch.setattr(FakeSlurm, "_sbatch", late)
+    result = hpctrain("submit", str(run_file), *GRID)
+    assert "sbatch: no answer after 60 s" in str(result.exception)
+    assert {job.state for job in fake.jobs.values()} == ({"CANCELLED"} if arrived else set())
+    assert len(list(runs.iterdir())) == (0 if arrived else 5)
+    assert ("is kept for it" in str(result.exception)) != arrived
+
+
 def test_a_sweep_is_one_line_of_the_list_and_its_status_shows_the_runs(submitted, fake, hpctrain):
     fake.finish("1_1")
     (line,) = hpctrain("list", "--here").stdout.splitlines()
@@ -213,7 +265,7 @@ def test_runs_that_ended_are_submitted_again_each_as_a_job_of_its_own(submitted,
     fake.finish("1_1", code=1)
     hpctrain("cancel", "--now", "gpt-lr1e-3-seed0")
 
-    def submit(folder, run, exclude=()):
+    def submit(folder, run, slurm, exclude=()):
         return fake.submit(str(folder.path / "job.sh"))
 
     monkeypatch.setattr("hpctrain.cli.commands.resubmit.submit_job", submit)
