@@ -30,7 +30,7 @@ sys.exit(result.error) if hasattr(result, "error") else print(*(item.name for it
 @pytest.fixture
 def recipe(repository: Path, tmp_path: Path) -> Path:
     """The recipe for Snakemake with a small model, a small text and one seed."""
-    folder = tmp_path / "recipe"
+    folder = tmp_path / "my recipe"  # with a blank, as in paths of some sites
     shutil.copytree(repository / "docs/examples/snakemake", folder)
     run = yaml.safe_load((folder / "run.yaml").read_text())
     run["model"] = {"dims": {"layers": 2, "dim": 64, "heads": 4}}
@@ -39,7 +39,8 @@ def recipe(repository: Path, tmp_path: Path) -> Path:
     run |= {"steps": 10, "checkpoint": {"every": 10}}
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"seeds": [3], "texts": str(TEXT)}))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"seeds": [3], "texts": "my text.txt"}))
+    shutil.copy(TEXT, folder / "my text.txt")
     (folder / "test.txt").write_text("A text that the model has not seen, as long as a sequence of the run. " * 3)
     return folder
 

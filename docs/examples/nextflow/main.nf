@@ -21,11 +21,12 @@ process DATA {
 
     script:
     """
-    hpctrain data prepare ${texts} -o data --tokenizer ${params.tokenizer}
+    hpctrain data prepare ${texts} -o data --tokenizer "${params.tokenizer}"
     """
 }
 
-// Returns at once. The answer is cached, so that `-resume` waits for the same run and submits no second one.
+// Returns at once. The answer is cached, so that `-resume` waits for the same run. If this process itself is interrupted,
+// look at `hpctrain list` before you start again: a job may be queued already.
 process SUBMIT {
     input:
     tuple val(seed), path(run_file), path(data)
@@ -67,7 +68,7 @@ process EVALUATE {
 
     script:
     """
-    hpctrain eval ${run} ${text} --json > loss.json
+    hpctrain eval "${run}" ${text} --json > loss.json
     """
 }
 
@@ -82,7 +83,7 @@ process EXPORT {
 
     script:
     """
-    hpctrain export ${run} -o model
+    hpctrain export "${run}" -o model
     """
 }
 
@@ -97,7 +98,7 @@ process REPORT {
 
     script:
     """
-    hpctrain report ${run} -o report.html
+    hpctrain report "${run}" -o report.html
     """
 }
 
