@@ -28,7 +28,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.hf.folder import dropout_warning
 from hpctrain.launch import local_run
 from hpctrain.launch.local import check_gpus
-from hpctrain.launch.local_run import LocalJob
+from hpctrain.launch.local_run import LocalJob, LocalJobResult
 from hpctrain.launch.preflight.prepare import RunInputs, prepare, runs_folder
 from hpctrain.launch.preflight.site import login_node_words
 from hpctrain.launch.preflight.stale_topology import stale_topology_text
@@ -62,21 +62,25 @@ def train(
 
     Raises:
         FileError, InputError: a file or a setting is wrong; nothing was started, or the run ended at once.
-        RefusedError: the model does not fit, or the topology or the plan is of other nodes.
+        RefusedError: the model does not fit, the topology or the plan is of other nodes, or this is not the program's
+            main thread.
         HpctrainError: the run ended before its last step; the message names the run folder.
     """
+    _check_thread("train")
     check_count("train: nodes", nodes)
     runner, clock = SystemRunner(), SystemClock()
-    given = RunInputs(Path(run_file), overrides_of(settings), path_of(topology), path_of(plan))
-    with owner_only():
-        prepared = prepare(given, runner, nodes)
-        report_warnings(progress, stale_topology_text(prepared.topology, prepared.nodes, clock.wall()))
-        _warn_of_machine(progress, prepared.run, len(prepared.nodes))
-        job = local_run.start(prepared, runs_folder(), runner, clock)
-        report_warnings(progress, checkpoint_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan))
-        report_warnings(progress, dropout_warning(prepared.run))
-        report_warnings(progress, omitted_secrets_text(job.folder.path))
-        return _finish(job, on_step, progress)
+    prepared = prepare(
+        RunInputs(Path(run_file), overrides_of(settings), path_of(topology), path_of(plan)), runner, nodes
+    )
+    report_warnings(progress, stale_topology_text(prepared.topology, prepared.nodes, clock.wall()))
+    report_warnings(progress, _machine_warnings(prepared.run, len(prepared.nodes)))
+
+    def warnings(job: LocalJob) -> Iterator[str]:
+        yield from checkpoint_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
+        yield from dropout_warning(prepared.run)
+        yield from omitted_secrets_text(job.folder.path)
+
+    return _supervise(lambda: local_run.start(prepared, runs_folder(), runner, clock), warnings, on_step, progress)
 
 
 def resume(
@@ -94,52 +98,91 @@ def resume(
 
     Raises:
         InputError: there is no such run, it is in use, or a setting may not change.
-        RefusedError: every checkpoint that the run had saved is lost.
+        RefusedError: every checkpoint that the run had saved is lost, or this is not the program's main thread.
         HpctrainError: the run ended before its last step.
     """
+    _check_thread("resume")
     check_count("resume: nodes", nodes)
-    folder = folder_of(run)
-    with owner_only():
-        job = local_run.resume(folder, nodes, overrides_of(settings), SystemRunner(), SystemClock())
-        _warn_of_machine(progress, run_of(folder), len(job.processes))
-        return _finish(job, on_step, progress)
+    folder, overrides = folder_of(run), overrides_of(settings)
+
+    def warnings(job: LocalJob) -> Iterator[str]:
+        yield from _machine_warnings(run_of(folder), len(job.processes))
+
+    def start() -> LocalJob:
+        return local_run.resume(folder, nodes, overrides, SystemRunner(), SystemClock())
+
+    return _supervise(start, warnings, on_step, progress)
 
 
-def _finish(job: LocalJob, on_step: Callable[[MetricRow], None] | None, progress: Progress | None) -> LoadedRun:
-    """Wait until the processes of a local run have ended, and return the run.
+def _check_thread(name: str) -> None:
+    """Check that this is the program's main thread, the only one that can take the SIGTERM with which `cancel` stops
+    a run; elsewhere the signal would end the program, and nothing would be saved.
+
+    Raises:
+        RefusedError: it is another thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RefusedError(
+            f"{name}: found a thread that is not the program's main thread, in which `cancel` could not stop the run; "
+            "call it in the main thread, or start a new run with submit(run_file, here=True) and wait for it with wait"
+        )
+
+
+def _supervise(
+    start: Callable[[], LocalJob], warnings: Callable[[LocalJob], Iterable[str]],
+    on_step: Callable[[MetricRow], None] | None, progress: Progress | None,
+) -> LoadedRun:  # fmt: skip
+    """Start the processes of a local run, wait until they have ended, and return the run. Whatever fails after the
+    start stops them.
+
+    Args:
+        warnings: returns the warnings about the started run.
 
     Raises:
         HpctrainError: the run ended before its last step, with the class of its exit code.
         BaseException: what interrupted the wait, after the processes have ended.
     """
-    folder, clock, say = job.folder.path, SystemClock(), reporter(progress)
+    clock, say = SystemClock(), reporter(progress)
     # After a resume, the run's files also hold earlier attempts.
-    since_s = clock.wall() - 1.0
-    say(f"run folder {folder}")
-    report_warnings(progress, add_to_history("train", folder, None))
-    asked = False
+    since_s = clock.wall()
+    job: LocalJob | None = None
+    is_early, asked = False, False
 
     def stop(*_: object) -> None:
-        nonlocal asked
+        nonlocal is_early, asked
+        if job is None:
+            is_early = True
+            return
         (job.kill if asked else job.stop)()
         asked = True
 
     with _on_sigterm(stop):
         try:
+            with owner_only():
+                job = start()
+            if is_early:
+                stop()
+            folder = job.folder.path
+            say(f"run folder {folder}")
+            with owner_only():
+                unrecorded = add_to_history("train", folder, None)
+            report_warnings(progress, [*unrecorded, *warnings(job)])
             for item in follow(folder, clock, until=lambda: not job.running(), since_s=since_s):
                 if not isinstance(item, MetricRow):
                     say(describe_event(item))
                 elif on_step is not None:
                     on_step(item)
         except BaseException:
+            if job is None:
+                raise
             stop()
             try:
-                job.wait(lambda: None)
+                _wait(job, clock)
             except BaseException:
                 job.kill()
-                job.wait(lambda: None)
+                _wait(job, clock)
             raise
-        ended = job.wait(lambda: None)
+        ended = _wait(job, clock)
     if ended.exit_code == EXIT_DONE:
         return LoadedRun(folder)
     kinds: Iterable[type[HpctrainError]] = (InputError, RefusedError)
@@ -148,12 +191,17 @@ def _finish(job: LocalJob, on_step: Callable[[MetricRow], None] | None, progress
     raise kind(f"{folder}: {ended.reason}; {more}")
 
 
+def _wait(job: LocalJob, clock: SystemClock) -> LocalJobResult:
+    """Wait until the processes of a local run have ended, complete its records, and return how it ended."""
+    while job.running():
+        clock.sleep(local_run.POLL_S)
+    with owner_only():
+        return job.wait(lambda: None)
+
+
 @contextlib.contextmanager
 def _on_sigterm(stop: Callable[..., None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM, with which `cancel` and `hpctrain cancel` stop a run; only the main thread can do so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Call `stop` on SIGTERM, with which `cancel` and `hpctrain cancel` stop a run."""
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
@@ -161,6 +209,6 @@ def _on_sigterm(stop: Callable[..., None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _warn_of_machine(progress: Progress | None, run: Run, count: int) -> None:
-    report_warnings(progress, check_gpus(count, run.cluster.device, os.environ))
-    report_warnings(progress, login_node_words(count, Slurm(SystemRunner()), os.environ))
+def _machine_warnings(run: Run, count: int) -> Iterator[str]:
+    yield from check_gpus(count, run.cluster.device, os.environ)
+    yield from login_node_words(count, Slurm(SystemRunner()), os.environ)

@@ -14,6 +14,7 @@ import grp
 import os
 import pwd
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -313,15 +314,30 @@ def _raise(error: OSError) -> None:
     raise error
 
 
+class _Umask:
+    """The umask of this process, which all its threads share, while blocks of `owner_only` are open."""
+
+    lock = threading.Lock()
+    blocks = 0
+    before = 0
+    """The umask before the first of the open blocks."""
+
+
 @contextlib.contextmanager
 def owner_only() -> Iterator[None]:
     """Set the umask in the `with` block, so that only the owner can access new files of this process and its
-    children."""
-    before = os.umask(0o077)
+    children. Blocks of several threads may overlap: the end of the last one sets the umask back."""
+    with _Umask.lock:
+        if _Umask.blocks == 0:
+            _Umask.before = os.umask(0o077)
+        _Umask.blocks += 1
     try:
         yield
     finally:
-        os.umask(before)
+        with _Umask.lock:
+            _Umask.blocks -= 1
+            if _Umask.blocks == 0:
+                os.umask(_Umask.before)
 
 
 def is_trusted_group(gid: int) -> bool:

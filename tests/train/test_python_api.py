@@ -15,6 +15,7 @@ from train_site import CPU_ONLY, Outcome, Site, processes_of, small_topology
 from hpctrain import api
 from hpctrain.model.build import build_stage
 from hpctrain.records.history.run_log import MetricRow
+from hpctrain.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 NOTEBOOK = "docs/examples/analyse_a_run.ipynb"
@@ -142,3 +143,43 @@ def test_an_exception_of_the_program_saves_a_checkpoint_and_the_run_goes_on_late
     assert run.status().state == "done"
     assert len(run.attempts) == 2
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("words", ["run folder ", "may not fit"], ids=["first line", "warning"])
+def test_an_exception_right_after_the_start_leaves_no_process(
+    words: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CPU_ONLY.items():
+        monkeypatch.setenv(name, value)
+    small_topology(2).write(workplace / "two.json")
+    monkeypatch.setattr("hpctrain.api.training.dropout_warning", lambda run: ["the model may not fit"])
+
+    def fail(line: str) -> None:
+        if words in line:
+            raise StopHereError
+
+    with pytest.raises(StopHereError):
+        api.train("run.yaml", 2, topology="two.json", settings={"steps": 100_000}, progress=fail)
+    run = api.load_run("test")
+    assert processes_of(run.folder) == []
+    assert all("end" in attempt for attempt in RunFolder(run.folder).attempts())
+
+
+def test_files_of_the_program_s_own_functions_have_the_program_s_umask(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CPU_ONLY.items():
+        monkeypatch.setenv(name, value)
+    small_topology(1).write(workplace / "one.json")
+    before = os.umask(0o022)
+    try:
+        run = api.train(
+            "run.yaml", topology="one.json", settings={"steps": 2},
+            on_step=lambda row: (workplace / f"step-{row.step}").touch(),
+            progress=lambda line: (workplace / "lines").touch(),
+        )  # fmt: skip
+    finally:
+        os.umask(before)
+    for name in ("step-1", "step-2", "lines"):
+        assert (workplace / name).stat().st_mode & 0o777 == 0o644
+    assert [path.name for path in run.folder.rglob("*") if path.stat().st_mode & 0o077] == []

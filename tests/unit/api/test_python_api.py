@@ -7,6 +7,7 @@ import inspect
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -251,3 +252,9 @@ def recorded(folder: RunFolder, job: int) -> str:
     """Record the job's id as `submit_job` does."""
     record_job(folder.path, str(job))
     return str(job)
+
+
+@pytest.mark.parametrize("function", [api.train, api.resume], ids=lambda function: function.__name__)
+def test_training_in_another_thread_is_refused_as_cancel_could_not_stop_it(function, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(api.RefusedError, match="call it in the main thread"):
+        pool.submit(function, tmp_path / "run.yaml").result()

@@ -67,6 +67,22 @@ def test_a_new_run_folder_is_for_its_owner_whatever_the_umask_is(tmp_path: Path,
     check_trusted(path)
 
 
+def test_blocks_of_two_threads_that_overlap_leave_the_umask_as_it_was(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        first, second = owner_only(), owner_only()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)  # the one that began first ends first, as in threads
+        (tmp_path / "inside").touch()
+        second.__exit__(None, None, None)
+        (tmp_path / "after").touch()
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "inside") == 0o600
+    assert mode(tmp_path / "after") == 0o644
+
+
 @pytest.fixture
 def shared_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """This user's group has other members."""
