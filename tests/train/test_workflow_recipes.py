@@ -39,8 +39,8 @@ def recipe(repository: Path, tmp_path: Path) -> Path:
     run |= {"steps": 10, "checkpoint": {"every": 10}}
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"seeds": [3], "texts": "my text.txt"}))
-    shutil.copy(TEXT, folder / "my text.txt")
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"seeds": [3], "texts": "my texts"}))
+    (folder / "my texts").symlink_to(TEXT)
     (folder / "test.txt").write_text("A text that the model has not seen, as long as a sequence of the run. " * 3)
     return folder
 
