@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpctrain.jobs.node_share import eligible_nodes, gpus_of_job
+from hpctrain.jobs.node_share import MEMORY_OPTIONS, eligible_nodes, gpus_of_job
 from hpctrain.jobs.partition_checks import candidate_partitions
-from hpctrain.probe.measure.data_sheet import peak_flops
+from hpctrain.probe.measure.data_sheet import is_gpu_name, peak_flops
 from hpctrain.records.run.run import Run
 from hpctrain.slurm.billing import billing_units
 from hpctrain.slurm.cluster import ClusterState, NodeInfo, gpu_count
 from hpctrain.slurm.options import parse_sbatch_options
-from hpctrain.slurm.values import parse_unsigned
+from hpctrain.slurm.values import parse_memory, parse_unsigned
 
 _MIG = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
 
@@ -52,14 +52,18 @@ def job_price(asked: Run, state: ClusterState) -> JobPrice | None:
 
 
 def _gpu_kind(node: NodeInfo, gpu_type: str | None) -> tuple[str, float] | None:
-    """Return name and peak of a node's GPUs, by the type in Slurm, else by a feature of the node; None for a GPU
-    without a data sheet, for part of a GPU (MIG), and for GPUs of several types."""
+    """Return name and peak of a node's GPUs, by the type in Slurm, else by the node's feature that is a GPU's name;
+    None for a GPU without a data sheet, for part of a GPU (MIG), and for GPUs of several types."""
     types = [item.type for item in node.gres if item.name == "gpu" and gpu_type in (None, item.type)]
-    names = [types[0]] if types and types[0] is not None else list(node.features)
+    typed = [types[0]] if types and types[0] is not None else []
+    names = typed or list(node.features)
     if len(types) != 1 or any(_MIG.search(name) for name in names):
         return None
-    known = [(name, peak) for name in names if (peak := peak_flops(name)) is not None]
-    return known[0] if known else None
+    known = {peak: name for name in reversed(names) if (typed or is_gpu_name(name)) and (peak := peak_flops(name))}
+    if len(known) != 1:
+        return None
+    peak, name = known.popitem()
+    return name, peak
 
 
 def _units_per_h(asked: Run, state: ClusterState, nodes: Sequence[NodeInfo], used: int) -> float | None:
@@ -71,13 +75,12 @@ def _units_per_h(asked: Run, state: ClusterState, nodes: Sequence[NodeInfo], use
         if not partition.billing_weights:
             return None
         for node in (node for node in nodes if node.name in partition.nodes):
-            cpus, memory = node.cpus, node.memory_mib
-            if not whole:
-                cpus = parse_unsigned(options.get("cpus-per-task", "")) or 0
-                memory = parse_unsigned(options.get("mem", "").removesuffix("M")) or 0
-            if not cpus:
+            cpus = node.cpus if whole else parse_unsigned(options.get("cpus-per-task", ""))
+            memory = node.memory_mib if whole else _memory_mib(options, node, cpus or 0, used)
+            if not state.config["memory_is_billed"] or "mem" not in partition.billing_weights:
+                memory = 0
+            if not cpus or memory is None:
                 return None
-            memory = memory if state.config["memory_is_billed"] else 0
             gpus = gpu_count(node.gres) if whole else used
             types = {f"gres/gpu:{item.type}".lower(): item.count for item in node.gres if item.name == "gpu"}
             types = types if whole else dict.fromkeys(types, used)
@@ -89,3 +92,19 @@ def _units_per_h(asked: Run, state: ClusterState, nodes: Sequence[NodeInfo], use
                 return None
             units.append(of_node * asked.cluster.node_range[0])
     return max(units, default=None)
+
+
+def _memory_mib(options: Mapping[str, str], node: NodeInfo, cpus: int, gpus: int) -> int | None:
+    """Return the memory of a job on a node by its options, in MiB; None if they do not say it, or not clearly.
+
+    Args:
+        cpus: CPUs of the job on the node.
+        gpus: GPUs of the job on the node.
+    """
+    given = [name for name in MEMORY_OPTIONS if name in options]
+    amount = parse_memory(options[given[0]]) if len(given) == 1 else None
+    if amount is None:
+        return None
+    if given == ["mem"]:
+        return amount or node.memory_mib or None  # --mem=0 is all of the node's memory
+    return amount * (cpus if given == ["mem-per-cpu"] else gpus) or None

@@ -99,6 +99,17 @@ def node_names(text: str) -> tuple[str, ...]:
         raise CommandError(f"Slurm: cannot read the node list '{text[:100]}': {error}") from error
 
 
+_MEMORY = re.compile(r"(\d{1,12})([KMGT]?)B?", re.IGNORECASE | re.ASCII)
+_KIB = {"K": 1, "": 2**10, "M": 2**10, "G": 2**20, "T": 2**30}
+
+
+def parse_memory(text: str) -> int | None:
+    """Return the MiB of a size as sbatch's --mem takes it, rounded up: '16G' -> 16384, '500' -> 500; None for any other
+    text."""
+    match = _MEMORY.fullmatch(text)
+    return None if match is None else -(-int(match[1]) * _KIB[match[2].upper()] // 2**10)
+
+
 _NO_LIMIT = ("unlimited", "infinite", "-1")
 _FORMS = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes:seconds, UNLIMITED"
 _PLAIN = re.compile(r"(?:(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d+)|(?P<minutes>\d+))", re.ASCII)

@@ -43,6 +43,16 @@ def peak_flops(name: str) -> float | None:
     return None
 
 
+_BESIDE_MODEL = re.compile(r"NVIDIA|AMD|TESLA|GEFORCE|INSTINCT|GPU|SXM\d?|PCIE|NVL|HBM\d?E?|\d{2,3}GB?", re.ASCII)
+
+
+def is_gpu_name(text: str) -> bool:
+    """Whether a text is the name of one GPU of the table `PEAK_FLOPS`, with nothing else than vendor, form and size of
+    its memory: true for 'a100' and 'nvidia_a100-sxm4-80gb', false for 'rack-a10'."""
+    models = [word for word in re.split(r"[-_.:\s]+", text.upper()) if not _BESIDE_MODEL.fullmatch(word)]
+    return len(models) == 1 and models[0] in PEAK_FLOPS
+
+
 LEAST_MEMORY_GIB = {
     "T4": 16, "V100": 16, "A100": 40, "A800": 40, "A40": 48, "A10G": 24, "A10": 24, "A30": 24, "L4": 24, "L40S": 48,
     "L40": 48, "H100": 80, "H800": 80, "H200": 141, "GH200": 96, "B200": 180, "MI250X": 64, "MI300X": 192,

@@ -11,6 +11,7 @@ from hpctrain.jobs.job_price import JobPrice, job_price
 from hpctrain.records.run.run import Run
 from hpctrain.slurm.billing import billing_rule, billing_units, parse_billing_weights
 from hpctrain.slurm.commands import Slurm
+from hpctrain.slurm.values import parse_memory
 
 A100 = (("a100", 312e12),)
 
@@ -57,6 +58,9 @@ def test_of_whole_nodes_all_gpus_are_billed() -> None:
     [
         ("gpu:nvidia_a100-sxm4-80gb:4", "(null)", (("nvidia_a100-sxm4-80gb", 312e12),)),
         ("gpu:4", "ib,h100", (("h100", 989e12),)),
+        ("gpu:4", "nvidia_a100-sxm4-80gb,a100", (("nvidia_a100-sxm4-80gb", 312e12),)),
+        ("gpu:4", "ib,rack-a10", ()),
+        ("gpu:4", "a100,h100", ()),
         ("gpu:4", "(null)", ()),
         ("gpu:a100_1g.10gb:4", "a100", ()),
         ("gpu:a100:4,gpu:a100_3g.20gb:2", "(null)", ()),
@@ -100,6 +104,28 @@ def test_of_a_part_only_the_part_is_billed() -> None:
     found = price(Billed("CPU=1.0,Mem=1G,GRES/gpu=16"), devices_per_node=1, exclusive=False, sbatch=sbatch)
     assert found is not None
     assert found.units_per_h == 2 * (4 + 15.625 + 16)
+
+
+@pytest.mark.parametrize(
+    ("memory", "mib"),
+    [
+        (["--mem=16G"], 16384), (["--mem=16gb"], 16384), (["--mem=1T"], 2**20), (["--mem=1025K"], 2),
+        (["--mem=500"], 500), (["--mem=0"], 64000), (["--mem-per-cpu=2G"], 4 * 2048), (["--mem-per-gpu=10G"], 10240),
+        ([], None), (["--mem=lots"], None), (["--mem-per-cpu=0"], None), (["--mem=1G", "--mem-per-gpu=1G"], None),
+    ],
+)  # fmt: skip
+def test_memory_of_a_part_is_billed_in_any_unit(memory: list[str], mib: int | None) -> None:
+    part = {"devices_per_node": 1, "exclusive": False, "sbatch": ["--cpus-per-task=4", *memory]}
+    found, without = price(Billed("Mem=1M"), **part), price(Billed("CPU=1"), **part)
+    assert found is not None
+    assert without is not None
+    assert (found.units_per_h, without.units_per_h) == (None if mib is None else 2.0 * mib, 2.0 * 4)
+
+
+@given(st.text(alphabet="0123456789KMGTBkmgt.- ", max_size=20) | st.text(max_size=20))
+def test_any_text_of_memory_is_read(text: str) -> None:
+    mib = parse_memory(text)
+    assert mib is None or mib >= 0
 
 
 @given(st.text(alphabet="CPUMemGRES/gpu:a100=,.0123456789GKT ", max_size=60) | st.text(max_size=30))
