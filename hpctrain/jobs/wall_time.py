@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -112,6 +113,16 @@ def duration_text(time: WallTime, billed: BilledResources) -> str:
         f"about {format_seconds(time.total_s)}{span} for {time.steps:,} steps: {amount(count)} {unit}{units} "
         f"({start_up}; pauses for checkpoints and validation not counted)"
     )
+
+
+def total_text(runs: Sequence[tuple[WallTime, BilledResources]]) -> str:
+    """Return a sentence with what several runs together are billed, in GPU-hours, without GPUs in node-hours.
+
+    Args:
+        runs: the predicted time and the resources of each run, at least one; all have GPUs or none has.
+    """
+    hours = sum(time.total_s / 3600 * (billed.gpus or billed.nodes) for time, billed in runs)
+    return f"all {len(runs)} runs together: about {_plain(hours)} {'GPU' if runs[0][1].gpus else 'node'}-hours"
 
 
 def _plain(value: float) -> str:

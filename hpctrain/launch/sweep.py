@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,14 +15,18 @@ from hpctrain.base.process import Runner
 from hpctrain.jobs.bad_nodes import record_excluded_nodes
 from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
+from hpctrain.jobs.wall_time import total_text
 from hpctrain.launch.preflight.prepare import PreparedRun, RunInputs, make_folder, prepare, runs_folder
-from hpctrain.launch.preflight.queue_checks import check_provisional
+from hpctrain.launch.preflight.provenance import submitted_software
+from hpctrain.launch.preflight.queue_checks import JobForecast, forecast_job
 from hpctrain.launch.queueing import Say, check_for_queue, prepare_submission
 from hpctrain.launch.slurm_job.array_script import TASK_LOGS, render_array
 from hpctrain.launch.slurm_job.queue import CheckedRun, estimate_start
 from hpctrain.launch.submission import submit_array
+from hpctrain.records.format.yaml_file import Override
 from hpctrain.records.history.sweep import SWEEP_FILE, Sweep, SweptRun
 from hpctrain.records.run.run import Run
+from hpctrain.runs.code_copy import omitted_secrets_text
 from hpctrain.runs.folder import RunFolder, new_folder, remove_on_error
 from hpctrain.runs.started_runs import add_to_history
 from hpctrain.slurm.commands import Slurm
@@ -39,7 +43,15 @@ class NamedSettings:
     @property
     def overrides(self) -> tuple[str, ...]:
         """The settings and the name, as after `--set`."""
-        return (*(f"{key}={value}" for key, value in self.settings.items()), f"name={self.name}")
+        return (*sweep_overrides(self.settings), f"name={self.name}")
+
+
+def sweep_overrides(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the settings of a run of a sweep as overrides, of which an error says that `--sweep` gave them."""
+    made = [Override(f"{key}={value}") for key, value in settings.items()]
+    for item in made:
+        item.option = "--sweep"
+    return tuple(made)
 
 
 @dataclass(frozen=True)
@@ -110,13 +122,28 @@ def check_sweep(
     # Rendering checks that all runs need the same job.
     script = sweep.script_to_be()
     estimate_start(sweep.jobs[0], script, slurm, clock.wall())
-    seen = {_planned(prepared[0].run)}
-    for number, ready in enumerate(prepared):
-        if (content := _planned(ready.run)) not in seen:
-            seen.add(content)
-            with _names_run(named[number], number, len(named)):
-                check_provisional(ready, runs_folder(), checked.nodes, checked.part, checked.limit)
+    _forecast(sweep, say)
     return sweep
+
+
+def _forecast(sweep: CheckedSweep, say: Say) -> None:
+    """Check that each run fits into its nodes as last measured; say of each what was not said of one before it, and
+    what all are billed, if that is known."""
+    checked, known, shown = sweep.checked, dict[str, JobForecast](), set[str]()
+    for number, ready in enumerate(sweep.prepared):
+        if (content := _planned(ready.run)) in known:
+            continue
+        with _names_run(sweep.named[number], number, len(sweep.named)):
+            known[content] = forecast_job(
+                ready, runs_folder(), checked.nodes, checked.part, checked.limit, checked.price
+            )
+        # What holds for the first run was said when it was checked for the queue.
+        lines = [line for line in known[content].lines if line not in shown]
+        shown.update(lines)
+        say([f"{sweep.named[number].name}: {line}" for line in lines if number])
+    all_runs = [known[_planned(ready.run)] for ready in sweep.prepared]
+    parts = [(item.time, item.billed) for item in all_runs if item.time is not None and item.billed is not None]
+    say([total_text(parts)] if len(parts) == len(all_runs) else [])
 
 
 def _check_array_size(count: int, slurm: Slurm) -> None:
@@ -162,9 +189,11 @@ def queue_sweep(sweep: CheckedSweep, slurm: Slurm, runner: Runner, clock: Clock,
         place = new_folder(base, sweep.name, clock.wall(), TASK_LOGS)
         cleanup.enter_context(remove_on_error(RunFolder(place)))
         folders: list[RunFolder] = []
+        software = submitted_software(runner, os.environ, queued=True)
         for item in sweep.prepared:
-            folders.append(make_folder(item, base, runner, clock))
+            folders.append(make_folder(item, base, runner, clock, software))
             cleanup.enter_context(remove_on_error(folders[-1]))
+        say(dict.fromkeys(line for folder in folders for line in omitted_secrets_text(folder.path)))
         _write_sweep(place, sweep, folders)
         for folder in folders:
             record_dependent_run(sweep.checked.before, folder.path)

@@ -310,7 +310,7 @@ def _time_in_name(path: Path) -> str:
 
 def _unknown_run_text(name: str, places: list[Path], past: list[Path]) -> str:
     looked = " and ".join(str(place) for place in places)
-    folders = [*(path for place in places for path in runs_in(place).trusted), *past]
+    folders = [*(path for place in places for path in (*sweeps_in(place), *runs_in(place).trusted)), *past]
     if not folders:
         return f"{name}: no such run; there is none in {looked} (set {RUNS_VARIABLE} to look in another folder too)"
     known = dict.fromkeys(known for path in folders for known in _names(path))

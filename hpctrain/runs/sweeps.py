@@ -3,10 +3,14 @@ nothing of the sweep."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import InputError
 from hpctrain.records.history.sweep import SWEEP_FILE, Sweep
 from hpctrain.runs.locate import find_run_or_sweep, is_trusted_run, sweeps_in
@@ -47,6 +51,20 @@ def members(sweep: Path) -> list[Path]:
     """
     runs = [sweep.parent / run.folder for run in Sweep.read(sweep / SWEEP_FILE, owned=True).runs]
     return [run for run in runs if is_trusted_run(run)]
+
+
+def remove_empty_sweeps(places: Iterable[Path]) -> list[Path]:
+    """Remove the folders of this user's sweeps directly in `places` of which no run is left; return them. A sweep whose
+    files cannot be used stays."""
+    removed = []
+    for sweep in [sweep for place in dict.fromkeys(places) for sweep in sweeps_in(place)]:
+        with contextlib.suppress(InputError):
+            runs = Sweep.read(sweep / SWEEP_FILE, owned=True).runs
+            if not any(os.path.lexists(sweep.parent / run.folder) for run in runs):
+                with storage_errors(sweep):
+                    shutil.rmtree(sweep)
+                removed.append(sweep)
+    return removed
 
 
 def sweeps_of(folders: Iterable[Path]) -> dict[Path, Path]:

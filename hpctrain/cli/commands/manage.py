@@ -34,7 +34,7 @@ from hpctrain.report.status import RunStatus
 from hpctrain.runs.folder import RunFolder, check_trusted, lock_holder
 from hpctrain.runs.locate import job_id, scan_runs
 from hpctrain.runs.prune import Removal, jobs_of, removable, remove_all, why_in_use
-from hpctrain.runs.sweeps import NamedRuns, find_runs
+from hpctrain.runs.sweeps import NamedRuns, find_runs, remove_empty_sweeps
 from hpctrain.slurm.commands import Slurm
 
 
@@ -221,6 +221,10 @@ def prune_command(
         for line in refused:
             click.echo(f"left alone after all: {line}", err=True)
         items = [item for item in items if not item.path.exists()]
+        emptied = remove_empty_sweeps(item.path.parent for item in items if item.kind == "run")
+        if not as_json:
+            for sweep in emptied:
+                click.echo(f"removed the folder of the sweep too, as none of its runs is left: {sweep}")
     if as_json:
         click.echo(json.dumps(_machine_form(items, spared, yes)))
     elif items:

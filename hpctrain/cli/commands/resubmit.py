@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import HpctrainError, InputError, RefusedError
+from hpctrain.base.errors import CommandError, HpctrainError, InputError, RefusedError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import say, submission, warn
@@ -86,15 +86,23 @@ def resubmit_command(
         _print(_resubmit(named.folder, overrides, options, from_seed, as_json), as_json)
         return
     submitted: list[dict[str, str]] = []
+    refused: list[str] = []
     try:
         for folder in _ended(named, as_json):
-            submitted.append(_resubmit(folder, overrides, options, from_seed, as_json))
+            try:
+                submitted.append(_resubmit(folder, overrides, options, from_seed, as_json))
+            except HpctrainError as error:
+                text = str(error)
+                refused.append(text if text.startswith(f"{folder.name}: ") else f"{folder.name}: {text}")
+                continue
             if not as_json:
                 _print(submitted[-1], as_json)
     finally:
         # Submitted jobs are printed even after an error: otherwise nobody would know their ids.
         if as_json:
             click.echo(json.dumps(submitted))
+    if refused:
+        raise CommandError("\n".join(refused))
 
 
 def _ended(named: NamedRuns, as_json: bool) -> list[Path]:

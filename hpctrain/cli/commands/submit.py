@@ -18,7 +18,7 @@ from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import say, submission, warn
 from hpctrain.cli.commands.resubmit import become_job, begin_own_job, earlier_run, own_job_option
-from hpctrain.cli.commands.sweep import submit_sweep
+from hpctrain.cli.commands.sweep import first_run, submit_sweep
 from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.cli.options.parameters import PATH, set_option
 from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options
@@ -113,8 +113,9 @@ def submit_command(
         _submit_as_own_job(given, site)
     slurm = Slurm(SystemRunner())
     given, site_lines = with_site(given, site, slurm)
-    options.check_are_used(given.run(), local)
-    given = replace(given, overrides=(*given.overrides, *options.gpu_overrides(given.run(), slurm, os.environ)))
+    run = first_run(given, points) if points else given.run()
+    options.check_are_used(run, local)
+    given = replace(given, overrides=(*given.overrides, *options.gpu_overrides(run, slurm, os.environ)))
     if points:
         if wait or local or _is_inside():
             raise InputError("--sweep: only for jobs that are queued: not inside of salloc, no --wait, no --local")

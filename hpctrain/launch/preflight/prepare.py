@@ -20,7 +20,7 @@ from hpctrain.hf.folder import with_hf_folder
 from hpctrain.launch.container_command import check_container
 from hpctrain.launch.local import check_gpus, local_nodes
 from hpctrain.launch.preflight.checks import check_devices, check_plan, check_topology
-from hpctrain.launch.preflight.provenance import write_provenance
+from hpctrain.launch.preflight.provenance import SubmittedSoftware, write_provenance
 from hpctrain.launch.worker_request import worker_reply
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
@@ -143,9 +143,14 @@ def runs_folder() -> Path:
     return Path(os.environ.get("HPCTRAIN_RUNS") or "runs")
 
 
-def make_folder(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> RunFolder:
+def make_folder(
+    prepared: PreparedRun, base: Path, runner: Runner, clock: Clock, software: SubmittedSoftware | None = None
+) -> RunFolder:
     """Create a run folder in the folder `base`, with the resolved run file, topology and plan if given, a copy of the
     user's code, and the run's provenance.
+
+    Args:
+        software: what this process found of its software before; None: it looks now.
 
     Raises:
         InputError: `code` is no folder, or too large to be code.
@@ -155,7 +160,7 @@ def make_folder(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock)
     with remove_on_error(folder):
         if prepared.run.code is not None:
             copy_code(Path(prepared.run.code), folder.path, runner)
-        write_provenance(prepared.run, folder.path, runner, clock, os.environ)
+        write_provenance(prepared.run, folder.path, runner, clock, os.environ, software)
     return folder
 
 

@@ -9,6 +9,7 @@ import shutil
 import struct
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.atomic import write_text
@@ -24,7 +25,9 @@ from hpctrain.records.history.provenance import (
     REQUIREMENTS_FILE,
     CodeState,
     ImageIdentity,
+    InstalledPackage,
     RunProvenance,
+    SoftwareVersions,
 )
 from hpctrain.records.run.run import Container, Run
 from hpctrain.runs.environment import installed_packages, requirements_text, software_versions
@@ -33,28 +36,50 @@ _SIF_HEADER = struct.Struct("<32s10s3s3s16s")
 """Start of a .sif file: launch script, magic, version, architecture, id (Singularity Image Format, version 1)."""
 
 
-def write_provenance(run: Run, folder: Path, runner: Runner, clock: Clock, environ: Mapping[str, str]) -> None:
+@dataclass(frozen=True)
+class SubmittedSoftware:
+    """The software that a run is submitted with; the same for all runs of a sweep."""
+
+    packages: list[InstalledPackage]
+    versions: SoftwareVersions
+    slurm: str | None
+    """Version of Slurm; None: not asked, or not known."""
+
+
+def submitted_software(runner: Runner, environ: Mapping[str, str], queued: bool) -> SubmittedSoftware:
+    """Return the software of this process, and for a queued run Slurm's version. Takes about a tenth of a second."""
+    packages = installed_packages()
+    versions = software_versions(packages, environ, runner)
+    return SubmittedSoftware(packages, versions, _slurm_version(runner) if queued else None)
+
+
+def write_provenance(
+    run: Run, folder: Path, runner: Runner, clock: Clock, environ: Mapping[str, str],
+    software: SubmittedSoftware | None = None,
+) -> None:  # fmt: skip
     """Write what the run is submitted with into its new run folder.
 
     A run with an image gets no requirements.lock here, because its packages are those inside the image: the first node
     of the first attempt writes it.
 
+    Args:
+        software: what `submitted_software` found before; None: it is called now.
+
     Raises:
         StorageError: the run folder cannot be written.
     """
-    packages = installed_packages()
-    software = software_versions(packages, environ, runner)
+    software = software or submitted_software(runner, environ, run.cluster.kind == "slurm")
     provenance = RunProvenance(
         created=utc_text(clock.wall()),
-        software=software,
-        slurm=_slurm_version(runner) if run.cluster.kind == "slurm" else None,
+        software=software.versions,
+        slurm=software.slurm,
         code=_code_state(folder),
         image=None if run.container is None else image_identity(run.container, runner),
-        packages=packages,
+        packages=software.packages,
     )
     provenance.write(folder / PROVENANCE_FILE)
     if run.container is None:
-        write_text(folder / REQUIREMENTS_FILE, requirements_text(software, packages))
+        write_text(folder / REQUIREMENTS_FILE, requirements_text(software.versions, software.packages))
 
 
 def _slurm_version(runner: Runner) -> str | None:

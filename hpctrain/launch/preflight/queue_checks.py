@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.base.clock import SystemClock
@@ -83,6 +83,18 @@ def check_before_queueing(run: Run) -> list[str]:
     return notes or [f"container.image: looked into {container.image}: nothing speaks against it"]
 
 
+@dataclass(frozen=True)
+class JobForecast:
+    """What is known of a job before it is queued."""
+
+    lines: list[str]
+    """For a person: the plan's degrees, the predicted times, and what the job is billed; or why they are not known."""
+    time: WallTime | None = None
+    """The predicted duration; None: not known."""
+    billed: BilledResources | None = None
+    """What is billed; None if the duration is not known."""
+
+
 def check_provisional(
     prepared: PreparedRun,
     runs: Path,
@@ -91,8 +103,20 @@ def check_provisional(
     limit: TimeLimit | None = None,
     price: JobPrice | None = None,
 ) -> list[str]:
-    """Make a provisional plan for the job's nodes as last measured; return lines with its degrees, the predicted
-    times and what the job is billed.
+    """Return the lines of `forecast_job`; arguments and errors are the same."""
+    return forecast_job(prepared, runs, nodes, part, limit, price).lines
+
+
+def forecast_job(
+    prepared: PreparedRun,
+    runs: Path,
+    nodes: frozenset[str] | None,
+    part: bool,
+    limit: TimeLimit | None,
+    price: JobPrice | None,
+) -> JobForecast:
+    """Make a provisional plan for the job's nodes as last measured; return its degrees, the predicted times and what
+    the job is billed.
 
     If the nodes or their figures are not known, the lines say that memory and speed were not checked, and estimate the
     times from the data sheets of the GPUs that the job may get.
@@ -113,29 +137,30 @@ def check_provisional(
     other = other_share(prepared.topology, part) if prepared.topology else []
     if other:
         again = "it is not used, and the nodes are measured again at the start"
-        lines = check_provisional(replace(prepared, topology=None), runs, nodes, part, limit, price)
-        return [*(f"--topology: {words}: {again}" for words in other), *lines]
+        without = forecast_job(replace(prepared, topology=None), runs, nodes, part, limit, price)
+        return replace(without, lines=[*(f"--topology: {words}: {again}" for words in other), *without.lines])
     if prepared.topology is None and nodes is None:
         why = "it is not known which nodes the job may get"
-        return [f"{NOT_CHECKED} ({why})", *_words_without_topology(prepared, limit, price)]
+        return _without_topology(prepared, limit, price, why)
     known = (prepared.topology, None) if prepared.topology else last_known(runs, nodes or frozenset(), count, part)
     if known is None:
         why = f"no run has measured {count} of the nodes that the job may get"
-        return [f"{NOT_CHECKED} ({why})", *_words_without_topology(prepared, limit, price)]
+        return _without_topology(prepared, limit, price, why)
     topology, folder = known
     names = _taken(topology)[:count]
     if len(names) < count:
-        return [f"{NOT_CHECKED} (only {len(names)} nodes of the topology given are of use)"]
+        return JobForecast([f"{NOT_CHECKED} (only {len(names)} nodes of the topology given are of use)"])
     topology = topology.only(names)
     try:
         plan = prepared.plan or make_plan(prepared.run, prepared.spec, topology)
     except InputError as error:
-        return [f"{NOT_CHECKED} ({error})"]
+        return JobForecast([f"{NOT_CHECKED} ({error})"])
     start_up_s = measured_start_up_s(folder) if folder else None
     measured = measured_step(runs, prepared.run, frozenset(names) if nodes is None else nodes, count, part)
     billed = _billed(topology, price)
     if plan.predicted is None and measured is None:
-        return [f"the plan given ({plan.dims}) predicts no time: it is not known how long the run will take"]
+        words = f"the plan given ({plan.dims}) predicts no time: it is not known how long the run will take"
+        return JobForecast([words])
     what = "the plan given" if prepared.plan else f"provisional plan on {len(topology.nodes)} nodes as last measured"
     lines = [f"{what}: {plan.dims}"]
     if plan.predicted is not None:
@@ -146,20 +171,25 @@ def check_provisional(
     if measured is not None:
         time = WallTime(measured.median_s, prepared.run.steps, start_up_s, measured.range_s)
         lines.append(f"{format_seconds(measured.median_s)} a step measured in {measured.run}, which did the same work")
-    return [*lines, duration_text(time, billed), *_limit_words(prepared, time, limit)]
+    return JobForecast([*lines, duration_text(time, billed), *_limit_words(prepared, time, limit)], time, billed)
 
 
-def _words_without_topology(prepared: PreparedRun, limit: TimeLimit | None, price: JobPrice | None) -> list[str]:
-    """Return lines with the times that data sheets let expect, or the line that says why nothing is known; [] if
-    nothing is known of the job."""
+def _without_topology(prepared: PreparedRun, limit: TimeLimit | None, price: JobPrice | None, why: str) -> JobForecast:
+    """Return the times that data sheets let expect, or why nothing is known.
+
+    Args:
+        why: why no topology is known.
+    """
+    unchecked = f"{NOT_CHECKED} ({why})"
     if price is None:
-        return []
+        return JobForecast([unchecked])
     estimate = data_sheet_step_s(prepared.run, prepared.spec, price)
     if isinstance(estimate, str):
-        return [f"how long the run takes is unknown until it is measured: {estimate}"]
+        return JobForecast([unchecked, f"how long the run takes is unknown until it is measured: {estimate}"])
     time = WallTime(estimate[0], prepared.run.steps, None, estimate[1])
     billed = BilledResources(price.nodes, price.gpus, price.units_per_h)
-    return [data_sheet_text(price), duration_text(time, billed), *_limit_words(prepared, time, limit)]
+    lines = [unchecked, data_sheet_text(price), duration_text(time, billed), *_limit_words(prepared, time, limit)]
+    return JobForecast(lines, time, billed)
 
 
 def _limit_words(prepared: PreparedRun, time: WallTime, limit: TimeLimit | None) -> list[str]:

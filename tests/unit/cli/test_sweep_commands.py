@@ -15,7 +15,9 @@ from run_folders import RUN, submitted_run
 from hpctrain.base.errors import CommandError, CommandTimeoutError, InputError, RefusedError, StorageError
 from hpctrain.base.process import CommandResult
 from hpctrain.cli.main import cli
+from hpctrain.jobs.wall_time import BilledResources, WallTime
 from hpctrain.launch.preflight.prepare import PreparedRun
+from hpctrain.launch.preflight.queue_checks import JobForecast
 from hpctrain.records.history.run_log import BytesSent, Event, MetricRow
 from hpctrain.records.history.sweep import SWEEP_FILE, Sweep
 from hpctrain.records.run.run import read_run
@@ -119,6 +121,8 @@ def test_a_dry_run_shows_every_run_and_the_script_and_writes_nothing(fake, runs,
     ("words", "error", "said"),
     [
         (("--sweep", "optimizer.lr=1e-3,x"), InputError, "gpt-lrx (run 2 of 2: optimizer.lr=x): "),
+        (("--sweep", "optimizer.lr=x,1e-3"), InputError, "--sweep: run 1 of 2 (optimizer.lr=x): "),
+        (("--sweep", "optimizer.lr=x,1e-3"), InputError, "(given by --sweep)"),
         (("--sweep", "recovery.successors=0,1"), RefusedError, "needs another job than gpt-successors0 (--no-requeue"),
         (("--sweep", "seed=0-1", "--set", "cluster.kind=local"), InputError, "only for jobs that are queued"),
         (("--sweep", "seed=0-1", "--wait"), InputError, "only for jobs that are queued"),
@@ -275,6 +279,75 @@ def test_runs_that_ended_are_submitted_again_each_as_a_job_of_its_own(submitted,
         (_folders(submitted)[0].name, "5"), (_folders(submitted)[1].name, "6"),
     ]  # fmt: skip
     assert result.stderr.count("left as it is") == 2
+
+
+def test_a_run_that_is_refused_does_not_keep_the_others_from_being_submitted_again(
+    submitted, fake, hpctrain, monkeypatch
+):
+    fake.finish("1_0", code=1)
+    fake.finish("1_1", code=1)
+    first, second, *_ = _folders(submitted)
+
+    def submit(folder, run, *_):
+        if folder.path == first:
+            raise CommandError("sbatch refused the job: No money")
+        return fake.submit(str(folder.path / "job.sh"))
+
+    monkeypatch.setattr("hpctrain.cli.commands.resubmit.submit_job", submit)
+    result = hpctrain("resubmit", "gpt", "--json")
+    assert [run["name"] for run in json.loads(result.stdout)] == [second.name]
+    assert str(result.exception) == f"{first.name}: sbatch refused the job: No money"
+
+
+def test_the_runs_of_a_sweep_share_one_look_at_the_software(submitted, fake):
+    """Only the number of runs grows, not what is asked."""
+    assert sum(argv == ("sbatch", "--version") for argv in fake.argvs) == 2  # whether there is a Slurm, and which
+    assert all((folder / "provenance.json").exists() for folder in _folders(submitted))
+
+
+def test_a_limit_that_does_not_count_runs_that_continue_says_so(fake, runs, hpctrain, run_file):
+    words = ("submit", str(run_file), "--sweep", "seed=0-1", "--array-limit", "1", "--dry-run")
+    said = "--array-limit 1 does not count a run that continues as another job"
+    assert said not in hpctrain(*words).stdout
+    assert said in hpctrain(*words, "--set", "recovery.requeue=new_job").stdout
+
+
+def test_every_run_of_a_sweep_is_forecast_and_the_price_of_all_is_told(fake, runs, hpctrain, run_file, monkeypatch):
+    def forecast(prepared, *_):
+        if prepared.run.steps > 100:
+            raise RefusedError("the model does not fit")
+        time = WallTime(36.0, prepared.run.steps, None)
+        return JobForecast([f"{prepared.run.steps} steps"], time, BilledResources(2, 8))
+
+    monkeypatch.setattr("hpctrain.launch.sweep.forecast_job", forecast)
+    result = hpctrain("submit", str(run_file), "--sweep", "steps=50,100", "--sweep", "seed=0-1", "--dry-run")
+    assert result.stdout.count("gpt-steps100-seed0: 100 steps\n") == 1
+    assert "gpt-steps100-seed1: 100 steps" not in result.stdout
+    assert "all 4 runs together: about 24 GPU-hours" in result.stdout
+    error = hpctrain("submit", str(run_file), "--sweep", "steps=100,200").exception
+    assert str(error) == "--sweep: gpt-steps200 (run 2 of 2: steps=200): the model does not fit"
+    assert not runs.exists()
+
+
+def test_a_key_that_the_sweep_gives_may_be_missing_in_the_run_file(fake, runs, hpctrain, run_file):
+    run_file.write_text(json.dumps({key: value for key, value in RUN.items() if key != "steps"}))
+    result = hpctrain("submit", str(run_file), "--sweep", "steps=10,20", "--dry-run", "--json")
+    assert result.exit_code == 0, result.exception
+
+
+def test_a_name_that_is_nearly_that_of_a_sweep_is_told(submitted, hpctrain):
+    assert str(hpctrain("status", "gptt").exception).endswith("nearest: gpt")
+
+
+def test_the_folder_of_a_sweep_goes_with_its_last_run(submitted, fake, runs, hpctrain, monkeypatch):
+    hpctrain("cancel", "--now", "gpt")
+    monkeypatch.setattr("hpctrain.runs.prune.RECENT_ACTIVITY_S", -1.0)
+    monkeypatch.setattr("hpctrain.runs.prune.last_activity", lambda folder: 0.0)
+    alone = hpctrain("prune", _folders(submitted)[0].name, "--older-than", "0h", "--yes")
+    assert alone.exit_code == 0, alone.exception
+    assert Path(submitted["folder"]).exists()
+    assert "removed the folder of the sweep" in hpctrain("prune", "gpt", "--older-than", "0h", "--yes").stdout
+    assert list(runs.iterdir()) == []
 
 
 def test_a_sweep_without_ended_runs_is_not_submitted_again(submitted, hpctrain):
