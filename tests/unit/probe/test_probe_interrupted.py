@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.package_data import package_data_path
-from hpctrain.cli.commands import topology as topology_file
+from hpctrain.cli.commands.topology import probe_command
+from hpctrain.launch import probe as probe_launch
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import JoinedNode, PairResult, ProbeOutcome
@@ -27,10 +28,10 @@ def test_what_was_measured_is_written(tmp_path: Path, monkeypatch, end: BaseExce
         Topology.read(package_data_path("topology", "laptop-4-nodes.json")).write(folder / PARTIAL_FILE)
         raise end
 
-    monkeypatch.setattr(topology_file, "probe_local", interrupted)
+    monkeypatch.setattr(probe_launch, "probe_local", interrupted)
 
     result = CliRunner().invoke(
-        topology_file.probe_command, ["--local", "4", "--mode", "health", "-o", str(tmp_path / "t.json")]
+        probe_command, ["--local", "4", "--mode", "health", "-o", str(tmp_path / "t.json")]
     )  # fmt: skip
 
     assert result.exit_code == 1
