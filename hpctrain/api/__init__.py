@@ -6,6 +6,7 @@ is loaded, and not before.
 
 from hpctrain.api.commands import cancel, plan, probe, submit, wait
 from hpctrain.api.loaded_run import LoadedRun, load_run
+from hpctrain.api.sweep import load_sweep, submit_sweep
 from hpctrain.api.training import resume, train
 from hpctrain.base.errors import (
     CheckpointError,
@@ -25,12 +26,14 @@ from hpctrain.report.status import RunStatus
 __all__ = [
     # runs
     "load_run",
+    "load_sweep",
     "LoadedRun",
     "RunStatus",
     # work
     "probe",
     "plan",
     "submit",
+    "submit_sweep",
     "train",
     "resume",
     "wait",

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpctrain.api.loaded_run import LoadedRun, load_run
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.records.format.yaml_file import parse_scalar
 
 AnyPath = str | os.PathLike[str]
 Progress = Callable[[str], None]
@@ -52,9 +54,16 @@ def overrides_of(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
         InputError: a value cannot be written into a run file.
     """
     try:
-        return tuple(f"{key}={json.dumps(value)}" for key, value in (settings or {}).items())
+        return tuple(f"{key}={_yaml(value)}" for key, value in (settings or {}).items())
     except (TypeError, ValueError) as error:
         raise InputError(f"settings: a value cannot be written into a run file: {error}") from None
+
+
+def _yaml(value: Any) -> str:
+    # A word stays as it is: the values of a sweep are parts of the names of its runs.
+    if isinstance(value, str) and re.fullmatch(r"[\w.+-]+", value, re.ASCII) and parse_scalar(value) == value:
+        return value
+    return json.dumps(value)
 
 
 def path_of(path: AnyPath | None) -> Path | None:
@@ -85,3 +94,19 @@ def check_count(name: str, count: int | None) -> None:
     """
     if count is not None and count < 1:
         raise InputError(f"{name}: found {count}; allowed: 1 or more")
+
+
+def check_outside_of_jobs(function: str) -> None:
+    """Check that this process is no part of a Slurm job, where a new run would take the job's nodes.
+
+    Args:
+        function: name of the function that queues runs, for the message.
+
+    Raises:
+        RefusedError: it is.
+    """
+    if inside := os.environ.get("SLURM_JOB_ID"):
+        raise RefusedError(
+            f"{function}: this process is inside of job {inside}, and a run that starts there takes its nodes; use the "
+            "command `hpctrain submit` for that, or remove SLURM_JOB_ID from os.environ to queue a job of its own"
+        )

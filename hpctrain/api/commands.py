@@ -12,6 +12,7 @@ from hpctrain.api.arguments import (
     AnyPath,
     Progress,
     check_count,
+    check_outside_of_jobs,
     folder_of,
     line_reporter,
     overrides_of,
@@ -21,7 +22,7 @@ from hpctrain.api.arguments import (
 )
 from hpctrain.api.loaded_run import LoadedRun
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import InputError, RefusedError, WaitTimeoutError
+from hpctrain.base.errors import InputError, WaitTimeoutError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_seconds
@@ -179,11 +180,7 @@ def submit(
         if prepared.run.cluster.kind == "local":
             report_warnings(progress, login_node_words(len(prepared.nodes), slurm, os.environ))
             return LoadedRun(start_in_background(prepared, runner, clock, say).folder)
-        if inside := os.environ.get("SLURM_JOB_ID"):
-            raise RefusedError(
-                f"submit: this process is inside of job {inside}, and a run that starts there takes its nodes; use the "
-                "command `hpctrain submit` for that, or remove SLURM_JOB_ID from os.environ to queue a job of its own"
-            )
+        check_outside_of_jobs("submit")
         prepared, checked = check_for_queue(prepared, slurm, clock, say)
         return LoadedRun(queue_run(prepared, checked, slurm, runner, clock, say).folder)
 

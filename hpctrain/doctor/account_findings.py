@@ -43,6 +43,8 @@ def environment_findings(environment: EnvironmentFacts, elsewhere: bool) -> list
 
 
 def _environment(environment: EnvironmentFacts) -> DoctorFinding:
+    """Show the environment that a job starts from. A note if it is the system's Python, or a newer Python than the
+    tests of hpctrain ran with."""
     value = f"{_KINDS[environment.kind]}: {environment.parts[0].path}, Python {environment.python}"
     if environment.kind == "system":
         words = "nodes may have another version of the system's Python, and an update of it breaks hpctrain"
@@ -56,6 +58,8 @@ def _environment(environment: EnvironmentFacts) -> DoctorFinding:
 
 
 def _seen_by_nodes(part: StoredPart) -> DoctorFinding:
+    """Say whether other nodes see a part of the environment. A problem if it lies in memory, a note on a file system
+    that is not shared."""
     value, todo = f"{part.path}: {part.kind or 'type unknown'}", "install it in a folder that all nodes share"
     if part.kind in IN_MEMORY:
         words = "it is in this machine's memory: no node could start hpctrain"
@@ -69,6 +73,8 @@ def _seen_by_nodes(part: StoredPart) -> DoctorFinding:
 
 
 def _packages(unfit: tuple[UnfitPackage, ...]) -> list[DoctorFinding]:
+    """Compare the versions of packages with those that hpctrain accepts. A problem for a package that every run needs,
+    a note for one that an extra needs."""
     if not unfit:
         return [_python("packages", "ok", "as hpctrain needs them", "by the versions that it accepts")]
     return [
@@ -84,7 +90,8 @@ def _packages(unfit: tuple[UnfitPackage, ...]) -> list[DoctorFinding]:
 
 
 def home_finding(home: HomeFacts) -> DoctorFinding:
-    """Return the finding about the room in the home folder and the caches that fill it."""
+    """Show the room in the home folder, with its quota, and the caches that fill it. A note if an environment would not
+    fit."""
     room_bytes, room_files, value = home.free_bytes, home.free_files, f"{home.path}: {home.kind or 'type unknown'}"
     if home.quota:
         quota = home.quota

@@ -24,6 +24,7 @@ HELD_WORDS = (
     "after so many failed starts Slurm holds the job; `hpctrain status` says so, `scontrol release JOB` frees it"
 )
 _slurm = partial(DoctorFinding, "Slurm")
+_in_partitions = partial(DoctorFinding, "partitions")
 _MIG = re.compile(r"\d+g\.\d+gb")
 
 
@@ -37,21 +38,32 @@ def slurm_findings(slurm: SlurmFacts | SlurmUnavailable) -> list[DoctorFinding]:
     config = slurm.config
     preempting = any(_can_be_preempted(partition, slurm) for partition in slurm.partitions)
     return [
-        _slurm("version", "ok", config["version"], f"cluster '{config['cluster']}'; its controller answers"),
+        _version(config),
         _slurmd_timeout(config["slurmd_timeout_s"]),
         _requeue_pause(config["cred_expire_s"]),
         _preemption(config, preempting),
         *([_preempt_signal(config["preempt_send_user_signal"])] if preempting else []),
         _kill_wait(config),
         _job_requeue(config["job_requeue"]),
-        _slurm("MaxBatchRequeue", "ok", str(config["max_batch_requeue"]), HELD_WORDS),
+        _failed_starts(config),
         _topology(config["topology_plugin"]),
         _accounting(config),
         *_partition_findings(slurm),
     ]
 
 
+def _version(config: ClusterConfig) -> DoctorFinding:
+    """Show Slurm's version, the name of the cluster, and that its controller answers."""
+    return _slurm("version", "ok", config["version"], f"cluster '{config['cluster']}'; its controller answers")
+
+
+def _failed_starts(config: ClusterConfig) -> DoctorFinding:
+    """Show after how many failed starts Slurm holds a job."""
+    return _slurm("MaxBatchRequeue", "ok", str(config["max_batch_requeue"]), HELD_WORDS)
+
+
 def _no_slurm(slurm: SlurmUnavailable) -> DoctorFinding:
+    """Say why Slurm cannot be asked. A note on a machine without Slurm; a problem if its controller does not answer."""
     instead = "`hpctrain train --local N` runs on this machine"
     if not slurm.installed:
         return _slurm("commands", "note", "not on the path", f"nothing can be submitted; {instead}")
@@ -64,6 +76,7 @@ def _no_slurm(slurm: SlurmUnavailable) -> DoctorFinding:
 
 
 def _slurmd_timeout(seconds: int) -> DoctorFinding:
+    """Show after what time Slurm takes a silent node for dead. A note if it never does."""
     ours = f"hpctrain's own agents notice within {format_seconds(HEARTBEAT_S)} (recovery.heartbeat_timeout_s)"
     if seconds == 0:
         words = f"Slurm never gives up a silent node, and its job stays; {ours} and go on without it"
@@ -73,13 +86,16 @@ def _slurmd_timeout(seconds: int) -> DoctorFinding:
 
 
 def _requeue_pause(seconds: int) -> DoctorFinding:
+    """Show how long a requeued job waits before it may start again. A note if that is long."""
     level: Level = "note" if seconds >= LONG_PAUSE_S else "ok"
     words = f"a requeue waits {seconds} s here before its job may start again (AuthInfo)"
     return _slurm("cred_expire", level, f"{seconds} s", words)
 
 
 def _preemption(config: ClusterConfig, preempting: bool) -> DoctorFinding:
-    name, mode = "PreemptType, PreemptMode", config["preempt_mode"]
+    """Say whether jobs are ended or stopped to make room for others, and whether they come back. A note if so."""
+    name = "PreemptType, PreemptMode"
+    mode = config["preempt_mode"]
     value = f"{config['preempt_type'].removeprefix('preempt/')}, {mode}"
     if not preempting:
         return _slurm(name, "ok", value, "no job is ended to make room for another one")
@@ -95,12 +111,14 @@ def _preemption(config: ClusterConfig, preempting: bool) -> DoctorFinding:
 
 
 def _preempt_signal(sent: bool) -> DoctorFinding:
+    """Show which signal tells a preempted job to save (PreemptParameters)."""
     words = "a preempted job gets " + ("the notice to save (SIGUSR2)" if sent else "SIGTERM and no other notice")
     words += "; the agents save at either, in the partition's GraceTime"
     return _slurm("send_user_signal", "ok", "set" if sent else "not set", words)
 
 
 def _kill_wait(config: ClusterConfig) -> DoctorFinding:
+    """Show how long a job has between SIGTERM and SIGKILL at its time limit, and how long it may run over the limit."""
     words = "between SIGTERM and SIGKILL at the time limit; hpctrain has saved by then: it is told "
     words += f"{NOTICE_S} s before the limit (cluster.save_notice_s)"
     over = config["over_time_limit_s"]
@@ -110,12 +128,14 @@ def _kill_wait(config: ClusterConfig) -> DoctorFinding:
 
 
 def _job_requeue(on: bool) -> DoctorFinding:
+    """Show whether jobs go back into the queue after a node failure without asking for it."""
     words = "jobs go back into the queue after a node failure "
     words += "unless they say otherwise" if on else "only when they ask for it, as hpctrain's do (--requeue)"
     return _slurm("JobRequeue", "ok", "1" if on else "0", words)
 
 
 def _topology(plugin: str) -> DoctorFinding:
+    """Show whether Slurm knows which nodes lie close to each other."""
     words = "Slurm knows which nodes lie close, and gives a job close ones"
     if plugin in ("none", "default", "flat"):
         words = "Slurm does not know which nodes lie close, a job gets any; the probe measures those that it got"
@@ -123,6 +143,7 @@ def _topology(plugin: str) -> DoctorFinding:
 
 
 def _accounting(config: ClusterConfig) -> DoctorFinding:
+    """Show how long Slurm knows ended jobs. A note if there is no accounting."""
     age = format_seconds(config["min_job_age_s"])
     if config["accounting"]:
         words = f"sacct knows ended jobs; the controller forgets them after {age} (MinJobAge)"
@@ -132,15 +153,17 @@ def _accounting(config: ClusterConfig) -> DoctorFinding:
 
 
 def _partition_findings(slurm: SlurmFacts) -> list[DoctorFinding]:
-    """Return one finding per partition, and one more if no partition can run anything."""
+    """Report each partition. A problem if none can run anything."""
     findings = [_partition(partition, slurm) for partition in slurm.partitions]
     if not any(partition.state == "UP" and _ready(partition, slurm) for partition in slurm.partitions):
         words = "no partition that you see is up and has a node that takes jobs: a job would only wait"
-        findings.append(DoctorFinding("partitions", "all", "problem", "none is ready", words, "ask the site"))
+        findings.append(_in_partitions("all", "problem", "none is ready", words, "ask the site"))
     return findings
 
 
 def _partition(partition: Partition, slurm: SlurmFacts) -> DoctorFinding:
+    """Show nodes, GPUs and limits of a partition. A note if it takes no jobs, its time limits are short, or its jobs
+    are ended for others."""
     ready, there = _ready(partition, slurm), members(partition, slurm.nodes)
     out = len(there) - len(ready)
     value = _nodes(partition.nodes_total)
@@ -149,8 +172,8 @@ def _partition(partition: Partition, slurm: SlurmFacts) -> DoctorFinding:
     value += f"; {_gpus(there)}"
     warnings = [*_closed(partition, ready), *_too_short(partition), *_preempted(partition, slurm)]
     words = "; ".join([*_limits(partition), *warnings])
-    name = f"{partition.name} (default)" if partition.default else partition.name
-    return DoctorFinding("partitions", name, "note" if warnings else "ok", value, words)
+    default = " (default)" if partition.default else ""
+    return _in_partitions(f"{partition.name}{default}", "note" if warnings else "ok", value, words)
 
 
 def _can_be_preempted(partition: Partition, slurm: SlurmFacts) -> bool:

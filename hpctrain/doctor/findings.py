@@ -52,19 +52,20 @@ def findings_of(facts: MachineFacts) -> list[DoctorFinding]:
 
 
 def container_findings(runtimes: Mapping[str, str | None], pyxis: bool | None) -> list[DoctorFinding]:
-    """Return findings about container runtimes and pyxis.
+    """Show the versions of container runtimes, and whether srun has pyxis. A note if there is no runtime, or it does
+    not run.
 
     Args:
         runtimes: program on the path -> its version; None for a program that does not run.
         pyxis: whether srun has pyxis; None if there is no Slurm.
     """
     findings = []
-    for name, version in runtimes.items():
+    for runtime, version in runtimes.items():
         if version is None:
-            words = f"it is on the path, and `{name} --version` fails"
-            findings.append(_container(name, "note", "does not run", words, "load its module again"))
+            words = f"it is on the path, and `{runtime} --version` fails"
+            findings.append(_container(runtime, "note", "does not run", words, "load its module again"))
         else:
-            findings.append(_container(name, "ok", version))
+            findings.append(_container(runtime, "ok", version))
     if not runtimes:
         words = "on this machine; a run needs no container, it uses the Python that submits it"
         findings.append(_container("apptainer, singularity", "note", "not on the path", words))
@@ -91,12 +92,7 @@ def torch_findings(
         cluster_gpus: number of GPUs that Slurm lists on the cluster's nodes.
     """
     if isinstance(torch, TorchUnavailable):
-        value = "cannot be used" if torch.installed else "not installed"
-        todo = "install torch beside hpctrain, in the Python that the job will use"
-        return [
-            _torch("torch", "problem", value, f"no run can start: {torch.reason}", todo),
-            *_driver(driver),
-        ]
+        return [_no_torch(torch), *_driver(driver)]
     return [
         _build(torch, driver, cluster_gpus),
         *_driver(driver),
@@ -105,7 +101,16 @@ def torch_findings(
     ]
 
 
+def _no_torch(torch: TorchUnavailable) -> DoctorFinding:
+    """Say why torch cannot be used."""
+    value = "cannot be used" if torch.installed else "not installed"
+    todo = "install torch beside hpctrain, in the Python that the job will use"
+    return _torch("torch", "problem", value, f"no run can start: {torch.reason}", todo)
+
+
 def _build(torch: TorchFacts, driver: Driver | None, cluster_gpus: int) -> DoctorFinding:
+    """Show torch's version, its CUDA and the GPUs that it can use. A problem if it leaves GPUs of the machine or of the
+    cluster unused."""
     build = f"{torch.version}, " + _built_for(torch)
     if torch.devices:
         return _torch("torch", "ok", build, f"can use {_counted(torch.devices)}")
@@ -124,6 +129,7 @@ def _build(torch: TorchFacts, driver: Driver | None, cluster_gpus: int) -> Docto
 
 
 def _driver(driver: Driver | None) -> list[DoctorFinding]:
+    """Show NVIDIA's driver and its GPUs. A note if there is none, or it does not answer."""
     if driver is None:
         return [_torch("nvidia-smi", "note", "not on the path", "no NVIDIA driver on this machine")]
     if driver.reason:
@@ -134,6 +140,7 @@ def _driver(driver: Driver | None) -> list[DoctorFinding]:
 
 
 def _gloo(there: bool) -> DoctorFinding:
+    """Say whether torch has gloo. A problem without it."""
     if there:
         return _torch("gloo", "ok", "present", "collectives on CPUs, and the writing of checkpoints")
     words = "no run can start: ranks agree on checkpoints over gloo"
@@ -141,6 +148,8 @@ def _gloo(there: bool) -> DoctorFinding:
 
 
 def _nccl(torch: TorchFacts) -> list[DoctorFinding]:
+    """Show torch's version of NCCL. A note for a torch for CPUs, which has none; a problem for another torch without
+    it."""
     if torch.nccl_version is not None:
         return [_torch("NCCL", "ok", torch.nccl_version, "collectives on GPUs")]
     if torch.cuda_version is None:
@@ -154,11 +163,13 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def network_findings(network: NetworkFacts) -> list[DoctorFinding]:
-    """Return a finding for each interface, for the one that hpctrain uses, and for each exported *_SOCKET_IFNAME."""
-    findings = [_network(entry.name, "ok", entry.address, _speed(entry)) for entry in network.interfaces]
+    """Show each network interface that is up, with its speed. A note if there is none but loopback."""
+    findings = [
+        _network(interface.name, "ok", interface.address, _speed(interface)) for interface in network.interfaces
+    ]
     if not network.interfaces:
         findings.append(_network("interfaces", "note", "loopback only", "no other machine can be reached"))
-    return [*findings, _choice(network), *(_exported(network, name) for name in network.exported)]
+    return [*findings, _choice(network), *(_exported(network, variable) for variable in network.exported)]
 
 
 def _speed(entry: Interface) -> str:
@@ -171,6 +182,7 @@ def _speed(entry: Interface) -> str:
 
 
 def _choice(network: NetworkFacts) -> DoctorFinding:
+    """Show the interface that leads to the cluster's nodes. A note if it is not known."""
     name = "SOCKET_IFNAME"
     if network.peer is None:
         words = "what runs on this machine alone use; hpctrain sets GLOO_SOCKET_IFNAME to it"
@@ -183,18 +195,20 @@ def _choice(network: NetworkFacts) -> DoctorFinding:
     return _network(name, "ok", network.chosen, words)
 
 
-def _exported(network: NetworkFacts, name: str) -> DoctorFinding:
-    value = network.exported[name]
+def _exported(network: NetworkFacts, variable: str) -> DoctorFinding:
+    """Show an exported GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME. A note, as it holds on every node; a problem if this
+    machine has no such interface."""
+    value = network.exported[variable]
     # gloo takes interface names separated by commas. NCCL takes prefixes of names, and characters that change the
     # match.
-    missing = name.startswith("GLOO") and not set(value.split(",")) <= set(network.known)
+    missing = variable.startswith("GLOO") and not set(value.split(",")) <= set(network.known)
     if missing and network.peer is None:
         words = "you exported it, and this machine has no such interface: workers would fail at their start"
-        return _network(name, "problem", value, words, f"unset {name}")
+        return _network(variable, "problem", value, words, f"unset {variable}")
     words = "you exported it, so it holds on every node in place of what the agent would find"
     if missing:
-        return _network(name, "note", value, f"{words}; this machine has no such interface", f"unset {name}")
-    return _network(name, "note", value, words)
+        return _network(variable, "note", value, f"{words}; this machine has no such interface", f"unset {variable}")
+    return _network(variable, "note", value, words)
 
 
 def folder_findings(runs: FolderFacts, elsewhere: bool) -> list[DoctorFinding]:
@@ -215,6 +229,7 @@ def folder_findings(runs: FolderFacts, elsewhere: bool) -> list[DoctorFinding]:
 
 
 def _place(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
+    """Show the file system of run folders. A problem if it is in memory, a note if other nodes may not see it."""
     name = "run folders (HPCTRAIN_RUNS)" if runs.from_variable else "run folders (./runs)"
     value, todo = f"{runs.path}: {runs.kind or 'type unknown'}", "set HPCTRAIN_RUNS to a folder that all nodes share"
     if not elsewhere:
@@ -230,6 +245,7 @@ def _place(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
 
 
 def _tried(name: str, wrong: str, words: str, cost: str) -> DoctorFinding:
+    """Try what agents do in a run folder. A problem if it fails."""
     if not wrong:
         return _file(name, "ok", "works", f"tried there: {words}")
     todo = "set HPCTRAIN_RUNS to a folder on another file system"
@@ -237,6 +253,7 @@ def _tried(name: str, wrong: str, words: str, cost: str) -> DoctorFinding:
 
 
 def _lock(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
+    """Look for mount options that keep a lock on one node. A note if there is one."""
     local = [option for option in runs.options if option in _LOCKS_OF_ONE_NODE]
     if not runs.lock and elsewhere and local:
         words = (
@@ -247,6 +264,7 @@ def _lock(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
 
 
 def _free(runs: FolderFacts) -> DoctorFinding:
+    """Show the space that is free for run folders. A note if few checkpoints fit."""
     value = f"{format_bytes(runs.free_bytes)} free"
     if runs.free_bytes < LITTLE_BYTES:
         words = "few checkpoints fit (about 12 bytes a parameter each); a full disk ends a run"
@@ -255,8 +273,9 @@ def _free(runs: FolderFacts) -> DoctorFinding:
 
 
 def _local_disks(disks: Sequence[LocalDisk]) -> list[DoctorFinding]:
+    """Show the file systems that no other node sees."""
     words = "this machine's own: no other node sees it, so never for run folders or data"
     return [
-        _file(str(disk.path), "ok", f"{disk.kind or 'type unknown'}, {format_bytes(disk.free_bytes)} free", words)
+        _file(f"{disk.path}", "ok", f"{disk.kind or 'type unknown'}, {format_bytes(disk.free_bytes)} free", words)
         for disk in disks
     ]

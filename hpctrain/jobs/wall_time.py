@@ -87,7 +87,7 @@ class BilledResources:
 
     nodes: int
     gpus: int
-    """GPUs of all nodes; 0: node-hours are told instead."""
+    """GPUs of all nodes; 0 for a job on CPUs, whose price is shown in node-hours."""
     units_per_h: float | None = None
     """Slurm's billing units of an hour; None: not known."""
 

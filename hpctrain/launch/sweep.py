@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,35 +23,13 @@ from hpctrain.launch.queueing import Say, check_for_queue, prepare_submission
 from hpctrain.launch.slurm_job.array_script import TASK_LOGS, render_array
 from hpctrain.launch.slurm_job.queue import CheckedRun, estimate_start
 from hpctrain.launch.submission import submit_array
-from hpctrain.records.format.yaml_file import Override
+from hpctrain.launch.sweep_settings import NamedSettings, Settings, run_names, settings_text, sweep_overrides
 from hpctrain.records.history.sweep import SWEEP_FILE, Sweep, SweptRun
 from hpctrain.records.run.run import Run
 from hpctrain.runs.code_copy import omitted_secrets_text
 from hpctrain.runs.folder import RunFolder, new_folder, remove_on_error
 from hpctrain.runs.started_runs import add_to_history
 from hpctrain.slurm.commands import Slurm
-
-
-@dataclass(frozen=True)
-class NamedSettings:
-    """A run of a sweep before it is checked."""
-
-    name: str
-    settings: dict[str, str]
-    """Keys of the run file that the sweep sets, and their values as text."""
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """The settings and the name, as after `--set`."""
-        return (*sweep_overrides(self.settings), f"name={self.name}")
-
-
-def sweep_overrides(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the settings of a run of a sweep as overrides, of which an error says that `--sweep` gave them."""
-    made = [Override(f"{key}={value}") for key, value in settings.items()]
-    for item in made:
-        item.option = "--sweep"
-    return tuple(made)
 
 
 @dataclass(frozen=True)
@@ -91,20 +69,27 @@ class StartedSweep:
 
 
 def check_sweep(
-    given: RunInputs, name: str, named: Sequence[NamedSettings], limit: int | None, slurm: Slurm, runner: Runner,
-    clock: Clock, say: Say,
+    given: RunInputs, points: Sequence[Settings], limit: int | None, slurm: Slurm, runner: Runner, clock: Clock,
+    say: Say,
 ) -> CheckedSweep:  # fmt: skip
     """Check every run of a sweep, and the job array as a whole; nothing is written.
 
     Args:
         given: the inputs that all runs share.
-        name: name of the sweep.
+        points: what each run sets.
         limit: most runs that train at once; None: no limit.
 
     Raises:
         HpctrainError: a run cannot be started; the message names the run.
         RefusedError: the cluster does not take such an array, or the runs need different jobs.
     """
+    run = first_run(given, points)
+    if run.cluster.kind != "slurm":
+        raise InputError("--sweep: only for jobs that are queued: cluster.kind slurm; found local")
+    if limit is not None and not run.recovery.successors:
+        given = _as_same_job(given)
+    names = run_names(run.name, points)
+    named = [NamedSettings(name, settings) for name, settings in zip(names, points, strict=True)]
     _check_array_size(len(named), slurm)
     prepared = []
     for number, item in enumerate(named):
@@ -118,12 +103,34 @@ def check_sweep(
     with _names_run(named[0], 0, len(named)):
         prepared[0], checked = check_for_queue(prepared[0], slurm, clock, say)
     prepared = [replace(item, run=item.run.model_copy(update={"cluster": checked.run.cluster})) for item in prepared]
-    sweep = CheckedSweep(name, list(named), prepared, checked, limit)
+    sweep = CheckedSweep(run.name, named, prepared, checked, limit)
     # Rendering checks that all runs need the same job.
     script = sweep.script_to_be()
     estimate_start(sweep.jobs[0], script, slurm, clock.wall())
+    if limit is not None and sweep.jobs[0].recovery.requeue == "new_job":
+        words = "does not count a run that continues as another job (recovery.requeue: new_job)"
+        say([f"--array-limit {limit} {words}; with same_job and no successors it does"])
     _forecast(sweep, say)
     return sweep
+
+
+def first_run(given: RunInputs, points: Sequence[Settings]) -> Run:
+    """Return the first run of a sweep, before its name is set.
+
+    Raises:
+        InputError: the run file or a setting is wrong; the message names the run.
+    """
+    try:
+        return replace(given, overrides=(*given.overrides, *sweep_overrides(points[0]))).run()
+    except InputError as error:
+        raise InputError(f"--sweep: run 1 of {len(points)} ({settings_text(points[0])}): {error}") from None
+
+
+def _as_same_job(given: RunInputs) -> RunInputs:
+    """Return the inputs with `recovery.requeue: same_job`, unless the run file has the key: a run that continues as a
+    new job is no task of the array any more, and would not count in its limit."""
+    recovery = {"requeue": "same_job", **given.defaults.get("recovery", {})}
+    return replace(given, defaults={**given.defaults, "recovery": recovery})
 
 
 def _forecast(sweep: CheckedSweep, say: Say) -> None:

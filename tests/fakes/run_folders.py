@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from hpctrain.records.history.run_log import Event
+from hpctrain.records.run.run import Run
 
-RUN = {
+RUN: dict[str, object] = {
     "name": "gpt",
     "steps": 10,
     "model": {"preset": "tiny-1m"},
@@ -15,6 +16,11 @@ RUN = {
     "batch": {"global": 8},
     "cluster": {"kind": "slurm", "nodes": "2"},
 }
+
+
+def slurm_run(**cluster: object) -> Run:
+    """The run of a run folder, which asks Slurm for two nodes unless `cluster` says otherwise."""
+    return Run.from_json({**RUN, "cluster": {"kind": "slurm", "nodes": "2", **cluster}})
 
 
 def submitted_run(runs: Path, job_id: str | None, *events: Event, name: str = "gpt-20260101T000000Z-00ff") -> Path:

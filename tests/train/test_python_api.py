@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 import torch
 import yaml
@@ -54,7 +56,6 @@ def test_the_page_s_programs_do_what_it_says(repository: Path, workplace: Path) 
 
 
 def test_the_notebook_runs_from_its_first_cell_to_its_last(repository: Path, workplace: Path) -> None:
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     notebook = nbformat.read(repository / NOTEBOOK, 4)
     codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.outputs or cell is codes[0] for cell in codes)  # as stored, for readers who run nothing

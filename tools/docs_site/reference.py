@@ -7,10 +7,13 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable
+from typing import get_args
 
 from hpctrain.base import errors
 from hpctrain.base.errors import HpctrainError
 from hpctrain.cli.commands.run_file import KINDS
+from hpctrain.doctor import account_findings, cluster_findings, findings
+from hpctrain.doctor.facts import Level, Subject
 from hpctrain.records.history.fault import FAULTS
 from hpctrain.records.history.run_log import EVENTS
 from tools.docs_site.commands import command_reference
@@ -100,12 +103,73 @@ def error_reference() -> str:
     return table(["error", "exit code", "meaning"], rows)
 
 
+def finding_reference() -> str:
+    """Return the table of what `hpctrain doctor` checks: of each function that makes findings, their names and levels,
+    and what its docstring says."""
+    rows = []
+    for module in (cluster_findings, findings, account_findings):
+        tree = ast.parse(inspect.getsource(module))
+        subjects = {
+            statement.targets[0].id: ast.literal_eval(statement.value.args[1])
+            for statement in tree.body
+            if isinstance(statement, ast.Assign)
+            and isinstance(statement.targets[0], ast.Name)
+            and isinstance(statement.value, ast.Call)
+            and ast.unparse(statement.value.func) == "partial"
+        }
+        for function in [node for node in tree.body if isinstance(node, ast.FunctionDef)]:
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and _called(node) in subjects]
+            if not calls:
+                continue
+            names = dict.fromkeys(name for call in calls for name in _finding_names(call.args[0], function, tree))
+            found = {text for call in calls for text in _texts(call.args[1], function)}
+            levels = [level for level in get_args(Level) if level in found]
+            text = (ast.get_docstring(function) or "").partition("\n\n")[0]
+            rows.append([subjects[_called(calls[0])], ", ".join(names), ", ".join(levels), escaped(text)])
+    rows.sort(key=lambda row: get_args(Subject).index(row[0]))
+    return table(["subject", "name", "levels", "what is checked"], rows)
+
+
+def _called(call: ast.Call) -> str:
+    return ast.unparse(call.func)
+
+
+def _finding_names(name: ast.expr, function: ast.FunctionDef, tree: ast.Module) -> list[str]:
+    """Return the names that the findings of a function may have: texts in code; in italics what they name."""
+    parameters = [argument.arg for argument in function.args.args]
+    if isinstance(name, ast.Name) and name.id in parameters:
+        place = parameters.index(name.id)
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == function.name]
+        texts = [text for call in calls for text in _texts(call.args[place], function)]
+        return [code(text) for text in texts] or [f"*{name.id}*"]
+    roots = [node for node in ast.walk(name) if isinstance(node, ast.Name | ast.Constant)]
+    root = min(roots, key=lambda node: node.col_offset)
+    if isinstance(root, ast.Constant):
+        return [code(root.value)]
+    return [code(text) for text in _texts(name, function)] or [f"*{root.id}*"]
+
+
+def _texts(value: ast.expr, function: ast.FunctionDef) -> list[str]:
+    """Return the texts in an expression; of a variable, those in what the function assigns to it."""
+    if isinstance(value, ast.Name):
+        return [
+            text
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if ast.unparse(target) == value.id
+            for text in _texts(node.value, function)
+        ]
+    return [node.value for node in ast.walk(value) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "commands": command_reference,
     "run_file": run_file_reference,
     "files": file_reference,
     "events": event_reference,
     "faults": fault_reference,
+    "findings": finding_reference,
     "exit_codes": exit_code_reference,
     "errors": error_reference,
 }

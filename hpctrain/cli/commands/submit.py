@@ -18,7 +18,7 @@ from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.answers import say, submission, warn
 from hpctrain.cli.commands.resubmit import become_job, begin_own_job, earlier_run, own_job_option
-from hpctrain.cli.commands.sweep import first_run, submit_sweep
+from hpctrain.cli.commands.sweep import submit_sweep
 from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.cli.options.parameters import PATH, set_option
 from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options
@@ -42,6 +42,7 @@ from hpctrain.launch.queueing import (
 )
 from hpctrain.launch.slurm_job.job_script import check_is_slurm, run_in_allocation
 from hpctrain.launch.slurm_job.queue import wait_for_job
+from hpctrain.launch.sweep import first_run
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.started_runs import add_to_history
 from hpctrain.slurm.commands import Slurm

@@ -1,4 +1,4 @@
-"""The options `--sweep`, `--sweep-file` and `--array-limit`: which runs a sweep has, and their names."""
+"""The options `--sweep`, `--sweep-file` and `--array-limit`: which runs a sweep has."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import csv
 import io
 import itertools
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,10 @@ import click
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.cli.options.parameters import FILE
 from hpctrain.cli.options.starting import parse_range
+from hpctrain.launch.sweep_settings import Settings, check_runs_differ, check_swept_keys
 from hpctrain.records.format.input_file import read_input_text
-from hpctrain.records.format.yaml_file import YAML_BYTES, override_paths
+from hpctrain.records.format.yaml_file import YAML_BYTES
 from hpctrain.records.history.sweep import RUNS_MAX
-from hpctrain.records.run.run import RUN_NAME
-
-Settings = dict[str, str]
-"""What a run of a sweep sets: {key of the run file: value as text, as after `--set KEY=`}."""
 
 _FORM = "write it as KEY=VALUE,VALUE,… or, for whole numbers, KEY=0-4 or KEY=0-20/5"
 _OPENING, _CLOSING = "[{", "]}"
@@ -67,67 +63,10 @@ def expand_sweep(sweeps: Sequence[str], file: Path | None, overrides: Sequence[s
         if count > RUNS_MAX:
             raise InputError(f"--sweep: found {count} runs or more; allowed: up to {RUNS_MAX}; submit several sweeps")
         axes.append([{key: str(value)} for item in items for value in item])
-    _check_keys([list(dict.fromkeys(key for row in axis for key in row)) for axis in axes], overrides)
+    check_swept_keys([list(dict.fromkeys(key for row in axis for key in row)) for axis in axes], overrides)
     runs = [dict(pair for part in parts for pair in part.items()) for parts in itertools.product(*axes)]
-    seen: set[tuple[tuple[str, str], ...]] = set()
-    for run in runs:
-        content = tuple(sorted(run.items()))
-        if content in seen:
-            raise InputError(f"--sweep: found the run {settings_text(run)} twice; give it once")
-        seen.add(content)
+    check_runs_differ(runs)
     return runs
-
-
-def settings_text(settings: Settings) -> str:
-    """Return the settings of a run as text, as after `--set`: 'optimizer.lr=3e-4 seed=2'."""
-    return " ".join(f"{key}={value}" for key, value in settings.items()) or "without a setting"
-
-
-def run_names(base: str, runs: Sequence[Settings]) -> list[str]:
-    """Return a name for each run of a sweep: the base with the last word of each swept key and its value, as in
-    'gpt-lr3e-4-seed2'.
-
-    If such a name would be too long, not unique, or no name of a folder, all runs are numbered: 'gpt-03'.
-
-    Args:
-        base: name of the run file.
-
-    Raises:
-        InputError: the base is too long for a number behind it.
-    """
-    keys = list(dict.fromkeys(key for run in runs for key in run))
-    last = {key: key.rpartition(".")[2] for key in keys}
-    short = last if len(set(last.values())) == len(keys) else {key: key for key in keys}
-    names = ["-".join([base, *(f"{short[key]}{value}" for key, value in run.items())]) for run in runs]
-    if _usable(names):
-        return names
-    width = len(str(len(runs) - 1))
-    names = [f"{base}-{number:0{width}}" for number in range(len(runs))]
-    if not _usable(names):
-        raise InputError(f"--sweep: {names[-1]} is too long for a run's name; give the run file a shorter name")
-    return names
-
-
-def _usable(names: Sequence[str]) -> bool:
-    return len(set(names)) == len(names) and all(re.fullmatch(RUN_NAME, name) for name in names)
-
-
-def _check_keys(axes: Iterable[Sequence[str]], overrides: Sequence[str]) -> None:
-    given = {".".join(path): "--set" for path in override_paths(tuple(overrides))}
-    for keys in axes:
-        for key in keys:
-            for other in given:
-                if other == key or other.startswith(f"{key}.") or key.startswith(f"{other}."):
-                    raise InputError(f"--sweep: {key} and {given[other]} {other} set the same key; give one of them")
-        given |= dict.fromkeys(keys, "--sweep")
-        for key in keys:
-            if key == "name":
-                raise InputError("--sweep: name: each run is named by what the sweep sets; leave the key out")
-            if key.partition(".")[0] == "cluster":
-                raise InputError(
-                    f"--sweep: {key}: the runs of a sweep are tasks of one job array, which all ask Slurm for the "
-                    "same; submit a sweep for each value"
-                )
 
 
 def _parse_sweep(text: str) -> tuple[str, list[Sequence[object]]]:

@@ -117,7 +117,7 @@ def choose_cluster(
     """
     state, accounts = seen.state, seen.accounts
     if state is None:
-        return _left_to_submit(run, seen.problem, given)
+        return _without_choice(run, seen.problem, given)
     wanted = {**{key: value for key, (value, _) in defaults.items()}, **given}
     if "partition" in wanted:
         state = replace(state, partitions=_named(wanted["partition"], state.partitions))
@@ -134,7 +134,7 @@ def choose_cluster(
     except RefusedError as error:
         if "partition" in given:
             raise
-        return _left_to_submit(run, str(error).replace("\n", " "), given)
+        return _without_choice(run, str(error).replace("\n", " "), given)
     fit = fits[0]
     gpu_type, gpu_why, gpus_per_node = _gpu_type(fit, state, asked)
     name, precision = _precision(fit, state, gpu_type)
@@ -182,7 +182,7 @@ def _named(names: str, partitions: Sequence[Partition]) -> list[Partition]:
     return [by_name[name] for name in names.split(",")]
 
 
-def _left_to_submit(run: Run, problem: str, given: Mapping[str, str]) -> StarterCluster:
+def _without_choice(run: Run, problem: str, given: Mapping[str, str]) -> StarterCluster:
     """Return the choices for a cluster on which nothing can be chosen: the nodes of `run` and what the user chose,
     everything else left to `hpctrain submit`.
 

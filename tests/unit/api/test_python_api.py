@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from fake_slurm import FakeSlurm
 from run_folders import event, submitted_run
 
 from hpctrain import api
-from hpctrain.api import commands
+from hpctrain.api import commands, sweep
 from hpctrain.api.arguments import overrides_of
 from hpctrain.api.metric_columns import metric_columns
 from hpctrain.base.package_data import package_data_path
@@ -206,21 +207,29 @@ def test_inside_of_a_job_submit_says_what_to_do(
     assert not (tmp_path / "runs").exists()
 
 
-def test_submit_checks_queues_and_returns_the_run_and_cancel_takes_it_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """A simulated cluster that `hpctrain.api` submits to, with a run file in the current folder."""
     fake = FakeSlurm()
     monkeypatch.chdir(tmp_path)
     clock = FakeClock(wall=fake.now, on_sleep=lambda seconds: fake.advance(round(seconds)))
-    monkeypatch.setattr(commands, "SystemRunner", lambda: fake)
-    monkeypatch.setattr(commands, "SystemClock", lambda: clock)
+    for module in (commands, sweep):
+        monkeypatch.setattr(module, "SystemRunner", lambda: fake)
+        monkeypatch.setattr(module, "SystemClock", lambda: clock)
     monkeypatch.setattr("hpctrain.jobs.run_status.SystemRunner", lambda: fake)
     monkeypatch.setattr("hpctrain.runs.file_system.file_system_of", lambda path: "nfs4")
-    monkeypatch.setattr("hpctrain.launch.queueing.prepare", prepared)
+    for module in ("queueing", "sweep"):
+        monkeypatch.setattr(f"hpctrain.launch.{module}.prepare", prepared)
     monkeypatch.setattr("hpctrain.launch.queueing.submit_job", lambda folder, *_: recorded(folder, fake.submit()))
     for name in ("HPCTRAIN_RUNS", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "run.yaml").write_text(RUN_TEXT)
+    return fake
+
+
+def test_submit_checks_queues_and_returns_the_run_and_cancel_takes_it_back(
+    cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
     said: list[str] = []
     run = api.submit("run.yaml", settings={"name": "queued", "seed": 5}, progress=said.append)
     assert (run.name, run.run.seed, run.status().state) == ("queued", 5, "starting")
@@ -232,6 +241,41 @@ def test_submit_checks_queues_and_returns_the_run_and_cancel_takes_it_back(
     assert run.status().state == "cancelled"
     assert api.wait(run).state == "cancelled"
     assert capsys.readouterr().out == ""
+
+
+def test_a_sweep_is_one_job_array_and_found_again_by_its_name(
+    cluster: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [{"optimizer.lr": lr, "precision": "fp32"} for lr in (1e-3, 3e-4)]
+    runs = api.submit_sweep("run.yaml", points, settings={"name": "rates"}, array_limit=1)
+    assert [run.name for run in runs] == ["rates-lr0.001-precisionfp32", "rates-lr0.0003-precisionfp32"]
+    assert [run.run.optimizer.lr for run in runs] == [1e-3, 3e-4]
+    array, task = str(runs[0].job_id).split("_")
+    assert (task, runs[1].job_id) == ("0", f"{array}_1")
+    assert api.load_sweep("rates") == runs
+    with pytest.raises(api.InputError, match="it is one run and no sweep"):
+        api.load_sweep(runs[0].folder)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("points", "more", "said"),
+    [
+        ([], {}, "submit_sweep: runs: found 0; allowed: 1 to 1000"),
+        ([{"seed": 1}], {"array_limit": 0}, "submit_sweep: array_limit: found 0"),
+        ([{"seed": 1}, {"seed": 1}], {}, "found the run seed=1 twice"),
+        ([{"cluster.nodes": 1}], {}, "cluster.nodes: the runs of a sweep are tasks of one job array"),
+        ([{"seed": 1}], {"settings": {"seed": 2}}, "set the same key"),
+        ([{"seed": 1}, {"seed": -1}], {}, "run 2 of 2"),
+    ],
+)
+def test_a_sweep_with_a_mistake_leaves_nothing(
+    cluster: FakeSlurm, points: list[dict[str, int]], more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(api.InputError) as caught:
+        api.submit_sweep("run.yaml", points, **more)
+    assert said in str(caught.value)
+    assert not Path("runs").exists()
 
 
 RUN_TEXT = """\

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.cli.options.sweep import expand_sweep, run_names
+from hpctrain.cli.options.sweep import expand_sweep
+from hpctrain.launch.sweep_settings import run_names
 from hpctrain.records.history.sweep import RUNS_MAX
 from hpctrain.records.run.run import RUN_NAME
 

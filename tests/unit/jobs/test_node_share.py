@@ -8,6 +8,7 @@ import pytest
 from fake_slurm import FakeSlurm
 from hypothesis import given
 from hypothesis import strategies as st
+from run_folders import slurm_run
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.jobs.node_share import node_share
@@ -22,16 +23,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "exclusive.txt"
 
 
 def run(**cluster: object) -> Run:
-    return Run.from_json(
-        {
-            "name": "gpt",
-            "steps": 10,
-            "model": {"preset": "tiny-1m"},
-            "data": {"train": ["/data"]},
-            "batch": {"global": 8},
-            "cluster": {"kind": "slurm", "nodes": "2", "partition": "low", **cluster},
-        }
-    )
+    return slurm_run(**{"nodes": "2", "partition": "low", **cluster})
 
 
 class Unlike(FakeSlurm):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
+from run_folders import RUN
 
 from hpctrain.base.errors import CommandError, StorageError
 from hpctrain.jobs.successors import (
@@ -24,15 +25,6 @@ from hpctrain.records.history.ledger import BAD_NODES_FILE, Successor, job_chain
 from hpctrain.records.run.run import Run
 from hpctrain.runs.locate import find_run, job_id, open_jobs, record_job
 from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
-
-RUN = {
-    "name": "gpt",
-    "steps": 10,
-    "model": {"preset": "tiny-1m"},
-    "data": {"train": ["/data"]},
-    "batch": {"global": 8},
-    "cluster": {"kind": "slurm", "nodes": "2"},
-}
 
 
 def run(**recovery: object) -> Run:

@@ -8,24 +8,15 @@ from pathlib import Path
 
 import pytest
 from fake_clock import FakeClock
+from run_folders import slurm_run
 
 from hpctrain.base.process import Process, SystemRunner
 from hpctrain.jobs.successors import is_cancelled
 from hpctrain.launch.slurm_job.job_script import ALLOCATION, is_in_allocation, run_in_allocation, stop_in_allocation
-from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id
 
-RUN = Run.from_json(
-    {
-        "name": "gpt",
-        "steps": 10,
-        "model": {"preset": "tiny-1m"},
-        "data": {"train": ["/data"]},
-        "batch": {"global": 8},
-        "cluster": {"kind": "slurm", "nodes": "2"},
-    }
-)
+RUN = slurm_run()
 
 
 class Script:

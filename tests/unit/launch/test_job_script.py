@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from run_folders import slurm_run
 
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
@@ -28,16 +29,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "job.sh"
 
 
 def run(**cluster: object) -> Run:
-    return Run.from_json(
-        {
-            "name": "gpt",
-            "steps": 10,
-            "model": {"preset": "tiny-1m"},
-            "data": {"train": ["/data"]},
-            "batch": {"global": 8},
-            "cluster": {"kind": "slurm", "nodes": "3-4", **cluster},
-        }
-    )
+    return slurm_run(**{"nodes": "3-4", **cluster})
 
 
 def neutral(text: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
+from run_folders import slurm_run
 
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.jobs.partition_checks import nodes_of_allocation, nodes_of_job, with_gpu_request
@@ -23,16 +24,7 @@ from hpctrain.slurm.commands import Slurm
 
 
 def run(**cluster: object) -> Run:
-    return Run.from_json(
-        {
-            "name": "gpt",
-            "steps": 10,
-            "model": {"preset": "tiny-1m"},
-            "data": {"train": ["/data"]},
-            "batch": {"global": 8},
-            "cluster": {"kind": "slurm", "nodes": "2", "partition": "low", "device": "cpu", **cluster},
-        }
-    )
+    return slurm_run(**{"nodes": "2", "partition": "low", "device": "cpu", **cluster})
 
 
 def lines_of(asked: Run, fake: FakeSlurm, runs: Path) -> list[str]:

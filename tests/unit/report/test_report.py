@@ -171,7 +171,6 @@ def test_a_diverged_loss_is_a_gap(make, run_folder):
 
 
 def test_the_file_needs_no_network(make, finished_run):
-    pytest.importorskip("plotly", reason="plotly is part of the optional extra 'report'")
     target = finished_run.path / "report.html"
     write_report(finished_run.path, target, make.start_s + 50)
     text = target.read_text()
@@ -198,7 +197,6 @@ def test_without_plotly_the_person_is_told_what_to_install(make, finished_run, m
 
 
 def test_the_command_writes_where_it_is_told(finished_run, tmp_path):
-    pytest.importorskip("plotly", reason="plotly is part of the optional extra 'report'")
     target = tmp_path / "mine.html"
     result = CliRunner().invoke(cli, ["report", str(finished_run.path), "-o", str(target)], catch_exceptions=False)
     assert (result.exit_code, result.stdout) == (0, f"{target}\n")

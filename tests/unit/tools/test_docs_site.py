@@ -7,12 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
 
 from hpctrain.cli.main import cli
+from hpctrain.doctor.facts import Subject
 from tools.docs_site.navigation import CONFIG, ROOT
+from tools.docs_site.reference import finding_reference
 
 LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//""")
 
@@ -63,6 +66,18 @@ def test_the_reference_has_every_key_of_a_run_file_and_every_option(site):
         assert f'id="{name}"' in commands
         for option in (option for param in command.params for option in param.opts if option.startswith("--")):
             assert option in commands
+
+
+def test_the_findings_of_the_doctor_are_listed_with_levels_and_meaning():
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in finding_reference().splitlines()[2:]]
+    assert [row for row in rows if len(row) != 4 or not all(row)] == []
+    assert list(dict.fromkeys(row[0] for row in rows)) == list(get_args(Subject))
+    by_name = {row[1]: row for row in rows}
+    assert by_name["`cred_expire`"][2:] == [
+        "ok, note", "Show how long a requeued job waits before it may start again. A note if that is long."
+    ]  # fmt: skip
+    assert by_name["*partition*"][2] == "ok, note"
+    assert by_name["`lock`, `rename`, `hard link`"][2] == "ok, problem"
 
 
 def all_commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
