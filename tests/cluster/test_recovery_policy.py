@@ -85,17 +85,27 @@ def test_what_follows_an_attempt(project: Project) -> None:
 
 BROKEN = """
 
+import itertools
 import os
+import time
 from pathlib import Path
 
 _FAILS = Path(os.environ["SLURM_SUBMIT_DIR"]) / "fails" if "SLURM_SUBMIT_DIR" in os.environ else Path("/nonexistent")
 
 
+_CALLS = itertools.count()
+
+
 def touch_memory() -> None:
-    if "RANK" in os.environ and _FAILS.exists() and _FAILS.read_text() == os.environ.get("SLURMD_NODENAME"):
+    if "RANK" not in os.environ:
+        return
+    while next(_CALLS) > 100 and not _FAILS.exists():
+        time.sleep(0.05)
+    if _FAILS.exists() and _FAILS.read_text() == os.environ.get("SLURMD_NODENAME"):
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 """
-"""A model that meets what torch raises on a GPU with bad memory, on the node whose name lies in a file."""
+"""A model that meets what torch raises on a GPU with bad memory, on the node whose name lies in a file. After a hundred
+calls, some ten steps, it waits for that file, so that the run is not done before its node fails."""
 
 
 @pytest.mark.timeout(600)
