@@ -19,7 +19,9 @@ from hpctrain.checkpoint.published import listed
 from hpctrain.corpus.read.tokens import Split
 from hpctrain.hf.tensors import BYTES, shard_bytes
 from hpctrain.jobs.run_status import run_status
-from hpctrain.launch.checkpoints import CheckpointEvaluation, ExportResult, checkpoint_of, evaluate, export
+from hpctrain.launch.checkpoints import checkpoint_of
+from hpctrain.launch.evaluate import CheckpointEvaluation, evaluate
+from hpctrain.launch.export import ExportResult, export
 from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
 from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.plan.plan import Plan

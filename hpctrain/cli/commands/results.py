@@ -19,7 +19,8 @@ from hpctrain.cli.options.parameters import FILE, PATH, RUN, RUNS
 from hpctrain.cli.views.console import table_console
 from hpctrain.hf.tensors import BYTES, shard_bytes
 from hpctrain.jobs.run_status import run_statuses
-from hpctrain.launch.checkpoints import CheckpointEvaluation, evaluate, export
+from hpctrain.launch.evaluate import CheckpointEvaluation, evaluate
+from hpctrain.launch.export import export
 from hpctrain.report.comparison import ComparedRun, SortKey, compare, sort_rows, write_comparison
 from hpctrain.report.comparison import table as comparison_table
 from hpctrain.report.render import write_report

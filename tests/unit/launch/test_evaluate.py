@@ -16,7 +16,7 @@ from hpctrain.base.process import WORKER, CommandResult
 from hpctrain.checkpoint.published import describe_file, publish
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
-from hpctrain.launch.checkpoints import evaluate
+from hpctrain.launch.evaluate import evaluate
 from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.run.run import read_run

@@ -1,0 +1,99 @@
+"""Evaluates a run's checkpoint on given data. This module checks the request and tokenizes text; a worker process
+computes the loss."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.errors import InputError
+from hpctrain.base.process import Runner
+from hpctrain.corpus.prepare.options import PrepareOptions
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.corpus.read.tokens import Split, describe_tokenizer, read_index, same_tokens, tokenizer_option
+from hpctrain.launch.checkpoints import ask_worker, checkpoint_of
+from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
+from hpctrain.records.history.run_log import perplexity
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.folder import check_trusted
+
+
+@dataclass(frozen=True)
+class CheckpointEvaluation:
+    """The loss of a checkpoint on one corpus."""
+
+    path: str
+    """The corpus folder or text, as named on the command line."""
+    loss: float
+    """Mean cross-entropy, nats per target."""
+    perplexity: float | None
+    """exp(loss); None if it is too large for a float."""
+    samples: int
+    """Number of sequences that were evaluated."""
+    tokens: int
+    """Number of tokens in the evaluated sequences."""
+    targets: int
+    """Number of targets that `loss` is the mean over."""
+
+
+def evaluate(
+    folder: Path, data: Sequence[str], step: int | None, split: Split, samples: int | None, runner: Runner
+) -> tuple[int, list[CheckpointEvaluation]]:
+    """Return the step of the evaluated checkpoint, and one result for each item of `data`, in order.
+
+    Args:
+        folder: the run folder.
+        data: paths of corpus folders or of text, from which the run's tokenizer makes temporary corpora.
+        step: step of the checkpoint; None: the newest complete one.
+        split: the part of a corpus folder to evaluate; a text is evaluated as a whole.
+        samples: most sequences to evaluate of each item of `data`; None: all.
+
+    Raises:
+        InputError: there is no such checkpoint, others can write to the run folder, or the data is missing or has
+            another tokenizer than the run.
+        CheckpointError: the checkpoint's files differ from what was written.
+        HpctrainError: the worker failed.
+    """
+    check_trusted(folder)
+    run = run_of(folder)
+    checkpoint = checkpoint_of(folder, step, run.spec().sha256())
+    with _corpora(run, data) as corpora:
+        paths = [str(path.resolve()) for path in corpora]
+        answer = ask_worker("eval", folder, checkpoint, runner, "evaluates", data=paths, split=split, samples=samples)
+    judged = [
+        CheckpointEvaluation(
+            name, item["loss"], perplexity(item["loss"]),
+            item["samples"], item["samples"] * run.data.seq_len, item["targets"],
+        )
+        for name, item in zip(data, answer["sets"], strict=True)
+    ]  # fmt: skip
+    return int(checkpoint.name.rpartition("-")[2]), judged
+
+
+@contextlib.contextmanager
+def _corpora(run: Run, data: Sequence[str]) -> Iterator[list[Path]]:
+    """Yield a list with a corpus folder for each path in `data`, in order: the path itself, or a corpus folder made of
+    the text at the path. Folders made from text are removed when the context ends."""
+    home = run.data.train_folders[0]
+    index = read_index(home, "data.train[0]")
+    with tempfile.TemporaryDirectory(prefix="hpctrain-eval-") as made:
+        yield [_corpus(Path(path), Path(made) / str(number), home, index) for number, path in enumerate(data)]
+
+
+def _corpus(path: Path, made: Path, home: str, index: CorpusIndex) -> Path:
+    tokenizer = tokenizer_option(home, index).removeprefix("--tokenizer ")
+    if not (path / INDEX_NAME).exists():
+        if not path.exists():
+            raise InputError(f"DATA: {path}: no such file or folder; name corpus folders, or text")
+        prepare([path], made, PrepareOptions(tokenizer=tokenizer, valid_fraction=0.0))
+        return made
+    corpus = read_index(path, "DATA")
+    if not same_tokens(corpus, index):
+        raise InputError(
+            f"DATA: {path}: its tokenizer ({describe_tokenizer(corpus)}) is not that of the run "
+            f"({describe_tokenizer(index)}); name the text itself, or prepare it again with --tokenizer {tokenizer}"
+        )
+    return path
