@@ -214,7 +214,7 @@ def probe_job(
     """
     log = folder / "srun.log"
     request = replace(request, shared=request.shared or has_part_of_nodes(Slurm(runner), os.environ))
-    process = start_on_nodes(job, probe_command(folder.resolve(), request), request.device != "cpu", runner, log)
+    process = start_on_nodes(job, probe_argv(folder.resolve(), request), request.device != "cpu", runner, log)
     try:
         # If a node dies after the measurement, srun waits for it forever. The result is complete without it.
         watch_probe(process, folder, clock, progress, queued=True, result=folder / "topology.json")
@@ -281,7 +281,7 @@ def has_part_of_nodes(slurm: Slurm, environ: Mapping[str, str]) -> bool:
     return info is not None and bool(info.shares_nodes)
 
 
-def probe_command(folder: Path, request: ProbeRequest) -> list[str]:
+def probe_argv(folder: Path, request: ProbeRequest) -> list[str]:
     """Return the argv of a node's part in a probe. It takes the node's name from Slurm's environment."""
     return [*program("hpctrain.node"), "probe", "--folder", str(folder), *request.options]
 

@@ -10,7 +10,7 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.module_argv import program
 from hpctrain.base.process import Process, Runner
-from hpctrain.launch.probe import FINAL_WAIT_S, ProbeJob, ProbeRequest, end_step, probe_command, start_on_nodes
+from hpctrain.launch.probe import FINAL_WAIT_S, ProbeJob, ProbeRequest, end_step, probe_argv, start_on_nodes
 from hpctrain.records.history.selfcheck import SelfcheckReport
 from hpctrain.records.topology.topology import Topology
 from hpctrain.selfcheck.figures import rows_of
@@ -36,7 +36,7 @@ def selfcheck_job(
         HpctrainError: the job was refused, or ended without any result; the message has its last line.
     """
     folder = folder.resolve()
-    probe = shlex.join(probe_command(folder, request))
+    probe = shlex.join(probe_argv(folder, request))
     chosen = [word for part in only for word in ("--only", part)]
     check = shlex.join([*program("hpctrain.selfcheck"), "--folder", str(folder), *chosen])
     command = ["bash", "-c", f"exec {check}" if only else f"{probe}; exec {check}"]

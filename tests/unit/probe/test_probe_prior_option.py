@@ -11,7 +11,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.package_data import package_data_path
 from hpctrain.cli.commands import topology as topology_file
 from hpctrain.launch import probe as probe_launch
-from hpctrain.launch.probe import ProbeRequest, probe_command
+from hpctrain.launch.probe import ProbeRequest, probe_argv
 from hpctrain.probe.pair_selection.switches import switches_of
 from hpctrain.records.topology.topology import Fabric, NodeCluster, Topology
 
@@ -39,7 +39,7 @@ def test_a_prior_that_cannot_help_is_refused_before_a_job_is_queued(tmp_path: Pa
     flat = package_data_path("topology", "laptop-4-nodes.json")
 
     result = CliRunner().invoke(
-        topology_file.probe_command, [*argv, "--prior", str(flat), "-o", str(tmp_path / "t.json")]
+        topology_file.probe_argv, [*argv, "--prior", str(flat), "-o", str(tmp_path / "t.json")]
     )  # fmt: skip
 
     assert isinstance(result.exception, InputError)
@@ -59,12 +59,12 @@ def test_the_file_reaches_the_nodes_by_its_whole_path(tmp_path: Path, prior: Pat
     monkeypatch.chdir(tmp_path)
 
     result = CliRunner().invoke(
-        topology_file.probe_command, ["-N", "4", "--mode", "sampled", "--prior", prior.name, "-o", "t.json"]
+        topology_file.probe_argv, ["-N", "4", "--mode", "sampled", "--prior", prior.name, "-o", "t.json"]
     )  # fmt: skip
 
     assert result.exit_code == 0, result.output
     assert (asked[0][-2].mode, asked[0][-2].prior) == ("sampled", Path(prior.name))
-    argv = probe_command(tmp_path, ProbeRequest("cpu", 0, "sampled", Path(prior.name)))
+    argv = probe_argv(tmp_path, ProbeRequest("cpu", 0, "sampled", Path(prior.name)))
     assert argv[argv.index("--prior") + 1] == str(prior)
 
 
