@@ -39,7 +39,7 @@ def test_a_prior_that_cannot_help_is_refused_before_a_job_is_queued(tmp_path: Pa
     flat = package_data_path("topology", "laptop-4-nodes.json")
 
     result = CliRunner().invoke(
-        topology_file.probe_argv, [*argv, "--prior", str(flat), "-o", str(tmp_path / "t.json")]
+        topology_file.probe_command, [*argv, "--prior", str(flat), "-o", str(tmp_path / "t.json")]
     )  # fmt: skip
 
     assert isinstance(result.exception, InputError)
@@ -59,7 +59,7 @@ def test_the_file_reaches_the_nodes_by_its_whole_path(tmp_path: Path, prior: Pat
     monkeypatch.chdir(tmp_path)
 
     result = CliRunner().invoke(
-        topology_file.probe_argv, ["-N", "4", "--mode", "sampled", "--prior", prior.name, "-o", "t.json"]
+        topology_file.probe_command, ["-N", "4", "--mode", "sampled", "--prior", prior.name, "-o", "t.json"]
     )  # fmt: skip
 
     assert result.exit_code == 0, result.output
