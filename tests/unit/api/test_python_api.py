@@ -258,6 +258,25 @@ def test_a_sweep_is_one_job_array_and_found_again_by_its_name(
     assert capsys.readouterr().out == ""
 
 
+def test_the_sweep_of_the_page_names_the_run_with_the_smallest_loss(
+    cluster: FakeSlurm, repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = [
+        block.partition("```")[0]
+        for block in (repository / "docs/python.md").read_text().split("```python\n")
+        if "submit_sweep" in block
+    ]
+    losses = iter([3.0, 2.5, 2.75, None, 4.0, 5.0])
+
+    def ended(run: api.LoadedRun) -> api.RunStatus:
+        return replace(run.status(), state="done", loss=next(losses))
+
+    monkeypatch.setattr(api, "wait", ended)
+    exec(compile(block, "docs/python.md", "exec"), {})
+    assert capsys.readouterr().out == "rates-lr0.001-seed1 2.5\n"
+    assert len(api.load_sweep("rates")) == 6
+
+
 @pytest.mark.parametrize(
     ("points", "more", "said"),
     [
