@@ -178,8 +178,8 @@ def residuals_of(scatters: Sequence[ReduceScatter | None]) -> Residuals | None:
 class DenseReduceScatter(ReduceScatter):
     """Reduce-scatter that sends every number once, in fp32 or bf16, straight to the rank that owns its sum.
 
-    The owner adds up in fp32, in rank order. gloo's own reduce-scatter is an all-reduce after which each rank keeps its
-    part: it sends twice as much, and every rank adds up everything.
+    The owner adds up in fp32, in an order that never changes. gloo's own reduce-scatter is an all-reduce after which
+    each rank keeps its part: it sends twice as much, and every rank adds up everything.
     """
 
     def __init__(self, wire_dtype: torch.dtype = torch.float32) -> None:
