@@ -3,15 +3,11 @@ tensors; a worker process writes the tensors."""
 
 from __future__ import annotations
 
-import contextlib
-import secrets
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.atomic import storage_errors, swap, sync, write_json, write_text
+from hpctrain.base.atomic import write_json, write_text
 from hpctrain.base.errors import InputError
 from hpctrain.base.package_data import render_template
 from hpctrain.base.process import Runner
@@ -19,6 +15,7 @@ from hpctrain.base.system.disk_space import check_disk_space
 from hpctrain.corpus.read.objective import special_tokens
 from hpctrain.hf.config import CONFIG_NAME, config_of, continued_config
 from hpctrain.hf.folder import hf_tokenizer
+from hpctrain.hf.output import check_output, made_whole
 from hpctrain.hf.tensors import BYTES, assign_to_shards, index_of, tensors_of
 from hpctrain.launch.checkpoints import ask_worker, checkpoint_of
 from hpctrain.records.model.families import FamilySpec
@@ -75,11 +72,11 @@ def export(
     if isinstance(spec, ImportedSpec):
         raise InputError(f"{folder}: model.import: transformers has no class for a model of your own")
     output = output.resolve()
-    _check_output(output, force)
+    check_output(output, force)
     checkpoint = checkpoint_of(folder, step, spec.sha256())
     files = assign_to_shards(tensors_of(spec), BYTES[dtype], shard_bytes)
     done = int(checkpoint.name.rpartition("-")[2])
-    with _made_whole(output) as made:
+    with made_whole(output) as made:
         size = sum(tensor.count for group in files.values() for tensor in group) * BYTES[dtype]
         check_disk_space(made, size + _SURPLUS_BYTES, "the exported model", len(files))
         config = _write_beside(made, run, spec, dtype, done)
@@ -121,46 +118,3 @@ def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int)
     values = {"run": run, "step": step, "architecture": config["architectures"][0], "parameters": spec.parameters()}
     write_text(made / "README.md", render_template(_MODEL_CARD, **values))
     return config
-
-
-def _check_output(output: Path, force: bool) -> None:
-    """Check that writing to `output` replaces nothing, or with `force` only a model folder.
-
-    Raises:
-        InputError: `output` is a file, holds any files without `force`, or with `force` holds other things than a
-            model.
-    """
-    if not output.exists():
-        return
-    if not output.is_dir():
-        raise InputError(f"-o {output}: found a file; name a folder that is not there yet")
-    try:
-        held = sorted(path.name for path in output.iterdir())
-    except OSError as error:
-        raise InputError(f"-o {output}: cannot look into it: {error.strerror}") from None
-    if not held:
-        return
-    if not force:
-        raise InputError(f"-o {output}: holds {held[0]}; name a new folder, or replace the model in it with --force")
-    if CONFIG_NAME not in held or any((output / name).is_dir() for name in held):
-        raise InputError(
-            f"-o {output}: --force replaces a folder with a model ({CONFIG_NAME} and files beside it), and this holds "
-            f"other things; name a new folder"
-        )
-
-
-@contextlib.contextmanager
-def _made_whole(output: Path) -> Iterator[Path]:
-    """Yield a new temporary folder beside `output`. The temporary folder replaces `output` when the context ends, and
-    is removed if the context ends with an error."""
-    made = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
-    with storage_errors(made):
-        made.mkdir(parents=True)
-    try:
-        yield made
-        with storage_errors(output):
-            sync(made)
-            swap(made, output)
-            sync(output.parent)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
