@@ -40,6 +40,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "compare": ("commands.results", "Compare runs, or the runs of a sweep, in a table."),
     "eval": ("commands.results", "Loss and perplexity of a run's checkpoint on other data."),
     "export": ("commands.results", "Write a run's checkpoint as a Hugging Face folder that transformers loads."),
+    "convert": ("commands.results", "Make a Hugging Face folder of a checkpoint of torchtitan, Megatron or torch DCP."),
     "lab": ("commands.lab", "A real Slurm of several nodes on this machine, with faults on demand."),
     "bench": ("bench.group", "Side-by-side measurements on this machine."),
     "schema": ("commands.run_file", "Print the JSON Schema of a file, for editors."),

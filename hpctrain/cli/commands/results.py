@@ -1,4 +1,5 @@
-"""Commands that write or print results of runs: `report`, `compare`, `eval` and `export`."""
+"""Commands that write or print results of runs, `report`, `compare`, `eval` and `export`; and `convert`, which makes of
+another tool's checkpoint the folder that `export` makes of a run's."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
 from hpctrain.cli.answers import warn
-from hpctrain.cli.options.parameters import FILE, PATH, RUN, RUNS
+from hpctrain.cli.options.parameters import FILE, FOLDER, PATH, RUN, RUNS
 from hpctrain.cli.views.console import table_console
+from hpctrain.hf.convert.convert import convert
 from hpctrain.hf.tensors import BYTES, shard_bytes
 from hpctrain.jobs.run_status import run_statuses
 from hpctrain.launch.evaluate import CheckpointEvaluation, evaluate
@@ -148,4 +150,34 @@ def export_command(
         click.echo(json.dumps({"folder": str(output.resolve()), **asdict(done)}))
         return
     click.echo(f"{output}: {done.architecture} after step {done.step}, {done.parameters:,} parameters")
+    click.echo(f"  {', '.join(done.files)}: {format_bytes(done.size_bytes)}")
+
+
+@click.command("convert")
+@click.argument("source", metavar="CHECKPOINT", type=FOLDER)
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder to make.")
+@click.option(
+    "--config", "config_file", type=FILE, metavar="FILE",
+    help="The model's config.json. Default: the one in CHECKPOINT, if there is one.",
+)  # fmt: skip
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of config.json.")
+@click.option("--max-shard-size", default="5GB", metavar="SIZE", help="The largest file.")
+@click.option("--force", is_flag=True, help="Replace the model that lies in DIR.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+def convert_command(
+    source: Path, output: Path, config_file: Path | None, overrides: tuple[str, ...], max_shard_size: str, force: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Make a Hugging Face folder of a checkpoint of another tool, for `model.hf` of a run file.
+
+    CHECKPOINT is the folder of one step: a torchtitan llama3, a Megatron-Core GPT (torch_dist, or mp_rank_… files), or
+    a torch distributed checkpoint (DCP) with the names of transformers. Sizes come from the tensors and from Megatron's
+    arguments; what they do not tell comes from --config and --set. Nothing in the checkpoint is run, and the numbers
+    stay as they are, bit by bit.
+    """
+    done = convert(source, output, config_file, overrides, shard_bytes(max_shard_size), force)
+    if as_json:
+        click.echo(json.dumps({"folder": str(output.resolve()), **asdict(done)}))
+        return
+    click.echo(f"{output}: {done.architecture} from {done.tool}, {done.parameters:,} numbers")
     click.echo(f"  {', '.join(done.files)}: {format_bytes(done.size_bytes)}")

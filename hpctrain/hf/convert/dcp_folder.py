@@ -1,0 +1,137 @@
+"""Reads the tensors of a folder of torch's distributed checkpoints (DCP), without torch. The file `.metadata` is a
+pickle, which is read as data (`pickle_data`); each part of a tensor is an archive of `torch.save` within a file
+`*.distcp`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpctrain.base.errors import FieldError, FileError
+from hpctrain.hf.convert.pickle_data import PickleDataError, PickledName, PickledObject, pickle_data
+from hpctrain.hf.convert.torch_file import TORCH_TYPES, Bits, LazyTensor, TorchFile, bits_of, sizes
+from hpctrain.records.format.file_name import plain_name_in
+from hpctrain.records.format.input_file import read_input
+
+METADATA = ".metadata"
+_METADATA_BYTES = 256 * 2**20
+_REMEDY = "copy the checkpoint again"
+
+
+@dataclass(frozen=True)
+class _StoredPart:
+    """Where a part of a tensor is: its place in the tensor, and the archive that holds it."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    length: int
+
+
+def tensors_of_dcp(folder: Path) -> dict[str, LazyTensor]:
+    """Return name -> tensor for all tensors of floating-point numbers of a DCP folder. Other values are left out.
+
+    Raises:
+        FileError: the folder has no `.metadata`, it is damaged, or parts of a tensor are missing.
+    """
+    path = folder / METADATA
+    try:
+        value = pickle_data(read_input(path, _METADATA_BYTES))
+        described, places = _tables(value)
+    except PickleDataError as error:
+        raise FileError(path, [FieldError("", f"{error}; {_REMEDY}")]) from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise FileError(path, [FieldError("", f"is not what torch writes as {METADATA}; {_REMEDY}")]) from None
+    tensors = {}
+    for name, entry in described.items():
+        if not isinstance(entry, PickledObject) or not entry.name.endswith(".TensorStorageMetadata"):
+            continue
+        try:
+            tensor = _tensor(folder, name, entry, places)
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+            raise FileError(path, [FieldError(name, f"is not what torch writes there; {_REMEDY}")]) from None
+        if tensor is not None:
+            tensors[name] = tensor
+    return tensors
+
+
+def _tables(value: Any) -> tuple[dict[str, Any], dict[tuple[str, tuple[int, ...]], Any]]:
+    """Return name -> description of a tensor, and (name, offsets of a part) -> where the part is stored."""
+    described, stored = value.state["state_dict_metadata"], value.state["storage_data"]
+    if not (
+        isinstance(described, dict) and isinstance(stored, dict) and all(isinstance(key, str) for key in described)
+    ):
+        raise ValueError("no tables")
+    places = {}
+    for index, place in stored.items():
+        if isinstance(index.state["fqn"], str) and index.state.get("offset") is not None:
+            places[index.state["fqn"], sizes(index.state["offset"])] = place
+    return described, places
+
+
+def _tensor(folder: Path, name: str, entry: PickledObject, places: dict[Any, Any]) -> LazyTensor | None:
+    """Return a tensor of the folder; None if its numbers are no floating-point numbers."""
+    properties = entry.state["properties"].state
+    kind = properties["dtype"] if isinstance(properties, dict) else properties[0]
+    dtype = TORCH_TYPES.get(kind.name) if isinstance(kind, PickledName) else None
+    shape = sizes(entry.state["size"])
+    if dtype is None or not shape or 0 in shape:
+        return None
+    parts = []
+    for chunk in entry.state["chunks"]:
+        offsets = sizes(chunk.state["offsets"], len(shape))
+        extent = sizes(chunk.state["sizes"], len(shape))
+        if 0 in extent:
+            continue  # a rank without a part of the tensor
+        place = places[name, offsets].state
+        if place.get("transform_descriptors"):
+            raise FileError(
+                folder / METADATA, [FieldError(name, "is compressed; save the checkpoint without extensions")]
+            )
+        file = plain_name_in(folder / METADATA, name, place["relative_path"], _REMEDY)
+        if not (type(place["offset"]) is int and type(place["length"]) is int):
+            raise ValueError("no place")
+        if place["length"] < math.prod(extent) * np.dtype(bits_of(dtype)).itemsize:
+            raise ValueError("a part that is larger than its bytes")
+        if any(start + size > whole for start, size, whole in zip(offsets, extent, shape, strict=True)):
+            raise ValueError("a part outside of the tensor")
+        parts.append(_StoredPart(offsets, extent, file, place["offset"], place["length"]))
+    if sum(math.prod(part.shape) for part in parts) != math.prod(shape):
+        raise _error(folder, name, f"its parts are not the whole of shape {list(shape)}; {_REMEDY}")
+
+    def rows(first: int, end: int) -> Bits:
+        inside = [part for part in parts if part.offsets[0] < end and part.offsets[0] + part.shape[0] > first]
+        stored = [_stored(folder, name, part, dtype) for part in inside]  # checked before memory is taken
+        whole = np.empty((end - first, *shape[1:]), bits_of(dtype))
+        for part, tensor in zip(inside, stored, strict=True):
+            begin = part.offsets[0]
+            low, high = max(first, begin), min(end, begin + part.shape[0])
+            other_axes = zip(part.offsets[1:], part.shape[1:], strict=True)
+            place = (slice(low - first, high - first), *(slice(start, start + size) for start, size in other_axes))
+            whole[place] = tensor.rows(low - begin, high - begin)
+        return whole
+
+    return LazyTensor(dtype, shape, rows)
+
+
+def _stored(folder: Path, name: str, part: _StoredPart, dtype: str) -> LazyTensor:
+    """Return the tensor in the archive of a part, after the check that it has the type and the shape of the part."""
+    archive = TorchFile(folder / part.file, part.begin, part.length)
+    tensor = archive.tensor(archive.value(), name)
+    if tensor.dtype != dtype or tensor.shape != part.shape:
+        # Megatron describes a layer as a row of the stack of all layers, and stores it without that axis.
+        if tensor.dtype != dtype or (1, *tensor.shape) != part.shape:
+            text = f"found {tensor.dtype} {list(tensor.shape)}; {METADATA} says {dtype} {list(part.shape)}"
+            raise archive.error(text, name)
+        return LazyTensor(dtype, part.shape, lambda first, end: tensor.read()[np.newaxis])
+    return tensor
+
+
+def _error(folder: Path, name: str, text: str) -> FileError:
+    return FileError(folder / METADATA, [FieldError(name, text)])

@@ -1,0 +1,210 @@
+"""Reads a pickle as data. A pickle is a program that names functions and calls them, so Python's reader can run any
+code. Here the program is followed, but nothing is imported and nothing is called: each object becomes a record of the
+name, the arguments and the state that the pickle gives it.
+
+The instructions are those that Python's picklers have written since protocol 2 (https://docs.python.org/3/library/
+pickletools.html); any other one is an error.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PickledName:
+    """A class, function or constant that a pickle names, as 'torch.float32'."""
+
+    name: str
+
+
+@dataclass(eq=False)
+class PickledObject:
+    """An object that a pickle describes. Two objects are equal only if they are the same."""
+
+    name: str
+    """Name of its class, or of the function that returns it; 'persistent' for an object outside the pickle."""
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+    """Its attributes, mostly a dict by name; None if the pickle gives none."""
+    items: dict[Any, Any] = field(default_factory=dict)
+    """Its entries, if it is a mapping."""
+
+
+class PickleDataError(Exception):
+    """The bytes are no pickle, or one with instructions that no pickler writes for plain data."""
+
+
+_MARK = object()
+
+
+def pickle_data(data: bytes) -> Any:
+    """Return the value that a pickle describes: Python's plain values, and `PickledName` and `PickledObject` for all
+    else. A set is returned as a list.
+
+    The time is linear in the length of `data`.
+
+    Raises:
+        PickleDataError: the bytes are no such pickle.
+    """
+    reader = _Reader()
+    try:
+        for operation, argument, _ in pickletools.genops(data):
+            if operation.name == "STOP":
+                return reader.pop()
+            act = _OPERATIONS.get(operation.name)
+            if act is None:
+                raise PickleDataError(f"has the instruction {operation.name}, which is not read")
+            act(reader, argument)
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+        raise PickleDataError(f"is no pickle ({' '.join(str(error).split()):.80})") from None
+    raise PickleDataError("ends in the middle")
+
+
+class _Reader:
+    """The stack and the memo of a pickle that is being read."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def pop(self) -> Any:
+        value = self.stack.pop()
+        if value is _MARK:
+            raise ValueError("a mark in the place of a value")
+        return value
+
+    def pop_to_mark(self) -> list[Any]:
+        """Return the values above the topmost mark, and remove them and the mark."""
+        values: list[Any] = []
+        while (value := self.stack.pop()) is not _MARK:
+            values.append(value)
+        values.reverse()
+        return values
+
+    def set_items(self, values: list[Any]) -> None:
+        """Set entries of the mapping on top of the stack: key, value, key, value."""
+        target = self.stack[-1]
+        entries = target.items if isinstance(target, PickledObject) else target
+        if not isinstance(entries, dict):
+            raise ValueError("entries for something that is no mapping")
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            entries[_flat(key)] = value
+
+    def extend(self, values: list[Any]) -> None:
+        """Append to the list on top of the stack. Items that a pickle appends to an object of another class are
+        dropped."""
+        target = self.stack[-1]
+        if isinstance(target, list):
+            target.extend(values)
+        elif not isinstance(target, PickledObject):
+            raise ValueError("items for something that is no list")
+
+    def name(self, module: Any, name: Any) -> None:
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise ValueError("a name that is no text")
+        self.push(PickledName(f"{module}.{name}"))
+
+    def call(self) -> None:
+        arguments, called = self.pop(), self.pop()
+        if not (isinstance(called, PickledName) and isinstance(arguments, tuple)):
+            raise ValueError("a call of something that is no name")
+        empty = called.name == "collections.OrderedDict" and not arguments
+        self.push({} if empty else PickledObject(called.name, arguments))
+
+    def build(self) -> None:
+        state, target = self.pop(), self.stack[-1]
+        if isinstance(target, PickledObject):
+            target.state = state
+
+    def remember(self, number: int) -> None:
+        value = self.stack[-1]
+        if value is _MARK:
+            raise ValueError("a mark in the place of a value")
+        self.memo[number] = value
+
+
+def _flat(key: Any) -> Any:
+    """Return a key of a mapping. A tuple in a tuple is refused: built of each other, such tuples take a time to hash
+    that doubles with each level."""
+    if isinstance(key, tuple) and any(isinstance(item, tuple) for item in key):
+        raise ValueError("a key of tuples in tuples")
+    return key
+
+
+def _tuple_of(count: int) -> Callable[[_Reader, Any], None]:
+    def act(reader: _Reader, argument: Any) -> None:
+        values = [reader.pop() for _ in range(count)]
+        reader.push(tuple(reversed(values)))
+
+    return act
+
+
+def _push_argument(reader: _Reader, argument: Any) -> None:
+    reader.push(argument)
+
+
+def _stack_global(reader: _Reader, argument: Any) -> None:
+    name, module = reader.pop(), reader.pop()
+    reader.name(module, name)
+
+
+def _pop_any(reader: _Reader, argument: Any) -> None:
+    reader.stack.pop()
+
+
+def _pop_to_mark(reader: _Reader, argument: Any) -> None:
+    reader.pop_to_mark()
+
+
+def _set_item(reader: _Reader, argument: Any) -> None:
+    value, key = reader.pop(), reader.pop()
+    reader.set_items([key, value])
+
+
+_LITERALS = (
+    "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING", "SHORT_BINSTRING",
+)  # fmt: skip
+_OPERATIONS: dict[str, Callable[[_Reader, Any], None]] = {
+    **dict.fromkeys(_LITERALS, _push_argument),
+    "PROTO": lambda reader, argument: None,
+    "FRAME": lambda reader, argument: None,
+    "NONE": lambda reader, argument: reader.push(None),
+    "NEWTRUE": lambda reader, argument: reader.push(True),
+    "NEWFALSE": lambda reader, argument: reader.push(False),
+    "MARK": lambda reader, argument: reader.push(_MARK),
+    "POP": _pop_any,
+    "POP_MARK": _pop_to_mark,
+    "EMPTY_DICT": lambda reader, argument: reader.push({}),
+    "EMPTY_LIST": lambda reader, argument: reader.push([]),
+    "EMPTY_SET": lambda reader, argument: reader.push([]),
+    "EMPTY_TUPLE": lambda reader, argument: reader.push(()),
+    "TUPLE": lambda reader, argument: reader.push(tuple(reader.pop_to_mark())),
+    "TUPLE1": _tuple_of(1),
+    "TUPLE2": _tuple_of(2),
+    "TUPLE3": _tuple_of(3),
+    "FROZENSET": lambda reader, argument: reader.push(reader.pop_to_mark()),
+    "SETITEM": _set_item,
+    "SETITEMS": lambda reader, argument: reader.set_items(reader.pop_to_mark()),
+    "APPEND": lambda reader, argument: reader.extend([reader.pop()]),
+    "APPENDS": lambda reader, argument: reader.extend(reader.pop_to_mark()),
+    "ADDITEMS": lambda reader, argument: reader.extend(reader.pop_to_mark()),
+    "GLOBAL": lambda reader, argument: reader.name(*argument.split(" ", 1)),
+    "STACK_GLOBAL": _stack_global,
+    "NEWOBJ": lambda reader, argument: reader.call(),
+    "REDUCE": lambda reader, argument: reader.call(),
+    "BUILD": lambda reader, argument: reader.build(),
+    "BINPERSID": lambda reader, argument: reader.push(PickledObject("persistent", (reader.pop(),))),
+    "MEMOIZE": lambda reader, argument: reader.remember(len(reader.memo)),
+    "BINPUT": lambda reader, argument: reader.remember(argument),
+    "LONG_BINPUT": lambda reader, argument: reader.remember(argument),
+    "BINGET": lambda reader, argument: reader.push(reader.memo[argument]),
+    "LONG_BINGET": lambda reader, argument: reader.push(reader.memo[argument]),
+}
