@@ -25,7 +25,7 @@ from hpctrain.bench.record import make_record
 from hpctrain.launch import small_run
 from hpctrain.model.build import build_stage
 from hpctrain.planner.simulate.engine import StageDurations, simulate
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.worker.build import Trainer

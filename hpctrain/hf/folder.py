@@ -29,8 +29,9 @@ from hpctrain.base.json_text import JsonError, parse_json
 from hpctrain.corpus.prepare.tokenizer import END_OF_TEXT, TOKENIZER_NAME, read_tokenizer
 from hpctrain.corpus.read.objective import SpecialTokens
 from hpctrain.corpus.read.tokens import describe_tokenizer, read_index, read_indexes
-from hpctrain.hf.config import CONFIG_NAME, dropout_of, spec_of
-from hpctrain.hf.tensors import HfTensor, current_tensor_name, is_ignorable, tensors_of
+from hpctrain.hf.architecture import Architecture
+from hpctrain.hf.config import CONFIG_NAME, architecture, dropout_of, spec_of
+from hpctrain.hf.tensors import HfTensor
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_name_in
 from hpctrain.records.format.input_file import open_input
@@ -136,12 +137,13 @@ def read_folder(path: Path) -> HfModel:
     if not isinstance(config, dict):
         raise FileError(path / CONFIG_NAME, [FieldError("", "found no keys; name the folder of a model")])
     spec = spec_of(config, str(path / CONFIG_NAME))
-    stored = stored_tensors(path, spec)
-    _check(path, spec, stored)
+    row = architecture(config, str(path / CONFIG_NAME))
+    stored = stored_tensors(path, row)
+    _check(path, spec, row, stored)
     return HfModel(config=config, dims=spec, weights_sha256=weights_sha256(stored))
 
 
-def stored_tensors(path: Path, spec: FamilySpec) -> dict[str, StoredTensor]:
+def stored_tensors(path: Path, row: Architecture) -> dict[str, StoredTensor]:
     """Return name -> tensor for all tensors of a Hugging Face folder, under the names that transformers gives them
     today.
 
@@ -149,7 +151,7 @@ def stored_tensors(path: Path, spec: FamilySpec) -> dict[str, StoredTensor]:
         InputError: the folder has no safetensors files.
         FileError: a file is damaged.
     """
-    return {current_tensor_name(spec, item.name): item for file in _shard_files(path) for item in tensors_in(file)}
+    return {row.current_name(item.name): item for file in _shard_files(path) for item in tensors_in(file)}
 
 
 def find_stored(tensor: HfTensor, stored: dict[str, StoredTensor]) -> StoredTensor | None:
@@ -171,10 +173,10 @@ def weights_sha256(stored: dict[str, StoredTensor]) -> str:
     return digest.hexdigest()
 
 
-def _check(path: Path, spec: FamilySpec, stored: dict[str, StoredTensor]) -> None:
+def _check(path: Path, spec: FamilySpec, row: Architecture, stored: dict[str, StoredTensor]) -> None:
     mistakes: list[FieldError] = []
     known: set[str] = set()
-    for tensor in tensors_of(spec):
+    for tensor in row.tensors(spec):
         known.add(tensor.name)
         place = find_stored(tensor, stored)
         if place is None:
@@ -187,8 +189,8 @@ def _check(path: Path, spec: FamilySpec, stored: dict[str, StoredTensor]) -> Non
         elif place.dtype not in READABLE:
             text = f"found numbers of type {place.dtype}; allowed: {', '.join(READABLE)}; save the model in one of them"
             mistakes.append(FieldError(tensor.name, text))
-    strange = [name for name in stored if name not in known and not is_ignorable(spec, name)]
-    mistakes += [FieldError(name, f"no part of a {spec.family} here; name a folder without it") for name in strange]
+    strange = [name for name in stored if name not in known and not row.is_ignorable(spec, name)]
+    mistakes += [FieldError(name, f"no part of a {row.name} here; name a folder without it") for name in strange]
     if mistakes:
         more = [FieldError("", f"{len(mistakes) - 8} tensors more are wrong")] if len(mistakes) > 8 else []
         raise FileError(path, [*mistakes[:8], *more])

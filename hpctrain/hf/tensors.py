@@ -1,21 +1,23 @@
 """The tensors of a Hugging Face folder by name and shape, the parameters of hpctrain's models that each of them holds,
 and how an export distributes tensors over files. Pure.
 
-Names are those that transformers gives to the tensors of LlamaForCausalLM, GPT2LMHeadModel, BertForMaskedLM and
-T5ForConditionalGeneration.
+The names of a class of transformers are in its row of the table of architectures (`architectures.py`).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from hpctrain.base.errors import InputError
+from hpctrain.hf.parameter_shapes import parameter_shapes
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import SEGMENTS, DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
+from hpctrain.records.model.families import SEGMENTS, EncoderSpec, Gpt2Spec
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Type of an export's numbers -> bytes of a number."""
@@ -30,19 +32,31 @@ class HfTensor:
     name: str
     shape: tuple[int, ...]
     parameters: tuple[str, ...]
-    """Names of hpctrain's parameters in the tensor: one, or several of equal shape, which the tensor holds side by side
-    along its last axis."""
+    """Names of hpctrain's parameters in the tensor: one, or several that it holds one after the other along `axis`."""
     transposed: bool = False
     """Whether the tensor is a matrix [in, out], while hpctrain's parameter is [out, in]."""
     instead: str | None = None
     """Another name under which a folder may hold the tensor; None if there is none."""
+    widths: tuple[int, ...] = ()
+    """Length of each parameter along `axis`, if there are several."""
 
     @property
-    def parameter_shape(self) -> tuple[int, ...]:
+    def axis(self) -> int:
+        """Axis along which the tensor holds several parameters: that of a matrix's output."""
+        return len(self.shape) - 1 if self.transposed else 0
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Part [from, to) of each parameter along `axis`."""
+        ends = list(accumulate(self.widths or (self.shape[self.axis],)))
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    @property
+    def parameter_shapes(self) -> list[tuple[int, ...]]:
         """Shape of each of hpctrain's parameters in the tensor; if the tensor is `transposed`, the axes are swapped
         back."""
-        last = self.shape[-1] // len(self.parameters)
-        return (last, *self.shape[:-1]) if self.transposed else (*self.shape[:-1], last)
+        rest = self.shape[:-1] if self.transposed else self.shape[1:]
+        return [(end - start, *rest) for start, end in self.spans]
 
     @property
     def count(self) -> int:
@@ -50,92 +64,51 @@ class HfTensor:
         return math.prod(self.shape)
 
 
-def tensors_of(spec: FamilySpec) -> list[HfTensor]:
-    """Return all tensors that a Hugging Face folder of the model has, in the model's order. A tied head is no tensor of
-    its own."""
-    match spec:
-        case DecoderSpec():
-            return list(_of_llama(spec))
-        case Gpt2Spec():
-            return list(_of_gpt2(spec))
-        case EncoderSpec():
-            return list(_of_bert(spec))
-        case EncoderDecoderSpec():
-            return list(_of_t5(spec))
+ModuleNames = Mapping[str, str | tuple[str, ...]]
+"""Module of transformers -> module of hpctrain, or the modules that it holds."""
 
 
-def current_tensor_name(spec: FamilySpec, name: str) -> str:
-    """Return the name that transformers today gives to the tensor `name` of a folder. Early folders lack the prefix of
-    GPT-2's names, and call weight and bias of a norm gamma and beta."""
-    name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-    if isinstance(spec, Gpt2Spec) and name.startswith(("wte.", "wpe.", "h.", "ln_f.")):
-        return f"transformer.{name}"
-    return name
+@dataclass(frozen=True)
+class TensorNames:
+    """The names of an architecture's tensors, as a table of modules. A module's tensors are called like the module,
+    with the ending `.weight` or `.bias`."""
+
+    modules: ModuleNames
+    """Module of transformers -> module of hpctrain, or the modules that it holds one after the other along the axis of
+    the output; {} stands for the number of a block. Modules that a model lacks are skipped."""
+    transposed: tuple[str, ...] = ()
+    """Modules of transformers whose matrix is [in, out]."""
+
+    def __call__(self, spec: DecoderSpec | Gpt2Spec) -> Iterator[HfTensor]:
+        """Yield the tensors of a model in the model's order.
+
+        Raises:
+            KeyError: a parameter of the model has no name here.
+        """
+        shapes = parameter_shapes(spec)
+        holders: dict[str, tuple[str, tuple[str, ...]]] = {}
+        for theirs, ours in self.modules.items():
+            parts = (ours,) if isinstance(ours, str) else ours
+            holders |= dict.fromkeys(parts, (theirs, parts))
+        done: set[str] = set()
+        for name in shapes:
+            module, _, kind = name.rpartition(".")
+            number = next((part for part in module.split(".") if part.isdigit()), "")
+            theirs, modules = holders[re.sub(r"\.\d+\.", ".{}.", module, count=1)]
+            parts = tuple(f"{part.format(number)}.{kind}" for part in modules)
+            if name in done:
+                continue
+            done.update(parts)
+            widths = tuple(shapes[part][0] for part in parts)
+            shape = (sum(widths), *shapes[name][1:])
+            transposed = kind == "weight" and theirs in self.transposed
+            yield HfTensor(
+                f"{theirs.format(number)}.{kind}", shape[::-1] if transposed else shape, parts, transposed,
+                widths=widths if len(parts) > 1 else (),
+            )  # fmt: skip
 
 
-def is_ignorable(spec: FamilySpec, name: str) -> bool:
-    """Whether a tensor of a Hugging Face folder may be skipped. Such a tensor is a constant, is unused, is a second
-    copy of a tied matrix, or is part of BERT's pooler or its head for sentence order, which hpctrain does not train."""
-    return any(re.fullmatch(pattern, name) for pattern in _ignorable_patterns(spec))
-
-
-def _ignorable_patterns(spec: FamilySpec) -> Iterator[str]:
-    match spec:
-        case DecoderSpec():
-            yield r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
-        case Gpt2Spec():
-            yield r"transformer\.h\.\d+\.attn\.(masked_)?bias"
-        case EncoderSpec():
-            yield r"bert\.embeddings\.(position|token_type)_ids"
-            yield r"bert\.pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)"
-            if spec.tied:
-                yield r"cls\.predictions\.decoder\.(weight|bias)"
-        case EncoderDecoderSpec():
-            yield r"(encoder|decoder)\.embed_tokens\.weight"
-            # The first releases contain a table that no computation uses.
-            yield r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
-    if spec.tied:
-        yield r"lm_head\.weight"
-
-
-def _of_llama(spec: DecoderSpec) -> Iterator[HfTensor]:
-    dim, hidden, key_value = spec.dim, spec.hidden, spec.key_value_heads * spec.head_dim
-    yield _same("model.embed_tokens.weight", "embedding.weight", spec.vocabulary, dim)
-    for layer in range(spec.layers):
-        theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
-        yield _same(f"{theirs}.input_layernorm.weight", f"{ours}.attention_norm.weight", dim)
-        for part, width in (("q", dim), ("k", key_value), ("v", key_value)):
-            yield _same(f"{theirs}.self_attn.{part}_proj.weight", f"{ours}.attention.w{part}.weight", width, dim)
-        yield _same(f"{theirs}.self_attn.o_proj.weight", f"{ours}.attention.wo.weight", dim, dim)
-        yield _same(f"{theirs}.post_attention_layernorm.weight", f"{ours}.feed_forward_norm.weight", dim)
-        yield _same(f"{theirs}.mlp.gate_proj.weight", f"{ours}.feed_forward.w1.weight", hidden, dim)
-        yield _same(f"{theirs}.mlp.up_proj.weight", f"{ours}.feed_forward.w3.weight", hidden, dim)
-        yield _same(f"{theirs}.mlp.down_proj.weight", f"{ours}.feed_forward.w2.weight", dim, hidden)
-    yield _same("model.norm.weight", "norm.weight", dim)
-    if not spec.tied:
-        yield _same("lm_head.weight", "head.weight", spec.vocabulary, dim)
-
-
-def _of_gpt2(spec: Gpt2Spec) -> Iterator[HfTensor]:
-    dim, hidden = spec.dim, spec.hidden
-    yield _same("transformer.wte.weight", "embedding.weight", spec.vocabulary, dim)
-    yield _same("transformer.wpe.weight", "positions.weight", spec.positions, dim)
-    for layer in range(spec.layers):
-        theirs, ours = f"transformer.h.{layer}", f"layers.{layer}"
-        yield from _biased_norm(f"{theirs}.ln_1", f"{ours}.attention_norm", dim)
-        for kind, shape in (("weight", (dim, 3 * dim)), ("bias", (3 * dim,))):
-            parts = tuple(f"{ours}.attention.{part}.{kind}" for part in ("wq", "wk", "wv"))
-            yield HfTensor(f"{theirs}.attn.c_attn.{kind}", shape, parts, transposed=kind == "weight")
-        yield from _conv1d(f"{theirs}.attn.c_proj", f"{ours}.attention.wo", dim, dim)
-        yield from _biased_norm(f"{theirs}.ln_2", f"{ours}.feed_forward_norm", dim)
-        yield from _conv1d(f"{theirs}.mlp.c_fc", f"{ours}.feed_forward.w1", dim, hidden)
-        yield from _conv1d(f"{theirs}.mlp.c_proj", f"{ours}.feed_forward.w2", hidden, dim)
-    yield from _biased_norm("transformer.ln_f", "norm", dim)
-    if not spec.tied:
-        yield _same("lm_head.weight", "head.weight", spec.vocabulary, dim)
-
-
-def _of_bert(spec: EncoderSpec) -> Iterator[HfTensor]:
+def bert_tensors(spec: EncoderSpec) -> Iterator[HfTensor]:
     dim, hidden, tables = spec.dim, spec.hidden, "bert.embeddings"
     yield _same(f"{tables}.word_embeddings.weight", "embedding.weight", spec.vocabulary, dim)
     yield _same(f"{tables}.position_embeddings.weight", "positions.weight", spec.positions, dim)
@@ -161,7 +134,7 @@ def _of_bert(spec: EncoderSpec) -> Iterator[HfTensor]:
     yield HfTensor(biases[0], (spec.vocabulary,), ("head.bias",), instead=biases[1])
 
 
-def _of_t5(spec: EncoderDecoderSpec) -> Iterator[HfTensor]:
+def t5_tensors(spec: EncoderDecoderSpec) -> Iterator[HfTensor]:
     dim = spec.dim
     yield _same("shared.weight", "embedding.weight", spec.vocabulary, dim)
     for layer in range(spec.layers):
@@ -210,17 +183,6 @@ def _linear(theirs: str, ours: str, width_in: int, width_out: int) -> Iterator[H
     yield _same(f"{theirs}.bias", f"{ours}.bias", width_out)
 
 
-def _conv1d(theirs: str, ours: str, width_in: int, width_out: int) -> Iterator[HfTensor]:
-    """Yield weight and bias of one GPT-2 linear layer. The folder holds its matrix as [in, out], hpctrain as [out, in].
-
-    Args:
-        theirs: name of the layer in the Hugging Face folder.
-        ours: name of the layer in hpctrain's model.
-    """
-    yield HfTensor(f"{theirs}.weight", (width_in, width_out), (f"{ours}.weight",), transposed=True)
-    yield _same(f"{theirs}.bias", f"{ours}.bias", width_out)
-
-
 def shard_bytes(text: str) -> int:
     """Return the number of bytes that a text such as '5GB' or '500MiB' stands for.
 
@@ -234,7 +196,7 @@ def shard_bytes(text: str) -> int:
     return size
 
 
-def assign_to_shards(tensors: Sequence[HfTensor], bytes_per_value: int, limit: int) -> dict[str, list[HfTensor]]:
+def assign_to_shards(tensors: Iterable[HfTensor], bytes_per_value: int, limit: int) -> dict[str, list[HfTensor]]:
     """Return file name -> tensors of an export's files, in the order of `tensors`. A file is larger than `limit` bytes
     only if a single tensor is."""
     groups: list[list[HfTensor]] = []

@@ -13,10 +13,10 @@ from hpctrain.base.package_data import render_template
 from hpctrain.base.process import Runner
 from hpctrain.base.system.disk_space import check_disk_space
 from hpctrain.corpus.read.objective import special_tokens
-from hpctrain.hf.config import CONFIG_NAME, config_of, continued_config
+from hpctrain.hf.config import CONFIG_NAME, config_of, continued_config, export_architecture
 from hpctrain.hf.folder import hf_tokenizer
 from hpctrain.hf.output import check_output, made_whole
-from hpctrain.hf.tensors import BYTES, assign_to_shards, index_of, tensors_of
+from hpctrain.hf.tensors import BYTES, assign_to_shards, index_of
 from hpctrain.launch.checkpoints import ask_worker, checkpoint_of
 from hpctrain.records.model.families import FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec
@@ -74,7 +74,7 @@ def export(
     output = output.resolve()
     check_output(output, force)
     checkpoint = checkpoint_of(folder, step, spec.sha256())
-    files = assign_to_shards(tensors_of(spec), BYTES[dtype], shard_bytes)
+    files = assign_to_shards(export_architecture(run.model.hf_model, spec).tensors(spec), BYTES[dtype], shard_bytes)
     done = int(checkpoint.name.rpartition("-")[2])
     with made_whole(output) as made:
         size = sum(tensor.count for group in files.values() for tensor in group) * BYTES[dtype]

@@ -11,7 +11,7 @@ from typing import Any
 import hpctrain
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan, Replica, Stage, ZeroLevel
 from hpctrain.records.run.data import Data
 from hpctrain.records.run.model_choice import Model

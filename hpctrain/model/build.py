@@ -16,20 +16,23 @@ from hpctrain.model.encoder import Encoder
 from hpctrain.model.encoder_decoder import EncoderDecoder
 from hpctrain.model.imported.model import build_imported
 from hpctrain.model.layers import StageBlocks, TransformerPart
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
+from hpctrain.records.model.families import EncoderSpec, FamilySpec, Gpt2Spec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 
 
 @torch.no_grad()
 def initialise(module: nn.Module, spec: FamilySpec, seed: int) -> None:
-    """Initialise every parameter of a stage: biases with zeros, norms with ones, all others from a normal distribution.
+    """Initialise every parameter of a stage: biases with zeros, norms so that they multiply by one, all others from a
+    normal distribution.
 
     Each random parameter has its own generator, seeded by (seed, name), so the weights do not depend on the cut.
     """
+    norm = 0.0 if isinstance(spec, DecoderSpec) and spec.norm_offset else 1.0
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
-            parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
+            parameter.fill_(0.0 if name.endswith(".bias") else norm)
             continue
         generator = torch.Generator().manual_seed((seed << 32 | zlib.crc32(name.encode())) & (2**63 - 1))
         parameter.normal_(0.0, standard_deviation(spec, name), generator=generator)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import InputError
+from hpctrain.hf.config import CONFIG_NAME, architecture
 from hpctrain.hf.folder import StoredTensor, find_stored, stored_tensors, weights_sha256
-from hpctrain.hf.tensors import HfTensor, tensors_of
+from hpctrain.hf.tensors import HfTensor
 from hpctrain.records.model.families import HfModel
 
 
@@ -23,10 +24,11 @@ class HfWeights:
 
     def __init__(self, model: HfModel, folder: Path) -> None:
         self._tensors: dict[str, tuple[HfTensor, int]] = {}
-        for tensor in tensors_of(model.dims):
+        row = architecture(model.config, str(folder / CONFIG_NAME))
+        for tensor in row.tensors(model.dims):
             for number, name in enumerate(tensor.parameters):
                 self._tensors.setdefault(name, (tensor, number))
-        self._stored = stored_tensors(folder, model.dims)
+        self._stored = stored_tensors(folder, row)
         if weights_sha256(self._stored) != model.weights_sha256:
             raise InputError(
                 f"model.hf: {folder}: its weights are not those that were there when the run was made; put them back, "
@@ -60,10 +62,9 @@ def _part(file: Any, stored: StoredTensor, tensor: HfTensor, number: int) -> Ten
         tensor: how the tensor holds parameters of hpctrain's model.
         number: index of the parameter in the tensor.
     """
-    width = tensor.shape[-1] // len(tensor.parameters)
-    where = slice(number * width, (number + 1) * width)
+    where = slice(*tensor.spans[number])
     piece = file.get_slice(stored.name)
-    part: Tensor = piece[:, where] if len(tensor.shape) == 2 else piece[where]
+    part: Tensor = piece[:, where] if tensor.axis == 1 else piece[where]
     return part.t() if tensor.transposed else part
 
 
@@ -72,4 +73,4 @@ def to_hf_tensor(tensor: HfTensor, own: Sequence[Tensor]) -> Tensor:
     `tensor`.
     """
     parts = [part.t() if tensor.transposed else part for part in own]
-    return torch.cat(parts, dim=-1).contiguous()
+    return torch.cat(parts, dim=tensor.axis).contiguous()

@@ -25,10 +25,23 @@ class RMSNorm(nn.RMSNorm):
 
     eps: float
 
+    def __init__(self, dim: int, eps: float, offset: bool = False) -> None:
+        """Create the weight.
+
+        Args:
+            dim: width of the last dimension.
+            eps: number added under the root.
+            offset: whether x is multiplied by 1 + weight in place of weight.
+        """
+        super().__init__(dim, eps)
+        self.offset = offset
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised x [..., dim], times the weight, in the dtype of x."""
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        if self.offset:
+            return (scaled * (1.0 + self.weight.float())).to(x.dtype)
         return scaled.to(x.dtype) * self.weight
 
 
@@ -114,7 +127,7 @@ class BiasedAttention(MultiHeadAttention):
     """Self-attention of GPT-2 and BERT, with a bias for every matrix."""
 
     def __init__(self, spec: BiasedSpec, causal: bool) -> None:
-        super().__init__(spec.dim, spec.head_dim, spec.dim, bias=True)
+        super().__init__(spec.dim, spec.head_width, spec.dim, bias=True)
         self.causal = causal
 
     def forward(self, x: Tensor) -> Tensor:
@@ -235,7 +248,7 @@ class DecoderPart(TransformerPart):
     """Base class of a stage of a decoder-only Transformer; the last stage has a norm and a head."""
 
     def __init__(
-        self, spec: TransformerSpec, blocks: StageBlocks, make_block: Callable[[], nn.Module],
+        self, spec: TransformerSpec, blocks: StageBlocks, make_block: Callable[[int], nn.Module],
         make_norm: Callable[[], nn.Module], positions: nn.Module | None = None,
     ) -> None:  # fmt: skip
         """Create the stage's modules.
@@ -243,7 +256,7 @@ class DecoderPart(TransformerPart):
         Args:
             spec: the model's spec.
             blocks: the stage's blocks, and whether it is the first or the last stage.
-            make_block: returns a new block.
+            make_block: returns the new block of a number.
             make_norm: returns a new norm.
             positions: module that takes tokens and returns what is added to their embedding; None: nothing is added.
         """
@@ -251,7 +264,7 @@ class DecoderPart(TransformerPart):
         held = blocks.first or self.tied_here
         self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if held else None
         self.positions = positions
-        self.layers = nn.ModuleDict({str(index): make_block() for index in range(blocks.start, blocks.stop)})
+        self.layers = nn.ModuleDict({str(index): make_block(index) for index in range(blocks.start, blocks.stop)})
         self.norm = make_norm() if blocks.last else None
         self.head = nn.Linear(spec.dim, spec.vocabulary, bias=False) if blocks.last else None
         self.tie()
@@ -263,9 +276,13 @@ class DecoderPart(TransformerPart):
             x: tokens [batch, seq] in the first stage, else activations [batch, seq, dim].
         """
         if self.first and self.embedding is not None:
-            x = self.embedding(x) if self.positions is None else self.embedding(x) + self.positions(x)
+            x = self.embed(x, self.embedding)
         for block in self.layers.values():
             x = block(x)
         if self.norm is not None and self.head is not None:
             x = self.head(self.norm(x))
         return x
+
+    def embed(self, tokens: Tensor, embedding: nn.Embedding) -> Tensor:
+        """Return the activations [batch, seq, dim] before the first block, for tokens [batch, seq]."""
+        return embedding(tokens) if self.positions is None else embedding(tokens) + self.positions(tokens)

@@ -12,9 +12,9 @@ norms and the residual stream. A stage then takes and returns activations [batch
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from hpctrain.model.imported.model import blocks_of
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import EncoderSpec, FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
@@ -102,12 +103,33 @@ def _block_styles(stream: Placement, spec: FamilySpec) -> dict[str, ParallelStyl
     for attention in ("attention", "cross_attention"):
         styles |= {f"{attention}.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")}
         styles[f"{attention}.wo"] = RowwiseParallel(output_layouts=stream)
+    if isinstance(spec, DecoderSpec) and spec.qk_norm != "none":
+        # Queries and keys are split by heads: [batch, heads / tp, seq, head_width], or [batch, seq, width / tp].
+        style = SequenceParallel(sequence_dim=1, use_local_output=True) if spec.qk_norm == "head" else _SplitNorm()
+        styles |= {"attention.q_norm": style, "attention.k_norm": style}
     if stream == SEQUENCE:
-        styles |= {
-            "attention_norm": SequenceParallel(use_local_output=True),
-            "feed_forward_norm": SequenceParallel(use_local_output=True),
-        }
+        norms = ("attention_norm", "attention_output_norm", "feed_forward_norm", "feed_forward_output_norm")
+        styles |= {name: SequenceParallel(use_local_output=True) for name in norms}
     return styles
+
+
+class _SplitNorm(ParallelStyle):
+    """Splits a norm over its last dimension: each device has a part of the input and of the weight, and the mean of
+    squares is taken over all devices.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def split(name: str, part: nn.Module, mesh: DeviceMesh) -> None:
+            for key, weight in list(part.named_parameters(recurse=False)):
+                part.register_parameter(key, nn.Parameter(distribute_tensor(weight, mesh, [Shard(0)])))
+
+        def gather(part: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> DTensor:
+            return DTensor.from_local(inputs[0], mesh, [Shard(-1)], run_check=False)
+
+        def local(part: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+            return output.redistribute(mesh, [Shard(-1)]).to_local()
+
+        return distribute_module(module, device_mesh, split, gather, local)
 
 
 def _end_styles(stream: Placement, split: bool, spec: FamilySpec) -> dict[str, ParallelStyle]:

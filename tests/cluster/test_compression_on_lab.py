@@ -13,7 +13,7 @@ from hpctrain.bench.compression.step_times import lab_site, local_site, measure_
 from hpctrain.lab.layout import load_layout
 from hpctrain.lab.machine import this_machine
 from hpctrain.launch.small_run import make_corpus
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.compression import Quantized, make_codec
 
 SETTINGS = LaunchSettings(

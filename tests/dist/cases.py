@@ -29,8 +29,10 @@ from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.records.history.generation import GENERATIONS, Fence
 from hpctrain.records.history.manifest import Manifest
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
+from hpctrain.records.model.families import EncoderSpec, FamilySpec, Gpt2Spec
+from hpctrain.records.model.rope_scaling import Llama3Rope
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Masked, lengths, resolved_objective
 from hpctrain.schedule.resolve import schedule_of
@@ -242,6 +244,36 @@ PLANS |= {
     "pp4, encoder-decoder": (PLANS["pp4"][0], T5),
     "pp2 dp2 uneven, encoder-decoder": (PLANS["pp2 dp2 uneven"][0], T5),
     "zero3 pp2 dp2, encoder-decoder": (PLANS["zero3 pp2 dp2"][0], T5),
+}
+
+
+LIKE_GEMMA = SPEC.model_copy(
+    update={
+        "head_dim": 12, "norms": "both", "norm_offset": True, "qk_norm": "head", "activation": "gelu_tanh",
+        "embedding_scaled": True, "score_width": 20, "score_cap": 5.0, "logit_cap": 3.0, "window": 5,
+        "full_blocks": (1, 3), "window_rope_base": 100.0, "tied": True,
+    }
+)  # fmt: skip
+LIKE_OLMO = SPEC.model_copy(
+    update={"norms": "after", "qk_norm": "width", "attention_bias": "all", "rotary_dim": 4, "init_std": 0.3}
+)
+"""The norms divide by the size of what the matrices give: with small initial weights, gradients are in the hundreds."""
+LIKE_QWEN = SPEC.model_copy(
+    update={
+        "attention_bias": "qkv", "window": 7, "full_blocks": (0, 1),
+        "rope_scaling": Llama3Rope(
+            mode="llama3", factor=8, low_freq_factor=1, high_freq_factor=4, original_positions=16
+        ),
+    }
+)  # fmt: skip
+PLANS |= {
+    "pp2 tp2 sequence, like Gemma": (PLANS["pp2 tp2 sequence"][0], LIKE_GEMMA),
+    "tp2 selective, like Gemma": (PLANS["tp2 selective"][0], LIKE_GEMMA),
+    "pp2 tp2, like OLMo": (PLANS["pp2 tp2"][0], LIKE_OLMO),
+    "tp2 sequence, like OLMo": (PLANS["tp2 sequence"][0], LIKE_OLMO),
+    "zero1 dp2 tp2, like OLMo": (PLANS["zero1 dp2 tp2"][0], LIKE_OLMO),
+    "pp2 tp2, like Qwen": (PLANS["pp2 tp2"][0], LIKE_QWEN),
+    "pp2 full and selective, like Qwen": (PLANS["pp2 full and selective"][0], LIKE_QWEN),
 }
 
 

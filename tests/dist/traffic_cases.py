@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.profiler import ProfilerActivity, profile
 
 from hpctrain.parallel.gradients import local_gradients
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.step_metrics import CollectiveCounter
 

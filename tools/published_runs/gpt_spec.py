@@ -3,7 +3,7 @@ memory."""
 
 from __future__ import annotations
 
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
 
 class GptSpec(DecoderSpec):

@@ -16,7 +16,7 @@ from hpctrain.launch.small_run import make_plan
 from hpctrain.parallel.gradients import clip_gradients, gradient_norm
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.compression import CodecSpec
 from hpctrain.records.plan.gradient_codec import Messages
 from hpctrain.records.plan.plan import Plan

@@ -27,7 +27,7 @@ from hpctrain.bench.record import RowStore
 from hpctrain.corpus.input.sample_text import find_sample_text
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
 REFERENCE = "dense"
 """The method with exact sums, whose losses the others are compared with."""

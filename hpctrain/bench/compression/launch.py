@@ -19,7 +19,7 @@ from hpctrain.base.atomic import write_json
 from hpctrain.base.errors import CommandError
 from hpctrain.base.module_argv import program
 from hpctrain.base.process import Process, Runner, end_process
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
 SCENE_FILE, SAMPLES_FILE = "scene.json", "samples.json"
 BENCH_SPEC = DecoderSpec(layers=6, dim=384, heads=6, vocab=320)

@@ -31,7 +31,7 @@ from hpctrain.parallel.fsdp import apply_sharding, flat_gradient_layouts, track_
 from hpctrain.parallel.gradient_reducer import LocalSgdReducer
 from hpctrain.planner import make_plan
 from hpctrain.probe.measure.figures import fit_alpha_beta
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.compression import MODES, CodecSpec, LocalSteps, Quantized, make_codec
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Device, Node

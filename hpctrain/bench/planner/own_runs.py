@@ -25,7 +25,7 @@ from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.calibration import WARMUP_STEPS, fit_profile, merge_profiles
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.history.run_log import MetricRow, read_metrics
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run

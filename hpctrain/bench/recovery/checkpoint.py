@@ -26,7 +26,7 @@ from hpctrain.bench.ranks import leave_process_group, run_ranks
 from hpctrain.bench.record import make_record
 from hpctrain.checkpoint.state import collect
 from hpctrain.launch import small_run
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import Loop, manifest_of

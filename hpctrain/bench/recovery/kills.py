@@ -31,7 +31,7 @@ from hpctrain.checkpoint import published
 from hpctrain.checkpoint.state import collect
 from hpctrain.launch.small_run import BYTES_VOCABULARY, make_plan, make_run, temporary_corpus
 from hpctrain.records.history.manifest import Manifest
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.run.run import Checkpoint
 from hpctrain.worker.build import Trainer, build
 from hpctrain.worker.standalone import loop_alone

@@ -249,7 +249,8 @@ def _lab(spec: Any) -> Iterator[tuple[Any, Any]]:
 
 def _spec(preset: str) -> Any:
     from hpctrain.launch.small_run import BYTES_VOCABULARY
-    from hpctrain.records.model.families import PRESETS, DecoderSpec
+    from hpctrain.records.model.decoder_spec import DecoderSpec
+    from hpctrain.records.model.families import PRESETS
 
     decoders = {name: spec for name, spec in PRESETS.items() if isinstance(spec, DecoderSpec)}
     if preset not in decoders:

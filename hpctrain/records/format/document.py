@@ -66,6 +66,10 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
+    later_fields: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are not written while they have their default. A field that is added to a model whose hash is stored
+    is named here: without its key, older files and their hashes keep their meaning."""
+
     def to_json(self) -> dict[str, Any]:
         """Return the model as a mapping of plain JSON values with the keys of the file. A number that was not measured
         has no key."""
@@ -79,11 +83,12 @@ class Part(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the serialised fields without those that are None by default. A None stays where the default is
-        another value, because without its key the field would be read back as the default."""
+        """Return the serialised fields without those that are None by default, and without `later_fields` that have
+        their default. A None stays where the default is another value, because without its key the field would be read
+        back as the default."""
         values: dict[str, Any] = handler(self)
         for name, field in type(self).model_fields.items():
-            if getattr(self, name) is None and field.default is None:
+            if getattr(self, name) == field.default and (field.default is None or name in self.later_fields):
                 values.pop(field.alias or name, None)
                 values.pop(name, None)
         return values

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hpctrain.records.format.document import HEADS_MAX, LAYERS_MAX, VOCAB_MAX, WIDTH_MAX, Part, content_sha256
 
@@ -213,3 +213,68 @@ class TransformerSpec(BlockStack):
         """Return whether `fully_shard` casts sharded weights to the precision of matrix products before it gathers
         them."""
         return True
+
+
+class EqualBlocks(TransformerSpec):
+    """Base class of the families whose blocks are all alike, with a residual stream of width d (`dim`)."""
+
+    hidden_by_mask: ClassVar[float] = 0.5
+    """Share of the attention scores that are not computed because a mask hides them: with a causal mask, the scores of
+    later tokens are half of all."""
+
+    @model_validator(mode="after")
+    def _heads_share_the_width(self) -> EqualBlocks:
+        if self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+        return self
+
+    @property
+    def head_width(self) -> int:
+        return self.dim // self.heads
+
+    @property
+    @abstractmethod
+    def block_weights(self) -> int:
+        """Return the number of weights in the matrices of one block."""
+
+    @abstractmethod
+    def split_values(self) -> tuple[int, int]:
+        """Return two counts of numbers per token in those tensors of a block that tensor parallelism splits, over all
+        devices together: (all numbers that the backward pass needs; those of them that are results of matrix products
+        or attention)."""
+
+    def tables(self, first: bool, last: bool) -> int:
+        """Return how many embedding and head matrices a stage holds, given whether it is the model's first and whether
+        it is the last. A tied matrix counts once."""
+        return int(first or last) if self.tied else int(first) + int(last)
+
+    def forward_flops(self, sequences: int, seq_len: int, start: int = 0) -> float:
+        """Return the FLOPs of a forward pass of `sequences` sequences through the blocks from number `start` on, and
+        through the head. Attention takes 4·s·d FLOPs per token and block, less the share of the scores that a mask
+        hides (s: `seq_len`, d: width of all query heads together)."""
+        tokens = sequences * seq_len
+        scores = 4.0 * seq_len * self.heads * self.head_width * (1 - self.hidden_by_mask)
+        return (self.layers - start) * tokens * (2.0 * self.block_weights + scores) + self.head_flops(tokens)
+
+    def head_flops(self, tokens: int) -> float:
+        """Return the FLOPs of the head's matrix products in a forward pass of this number of tokens."""
+        return 2.0 * tokens * self.vocabulary * self.dim
+
+    def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """Return the bytes of activations that one block keeps for its backward pass, on one of `tp` devices, for a
+        micro-batch of `sequences` sequences: inputs and outputs of both norms (4·`dim` numbers per token), and a part
+        of the tensors that `tp` splits."""
+        backward, _ = self.split_values()
+        return int(sequences * seq_len * bytes_per_value * (4 * self.dim + backward / tp))
+
+    def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
+        """Return the part of `activation_bytes` that tensor parallelism does not split: inputs and outputs of both
+        norms of a block."""
+        return sequences * seq_len * bytes_per_value * 4 * self.dim
+
+    def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """Return the bytes of the results of a block's matrix products and attention, on one of `tp` devices, for a
+        micro-batch. Selective recomputation keeps these results. Each device holds the whole outputs of the two
+        projections into the residual stream, of attention and feed-forward (2·`dim` numbers per token)."""
+        _, results = self.split_values()
+        return int(sequences * seq_len * bytes_per_value * (2 * self.dim + results / tp))

@@ -1,156 +1,20 @@
-"""The model families that hpctrain builds, as `model.dims` of a run file names them: a decoder like Llama, GPT-2 and
-BERT, with the presets of all families. The encoder-decoder is in `encoder_decoder_spec`, because its counts depend on
-the cut.
+"""The model families that hpctrain builds, as `model.dims` of a run file names them: GPT-2 and BERT, with the presets
+of all families. The decoder like Llama is in `decoder_spec`, the encoder-decoder in `encoder_decoder_spec`.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
-from hpctrain.records.format.document import HEADS_MAX, SEQ_MAX, WIDTH_MAX, Part
-from hpctrain.records.model.block_stack import TransformerSpec, require_family
+from hpctrain.records.format.document import SEQ_MAX, WIDTH_MAX, Part
+from hpctrain.records.model.block_stack import EqualBlocks, require_family
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 
 
-class _EqualBlocks(TransformerSpec):
-    """Base class of the families whose blocks are all alike, with a residual stream of width d (`dim`)."""
-
-    hidden_by_mask: ClassVar[float] = 0.5
-    """Share of the attention scores that are not computed because a mask hides them: with a causal mask, the scores of
-    later tokens are half of all."""
-
-    @model_validator(mode="after")
-    def _heads_share_the_width(self) -> _EqualBlocks:
-        if self.dim % self.heads:
-            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
-        return self
-
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.heads
-
-    @property
-    @abstractmethod
-    def block_weights(self) -> int:
-        """Return the number of weights in the matrices of one block."""
-
-    @abstractmethod
-    def split_values(self) -> tuple[int, int]:
-        """Return two counts of numbers per token in those tensors of a block that tensor parallelism splits, over all
-        devices together: (all numbers that the backward pass needs; those of them that are results of matrix products
-        or attention)."""
-
-    def tables(self, first: bool, last: bool) -> int:
-        """Return how many embedding and head matrices a stage holds, given whether it is the model's first and whether
-        it is the last. A tied matrix counts once."""
-        return int(first or last) if self.tied else int(first) + int(last)
-
-    def forward_flops(self, sequences: int, seq_len: int, start: int = 0) -> float:
-        """Return the FLOPs of a forward pass of `sequences` sequences through the blocks from number `start` on, and
-        through the head. Attention takes 4·s·d FLOPs per token and block, less the share of the scores that a mask
-        hides (s: `seq_len`, d: `dim`)."""
-        tokens = sequences * seq_len
-        scores = 4.0 * seq_len * self.dim * (1 - self.hidden_by_mask)
-        return (self.layers - start) * tokens * (2.0 * self.block_weights + scores) + self.head_flops(tokens)
-
-    def head_flops(self, tokens: int) -> float:
-        """Return the FLOPs of the head's matrix products in a forward pass of this number of tokens."""
-        return 2.0 * tokens * self.vocabulary * self.dim
-
-    def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes of activations that one block keeps for its backward pass, on one of `tp` devices, for a
-        micro-batch of `sequences` sequences: inputs and outputs of both norms (4·`dim` numbers per token), and a part
-        of the tensors that `tp` splits."""
-        backward, _ = self.split_values()
-        return int(sequences * seq_len * bytes_per_value * (4 * self.dim + backward / tp))
-
-    def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """Return the part of `activation_bytes` that tensor parallelism does not split: inputs and outputs of both
-        norms of a block."""
-        return sequences * seq_len * bytes_per_value * 4 * self.dim
-
-    def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes of the results of a block's matrix products and attention, on one of `tp` devices, for a
-        micro-batch. Selective recomputation keeps these results. Each device holds the whole outputs of the two
-        projections into the residual stream, of attention and feed-forward (2·`dim` numbers per token)."""
-        _, results = self.split_values()
-        return int(sequences * seq_len * bytes_per_value * (2 * self.dim + results / tp))
-
-
-class DecoderSpec(_EqualBlocks):
-    """A decoder-only Transformer like Llama (Touvron et al. 2023): RMSNorm, rotary positions, SwiGLU, grouped-query
-    attention."""
-
-    family: Literal["decoder"] = "decoder"
-    """The kind of Transformer."""
-    kv_heads: int | None = Field(default=None, ge=1, le=HEADS_MAX)
-    """Number of key and value heads (grouped-query attention), a divisor of `heads`. Default: `heads`."""
-    ffn_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
-    """Width inside the SwiGLU. Default: 8/3 of `dim`, rounded up to a multiple of 32."""
-    rope_base: float = Field(default=10_000.0, gt=0)
-    """Base of the rotary position angles (Su et al. 2021)."""
-    norm_eps: float = Field(default=1e-5, gt=0)
-    """Number added under the root in RMSNorm."""
-    init_std: float = Field(default=0.02, gt=0)
-    """Standard deviation of the initial weights."""
-
-    @model_validator(mode="after")
-    def _check(self) -> DecoderSpec:
-        if self.head_dim % 2:
-            raise ValueError(f"dim / heads is {self.head_dim}; rotary positions need an even number")
-        if self.heads % self.key_value_heads:
-            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.key_value_heads}")
-        return self
-
-    @property
-    def key_value_heads(self) -> int:
-        return self.kv_heads or self.heads
-
-    @property
-    def hidden(self) -> int:
-        """Return the width inside the SwiGLU."""
-        return self.ffn_dim or -(-self.dim * 8 // 3 // 32) * 32
-
-    @property
-    def block_weights(self) -> int:
-        key_value = self.key_value_heads * self.head_dim
-        return 2 * self.dim * self.dim + 2 * self.dim * key_value + 3 * self.dim * self.hidden
-
-    def block_parameters(self, tp: int = 1) -> int:
-        return self.block_weights // tp + 2 * self.dim
-
-    def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Return the number of parameters that one of `tp` devices holds of a stage outside its blocks: of the
-        embedding in the `first` stage, of the final norm and the head in the `last` stage."""
-        tables = self.tables(first, last) * self.embedding_parameters() // self.head_shards(tp)
-        return tables + (self.dim if last else 0)
-
-    def tensor_parallel_error(self, tp: int) -> str | None:
-        for name, size in (("heads", self.heads), ("kv_heads", self.key_value_heads), ("SwiGLU width", self.hidden)):
-            if size % tp:
-                return f"{name} {size} is not a multiple of tp {tp}"
-        return None
-
-    def split_values(self) -> tuple[int, int]:
-        """Return two counts of numbers per token in those tensors of a block that tensor parallelism splits, over all
-        devices together: (all numbers that the backward pass needs; those of them that are results of matrix products
-        or attention).
-
-        Widths are d (`dim`), kv (all key heads) and f (`hidden`). The backward pass needs queries, keys and values,
-        which count twice, before and after the rotation by position (2·(d + 2·kv)), and the attention output (d). In
-        the SwiGLU it needs two matrix products, the activation of the first one, and the activation times the second
-        one (4·f). Results of matrix products and attention are queries, keys, values, attention output and the SwiGLU's
-        two products.
-        """
-        key_value = self.key_value_heads * self.head_dim
-        backward = 2 * (self.dim + 2 * key_value) + self.dim + 4 * self.hidden
-        return backward, 2 * self.dim + 2 * key_value + 2 * self.hidden
-
-
-class BiasedSpec(_EqualBlocks):
+class BiasedSpec(EqualBlocks):
     """Base class of GPT-2 and BERT: Transformers with biases and learned positions. The matrices of a block have
     4 d² + 2 d·f weights (d: `dim`, f: `ffn_dim`)."""
 

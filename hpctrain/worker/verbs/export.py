@@ -17,7 +17,8 @@ from torch import Tensor
 from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.checkpoint.save_and_load import load
-from hpctrain.hf.tensors import BYTES, HfTensor, assign_to_shards, tensors_of
+from hpctrain.hf.config import export_architecture
+from hpctrain.hf.tensors import BYTES, HfTensor, assign_to_shards
 from hpctrain.model.hf_weights import to_hf_tensor
 from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.run.run import run_of
@@ -55,9 +56,11 @@ def export(question: ExportRequest) -> list[str]:
         StorageError: a file cannot be written.
         HpctrainError: a weight is not finite in the dtype.
     """
-    spec = run_of(Path(question.folder)).spec()
+    run = run_of(Path(question.folder))
+    spec = run.spec()
     assert not isinstance(spec, ImportedSpec), "refused before a process was started"
-    files = assign_to_shards(tensors_of(spec), BYTES[question.dtype], question.shard_bytes)
+    stored = export_architecture(run.model.hf_model, spec).tensors(spec)
+    files = assign_to_shards(stored, BYTES[question.dtype], question.shard_bytes)
     dtype: torch.dtype = getattr(torch, question.dtype)
     for name, tensors in files.items():
         loaded = {tensor.name: _loaded(tensor, Path(question.checkpoint), dtype) for tensor in tensors}
@@ -66,7 +69,8 @@ def export(question: ExportRequest) -> list[str]:
 
 
 def _loaded(tensor: HfTensor, checkpoint: Path, dtype: torch.dtype) -> Tensor:
-    parameters = {f"model.{name}": torch.empty(tensor.parameter_shape) for name in tensor.parameters}
+    shapes = zip(tensor.parameters, tensor.parameter_shapes, strict=True)
+    parameters = {f"model.{name}": torch.empty(shape) for name, shape in shapes}
     load(parameters, checkpoint, None)
     whole = to_hf_tensor(tensor, list(parameters.values())).to(dtype)
     if not torch.isfinite(whole).all():

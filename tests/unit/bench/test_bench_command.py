@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from hpctrain.bench.runtime import ThroughputSettings, measure
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
 
 def bench(*argv: str) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ from hpctrain.bench.compression.rank import CORPUS_FOLDER
 from hpctrain.bench.compression.step_times import local_site, measure_site
 from hpctrain.cli.bench.group import bench_command as command
 from hpctrain.launch.small_run import make_corpus
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.compression import Quantized
 
 SMALL = LaunchSettings(

@@ -23,7 +23,7 @@ from hpctrain.bench.compression.convergence_summary import (
 from hpctrain.bench.compression.step_times import make_text
 from hpctrain.bench.record import RowStore
 from hpctrain.corpus.input.sample_text import SampleText
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
 MBIT = 1e6
 

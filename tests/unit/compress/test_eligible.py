@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.compress.build import is_compressible
 from hpctrain.model.build import build_stage
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.compression import Layers
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.read.objective import SpecialTokens
-from hpctrain.hf.config import config_of, continued_config, spec_of
-from hpctrain.hf.tensors import assign_to_shards, index_of, shard_bytes, tensors_of
+from hpctrain.hf.config import architecture_for, config_of, continued_config, spec_of
+from hpctrain.hf.tensors import assign_to_shards, index_of, shard_bytes
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import PRESETS, DecoderSpec
+from hpctrain.records.model.families import PRESETS
 
 LLAMA = config_of(DecoderSpec(layers=2, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5))
 T5 = config_of(EncoderDecoderSpec(layers=4, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5, start=0))
@@ -26,24 +27,34 @@ def test_every_preset_comes_back(preset: str) -> None:
     )
     assert again.parameters() == spec.parameters()
     # BERT without a tied head has its bias under two names.
-    assert sum(tensor.count for tensor in tensors_of(spec)) == spec.parameters()
+    assert sum(tensor.count for tensor in architecture_for(spec).tensors(spec)) == spec.parameters()
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rope_scaling": {"rope_type": "llama3"}}, '{"rope_type": "llama3"}; allowed: null, or rope_type default'),
-        ({"rope_parameters": {"type": "yarn"}}, "rope_parameters: found"),
-        ({"attention_bias": True}, "attention_bias: found true; allowed: false"),
-        ({"hidden_act": "gelu"}, 'hidden_act: found "gelu"; allowed: "silu" or "swish"'),
-        ({"head_dim": 8}, "head_dim: found 8; allowed: null or 16"),
+        ({"rope_scaling": {"rope_type": "linear"}}, '{"rope_type": "linear"}; allowed: factor as a number above 0'),
+        ({"rope_parameters": {"type": "proportional"}}, "allowed: rope_type default, linear, llama3, yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "; dynamic changes the angles with the length of"),
+        ({"rope_scaling": {"rope_type": ["x"]}}, "allowed: rope_type default, linear, llama3, yarn"),
+        ({"rope_scaling": [1]}, "rope_scaling: found [1]; allowed: null or a mapping"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: found 0.5; allowed: 1"),
+        ({"mlp_bias": True}, "mlp_bias: found true; allowed: false"),
+        ({"hidden_act": "relu"}, 'hidden_act: found "relu"; allowed: "silu" or "swish" or "gelu"'),
+        ({"head_dim": 9}, "the rotated width of a head is 9; rotary positions need an even number"),
         ({"hidden_size": None, "head_dim": None}, "hidden_size: found null; allowed: a whole number above 0"),
         ({"num_hidden_layers": 2.5}, "num_hidden_layers: found 2.5"),
         ({"num_key_value_heads": 3}, "heads 4 is not a multiple of kv_heads 3"),
-        ({"architectures": ["Qwen2ForCausalLM"]}, 'architectures: found ["Qwen2ForCausalLM"]'),
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, 'architectures: found ["Qwen2MoeForCausalLM"]'),
         ({"architectures": None, "model_type": "mamba"}, 'found null (model_type "mamba"); allowed: LlamaForCausalLM'),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding_window: found 64; allowed: null"),
-        ({"architectures": ["MistralForCausalLM"]}, "sliding_window: not there; allowed: null"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": -4}, "sliding_window: found -4; allowed: a whole"),
+        ({"architectures": ["Gemma3ForCausalLM"], "hidden_act": None, "hidden_activation": "gelu_pytorch_tanh",
+          "layer_types": ["full_attention", "chunked_attention"]}, "sliding_attention for each of num_hidden_layers 2"),
+        ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True},
+         "use_bidirectional_attention: found true; allowed: false or null"),
+        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope", "short_factor": [1],
+          "long_factor": [2], "original_max_position_embeddings": 64}}, "short_factor has 1 numbers, a head 8 angles"),
+        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "llama3"}}, "rope_type default, longrope"),
     ],
 )  # fmt: skip
 def test_what_no_model_here_has_is_refused_by_its_key(change: dict[str, Any], said: str) -> None:
@@ -80,7 +91,8 @@ def test_a_run_goes_on_with_the_config_it_began_with() -> None:
 
 
 def test_tensors_are_shared_out_in_their_order() -> None:
-    tensors = tensors_of(DecoderSpec(layers=3, dim=64, heads=4, vocab=100))
+    spec = DecoderSpec(layers=3, dim=64, heads=4, vocab=100)
+    tensors = list(architecture_for(spec).tensors(spec))
     files = assign_to_shards(tensors, 2, 30_000)
     assert [tensor for group in files.values() for tensor in group] == tensors
     assert all(2 * sum(tensor.count for tensor in group) <= 30_000 for group in files.values())

@@ -14,7 +14,7 @@ from hpctrain import __version__
 from hpctrain.base.errors import FileError, InputError, RefusedError
 from hpctrain.launch.local import LocalNodes, check_gpus, local_environment, local_gpus, local_nodes, share_gpus
 from hpctrain.launch.preflight.checks import check_devices, check_plan, check_topology, is_usable
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.records.run.run import Run, read_run
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology

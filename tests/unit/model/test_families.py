@@ -14,8 +14,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from hpctrain.model.build import build_modules, build_part, build_stage
 from hpctrain.model.imported.model import blocks_of
 from hpctrain.model.layers import StageBlocks, relative_position_bias, relative_position_buckets
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import PRESETS, DecoderSpec, EncoderSpec, FamilySpec, Gpt2Spec
+from hpctrain.records.model.families import PRESETS, EncoderSpec, FamilySpec, Gpt2Spec
 
 GPT2 = Gpt2Spec(layers=3, dim=24, heads=3, vocab=50, positions=16)
 ENCODER = EncoderSpec(layers=3, dim=24, heads=3, vocab=50, positions=16)

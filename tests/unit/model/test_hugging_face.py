@@ -15,9 +15,9 @@ from torch import nn
 
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.read.objective import SpecialTokens
-from hpctrain.hf.config import config_of
+from hpctrain.hf.config import architecture_for, config_of
 from hpctrain.hf.folder import read_folder
-from hpctrain.hf.tensors import assign_to_shards, index_of, tensors_of
+from hpctrain.hf.tensors import assign_to_shards, index_of
 from hpctrain.model.build import build_part
 from hpctrain.model.hf_weights import HfWeights, to_hf_tensor
 from hpctrain.model.layers import StageBlocks
@@ -30,6 +30,16 @@ LLAMA: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "rope_theta": 5e5,
 }  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0}
+QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}
+GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 9}
+PHI = {"pad_token_id": 1, "sliding_window": 17}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
+LONGROPE |= {"original_max_position_embeddings": 32}
 GPT2: dict[str, Any] = {"vocab_size": 97, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4}
 GPT2 |= {"bos_token_id": 1, "eos_token_id": 1}
 BERT: dict[str, Any] = {
@@ -44,7 +54,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama:ForCausalLM", LLAMA),
     "llama-tied": ("Llama:ForCausalLM", {**LLAMA, "tie_word_embeddings": True}),
     "llama-padded": ("Llama:ForCausalLM", {**LLAMA, "pad_token_id": 5}),
+    "llama-3.1": ("Llama:ForCausalLM", {**LLAMA, "rope_scaling": LLAMA3, "attention_bias": True, "head_dim": 6}),
+    "llama-linear": ("Llama:ForCausalLM", {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "mistral": ("Mistral:ForCausalLM", {**LLAMA, "sliding_window": None}),
+    "mistral-window": ("Mistral:ForCausalLM", {**LLAMA, "sliding_window": 7, "head_dim": 16}),
+    "qwen2": ("Qwen2:ForCausalLM", LLAMA),
+    "qwen2-yarn": ("Qwen2:ForCausalLM", {**LLAMA, "rope_scaling": YARN, "tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2:ForCausalLM", {**LLAMA, **QWEN_WINDOW}),
+    "qwen3": ("Qwen3:ForCausalLM", {**LLAMA, "head_dim": 12}),
+    "gemma2": ("Gemma2:ForCausalLM", {**LLAMA, **GEMMA}),
+    "gemma3": ("Gemma3:ForCausalLM", {**LLAMA, **GEMMA, "num_hidden_layers": 7}),
+    "gemma3-scaled": ("Gemma3:ForCausalLM", {**LLAMA, **GEMMA, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    "phi3": ("Phi3:ForCausalLM", {**LLAMA, **PHI}),
+    "phi4-mini": ("Phi3:ForCausalLM", {**LLAMA, **PHI, "partial_rotary_factor": 0.5, "rope_scaling": LONGROPE}),
+    "olmo2": ("Olmo2:ForCausalLM", LLAMA),
     "gpt2": ("GPT2:LMHeadModel", GPT2),
     "gpt2-untied": ("GPT2:LMHeadModel", {**GPT2, "tie_word_embeddings": False}),
     "bert": ("Bert:ForMaskedLM", BERT),
@@ -63,7 +86,9 @@ def built(case: str) -> nn.Module:
 
     name, settings = CASES[case]
     kind, _, head = name.partition(":")
-    model = getattr(transformers, kind + head)(getattr(transformers, f"{kind}Config")(**settings)).eval()
+    config = getattr(transformers, "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config")(**settings)
+    config._attn_implementation = "eager"  # the fused one has no soft cap
+    model = getattr(transformers, kind + head)(config).eval()
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.2, generator=generator)
@@ -91,7 +116,7 @@ def exported(spec: FamilySpec, module: nn.Module, folder: Path, limit: int) -> P
     """A folder of a whole model, as the export writes it."""
     folder.mkdir()
     own = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    files = assign_to_shards(tensors_of(spec), 4, limit)
+    files = assign_to_shards(architecture_for(spec).tensors(spec), 4, limit)
     for name, tensors in files.items():
         held = {tensor.name: to_hf_tensor(tensor, [own[part] for part in tensor.parameters]) for tensor in tensors}
         save_file(held, folder / name, metadata={"format": "pt"})
@@ -115,7 +140,9 @@ def test_logits_agree_both_ways(case: str, tmp_path: Path) -> None:
     whole = build_part(found.dims, StageBlocks(0, found.dims.layers, True, True), seed=5)
     out = exported(found.dims, whole, tmp_path / "out", 30_000)
     name = json.loads((out / "config.json").read_text())["architectures"][0]
-    loaded, report = getattr(transformers, name).from_pretrained(out, output_loading_info=True)
+    loaded, report = getattr(transformers, name).from_pretrained(
+        out, output_loading_info=True, attn_implementation="eager"
+    )
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     with torch.no_grad():
         named = {"decoder_tokens": DECODED} if found.dims.family == "encoder_decoder" else {}
@@ -162,7 +189,7 @@ def test_tensors_that_do_not_fit_are_named(gpt2: Path, tmp_path: Path) -> None:
     copy = partial(changed, gpt2)
     for number, (tensors, said) in enumerate([
         ({"transformer.ln_f.bias": None}, "transformer.ln_f.bias: no such tensor; config.json says it has shape [16]"),
-        ({"score.weight": torch.ones(2)}, "score.weight: no part of a gpt2 here"),
+        ({"score.weight": torch.ones(2)}, "score.weight: no part of a GPT2LMHeadModel here"),
         ({"transformer.wpe.weight": torch.ones(8, 16)}, "found shape [8, 16]; config.json says [32, 16]"),
         ({"transformer.ln_f.bias": torch.ones(16, dtype=torch.int8)}, "found numbers of type I8"),
     ]):  # fmt: skip

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from hpctrain.model.build import build_stage
 from hpctrain.parallel.recompute import recompute_blocks
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Recompute
 
 SPEC = DecoderSpec(layers=3, dim=64, heads=4, kv_heads=2, vocab=96)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hpctrain.model.build import build_stage
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
 SPEC = DecoderSpec(layers=3, dim=32, heads=4, kv_heads=2, vocab=50, tied=True)
 UNTIED = SPEC.model_copy(update={"tied": False})

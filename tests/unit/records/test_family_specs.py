@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import PRESETS, DecoderSpec, EncoderSpec, Gpt2Spec
+from hpctrain.records.model.families import PRESETS, EncoderSpec, Gpt2Spec
 from hpctrain.records.run.run import Run, read_run
 
 TEXT = """\

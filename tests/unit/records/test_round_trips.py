@@ -21,7 +21,7 @@ from hpctrain.records.history.run_log import (
     read_events,
     read_metrics,
 )
-from hpctrain.records.model.families import DecoderSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.schedule import Action, Schedule
 from hpctrain.records.run.run import Run, read_run

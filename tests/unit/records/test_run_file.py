@@ -106,7 +106,7 @@ def test_a_model_is_given_in_exactly_one_way(tmp_path: Path, model: str) -> None
 
 def test_dimensions_that_do_not_fit_are_told(tmp_path: Path) -> None:
     text = GOOD.replace("{preset: tiny-1m}", "{dims: {layers: 2, dim: 10, heads: 3}}")
-    assert mistakes(written(tmp_path, text)) == [":2: model.dims: dim 10 is not a multiple of heads 3"]
+    assert mistakes(written(tmp_path, text)) == [":2: model.dims: dim 10 is not a multiple of heads 3; give head_dim"]
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n"])

@@ -1,0 +1,66 @@
+"""A row of the table of architectures of transformers: what hpctrain knows of one class. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.hf.config_keys import ConfigKeys
+from hpctrain.hf.settings import Setting
+from hpctrain.hf.tensors import HfTensor
+from hpctrain.records.model.families import FamilySpec
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A row of the table: one class of transformers."""
+
+    name: str
+    """Name of the class, as config.json has it in `architectures`."""
+    model_type: str
+    """Name of the class's kind of config.json, `model_type`."""
+    spec: type[FamilySpec]
+    """The family of hpctrain's models."""
+    settings: tuple[Setting, ...]
+    """What config.json says of the model."""
+    tensors: Callable[[Any], Iterator[HfTensor]]
+    """Returns the tensors of a model's spec, in the model's order."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of the names of tensors that a folder may have, and that are skipped."""
+    ignored_if_tied: tuple[str, ...] = (r"lm_head\.weight",)
+    """Patterns of the same kind for models with a tied head."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Pattern and replacement for names of tensors in early folders."""
+
+    def read(self, keys: ConfigKeys) -> FamilySpec:
+        """Return the spec that a config.json describes.
+
+        Raises:
+            FileError: keys have values that hpctrain's models lack; all are listed.
+        """
+        fields: dict[str, Any] = {}
+        for setting in self.settings:
+            fields |= setting.read(keys)
+        return keys.build_spec(self.spec, **fields)
+
+    def write(self, spec: FamilySpec) -> dict[str, Any]:
+        """Return the values of a config.json that describes the spec, as far as the architecture has its settings."""
+        config: dict[str, Any] = {"architectures": [self.name], "model_type": self.model_type}
+        for setting in self.settings:
+            config |= setting.write(spec)
+        return config
+
+    def current_name(self, name: str) -> str:
+        """Return the name that transformers today gives to the tensor `name` of a folder. Early folders lack the prefix
+        of GPT-2's names, and call weight and bias of a norm gamma and beta."""
+        for pattern, replacement in self.renamed:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    def is_ignorable(self, spec: FamilySpec, name: str) -> bool:
+        """Whether a tensor of a folder may be skipped. Such a tensor is a constant, is unused, is a second copy of a
+        tied matrix, or is part of BERT's pooler or its head for sentence order, which hpctrain does not train."""
+        patterns = self.ignored + self.ignored_if_tied * spec.tied
+        return any(re.fullmatch(pattern, name) for pattern in patterns)

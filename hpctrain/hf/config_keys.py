@@ -1,0 +1,103 @@
+"""Reads the keys of one config.json, and collects the errors in them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from hpctrain.base.errors import FieldError, FileError
+from hpctrain.records.format.validation_errors import dotted
+from hpctrain.records.model.block_stack import TransformerSpec
+
+SIZE_MAX = 2**31
+"""Largest value of any size in a config.json; the spec checks each size further."""
+
+SpecT = TypeVar("SpecT", bound=TransformerSpec)
+
+
+class ConfigKeys:
+    """Reads the keys of one config.json. A method that finds an error records it and returns a value of the right type,
+    so that one FileError can list all errors."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self._values = values
+        self._source = source
+        self._mistakes: list[FieldError] = []
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """Return the whole number above 0 at `key` of the config.json. If the key is absent, return `default`; without
+        a default, record an error."""
+        value = self._values.get(key)
+        value = default if value is None else value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= SIZE_MAX:
+            return value
+        self.refuse(key, f"a whole number above 0, up to {SIZE_MAX}")
+        return 1
+
+    def number(self, key: str, default: float | None = None, inner: str | None = None) -> float:
+        """Return the number above 0 at `key` of the config.json or, if `inner` is given, at the key `inner` of the
+        mapping there. An absent number gives `default`. A wrong value, or an absent number without a default, is
+        recorded as an error, and gives `default` or 1."""
+        values = self._values if inner is None else self._values[key]
+        value = values.get(key if inner is None else inner, default)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            return float(value)
+        self.refuse(key, "a number above 0" if inner is None else f"{inner} as a number above 0")
+        return default or 1.0
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return the boolean at `key` of the config.json; `default` if the key is absent or null. For any other value,
+        record an error and return `default`."""
+        value = self._values.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool):
+            return value
+        self.refuse(key, "true or false")
+        return default
+
+    def only(self, key: str, *allowed: Any, default: Any = None) -> Any:
+        """Return the value at `key` of the config.json, and record an error unless it is one of `allowed`.
+
+        Args:
+            default: the value that transformers assumes if the key is absent.
+        """
+        value = self._values.get(key, default)
+        if not any(type(value) is type(choice) and value == choice for choice in allowed):
+            self.refuse(key, " or ".join(short_repr(choice) for choice in allowed))
+            return allowed[0]
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._values.get(key, default)
+
+    def refuse(self, key: str, allowed: str) -> None:
+        """Record the error that the value at `key` is not supported; `allowed` says in words which values are."""
+        shown = f"found {short_repr(self._values[key])}" if key in self._values else "not there"
+        mistake = FieldError(key, f"{shown}; allowed: {allowed}")
+        if mistake not in self._mistakes:
+            self._mistakes.append(mistake)
+
+    def build_spec(self, kind: type[SpecT], **fields: Any) -> SpecT:
+        """Return the spec of class `kind` with the given fields.
+
+        Raises:
+            FileError: an error was recorded, or the spec refuses a field; all errors are listed.
+        """
+        if not self._mistakes:
+            try:
+                return kind(**fields)
+            except ValidationError as error:
+                self._mistakes += [
+                    FieldError(dotted(item["loc"]), str(item["msg"]).removeprefix("Value error, "))
+                    for item in error.errors()
+                ]
+        raise FileError(self._source, self._mistakes)
+
+
+def short_repr(value: Any) -> str:
+    """Return the value as JSON, shortened to 60 characters."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,114 @@
+"""The rows of GPT-2, BERT and T5 in the table of architectures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hpctrain.hf.architecture import Architecture
+from hpctrain.hf.config_keys import ConfigKeys
+from hpctrain.hf.settings import INIT_STD, SIZES, TIED, Number, Only, Size
+from hpctrain.hf.tensors import ModuleNames, TensorNames, bert_tensors, t5_tensors
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.families import SEGMENTS, EncoderSpec, Gpt2Spec
+
+
+class _T5:
+    """The settings of T5, of which several depend on each other."""
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        encoders = keys.size("num_layers")
+        form = keys.only("feed_forward_proj", "relu", "gated-gelu", default="relu")
+        sizes = {"dim": "d_model", "heads": "num_heads", "head_dim": "d_kv", "ffn_dim": "d_ff", "vocab": "vocab_size"}
+        return {
+            "layers": encoders + keys.size("num_decoder_layers", encoders),
+            "encoder_layers": encoders,
+            **{field: keys.size(key) for field, key in sizes.items()},
+            "gated": form == "gated-gelu",
+            # transformers 5 marks every T5 as tied; the former meaning of the key is in scale_decoder_outputs.
+            "tied": keys.flag("tie_word_embeddings", True) and keys.flag("scale_decoder_outputs", True),
+            "buckets": keys.size("relative_attention_num_buckets", 32),
+            "max_distance": keys.size("relative_attention_max_distance", 128),
+            "norm_eps": keys.number("layer_norm_epsilon", 1e-6),
+        }
+
+    def write(self, spec: EncoderDecoderSpec) -> dict[str, Any]:
+        return {
+            "is_encoder_decoder": True,
+            "vocab_size": spec.vocabulary,
+            "d_model": spec.dim,
+            "d_kv": spec.head_width,
+            "d_ff": spec.hidden,
+            "num_layers": spec.seam,
+            "num_decoder_layers": spec.layers - spec.seam,
+            "num_heads": spec.heads,
+            "relative_attention_num_buckets": spec.buckets,
+            "relative_attention_max_distance": spec.max_distance,
+            "layer_norm_epsilon": spec.norm_eps,
+            "feed_forward_proj": "gated-gelu" if spec.gated else "relu",
+            "tie_word_embeddings": spec.tied,
+        }
+
+
+def other_rows() -> Iterator[Architecture]:
+    """Yield the rows of GPT-2, BERT and T5."""
+    gpt2: ModuleNames = {
+        "transformer.wte": "embedding",
+        "transformer.wpe": "positions",
+        "transformer.h.{}.ln_1": "layers.{}.attention_norm",
+        "transformer.h.{}.attn.c_attn": tuple(f"layers.{{}}.attention.w{part}" for part in "qkv"),
+        "transformer.h.{}.attn.c_proj": "layers.{}.attention.wo",
+        "transformer.h.{}.ln_2": "layers.{}.feed_forward_norm",
+        "transformer.h.{}.mlp.c_fc": "layers.{}.feed_forward.w1",
+        "transformer.h.{}.mlp.c_proj": "layers.{}.feed_forward.w2",
+        "transformer.ln_f": "norm",
+        "lm_head": "head",
+    }
+    yield Architecture(
+        "GPT2LMHeadModel",
+        "gpt2",
+        Gpt2Spec,
+        (
+            Size("dim", "n_embd"), Size("layers", "n_layer"), Size("heads", "n_head"), Size("vocab", "vocab_size"),
+            Only("activation_function", ("gelu_new", "gelu_pytorch_tanh"), "gelu_new"),
+            Only("scale_attn_weights", (True,), True), Only("scale_attn_by_inverse_layer_idx", (False,), False),
+            Only("add_cross_attention", (False,), False),
+            Size("ffn_dim", "n_inner", lambda keys: 4 * keys.size("n_embd")),
+            Size("positions", "n_positions", 1024), TIED, Number("norm_eps", "layer_norm_epsilon", 1e-5), INIT_STD,
+        ),
+        TensorNames(gpt2, transposed=tuple(name for name in gpt2 if ".c_" in name)),
+        ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
+        renamed=((r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),),
+    )  # fmt: skip
+    bert = (
+        *SIZES, Only("hidden_act", ("gelu",), "gelu"), Only("position_embedding_type", ("absolute",), "absolute"),
+        Only("type_vocab_size", (SEGMENTS,), SEGMENTS), Only("is_decoder", (False,), False),
+        Only("add_cross_attention", (False,), False), Size("positions", "max_position_embeddings", 512), TIED,
+        Number("norm_eps", "layer_norm_eps", 1e-12), INIT_STD,
+    )  # fmt: skip
+    for name in ("BertForMaskedLM", "BertForPreTraining"):
+        yield Architecture(
+            name,
+            "bert",
+            EncoderSpec,
+            bert,
+            bert_tensors,
+            ignored=(
+                r"bert\.embeddings\.(position|token_type)_ids",
+                r"bert\.pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)",
+            ),
+            ignored_if_tied=(r"cls\.predictions\.decoder\.(weight|bias)",),
+            renamed=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
+        )
+    yield Architecture(
+        "T5ForConditionalGeneration",
+        "t5",
+        EncoderDecoderSpec,
+        (_T5(),),
+        t5_tensors,
+        ignored=(
+            r"(encoder|decoder)\.embed_tokens\.weight",
+            # The first releases contain a table that no computation uses.
+            r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+        ),
+    )

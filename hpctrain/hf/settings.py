@@ -1,0 +1,163 @@
+"""The kinds of settings that a row of the table of architectures (`architectures.py`) is made of. A setting reads keys
+of a config.json into fields of a model's spec, and writes them back. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hpctrain.hf.config_keys import ConfigKeys
+
+EFFECTIVE = {
+    "kv_heads": "key_value_heads", "ffn_dim": "hidden", "vocab": "vocabulary", "head_dim": "head_width",
+    "encoder_layers": "seam", "score_width": "score_divisor",
+}  # fmt: skip
+"""Field of a spec that may be absent -> property with the value that then holds."""
+
+
+def effective(spec: Any, field: str) -> Any:
+    """Return the value that holds for a field of a spec, whether the field was given or not."""
+    name = EFFECTIVE.get(field, field)
+    return getattr(spec, name if hasattr(spec, name) else field)
+
+
+class Setting(Protocol):
+    """One or several keys of a config.json, and the fields of a spec that they stand for."""
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        """Return field of the spec -> value. A value that hpctrain's models lack is recorded as an error in `keys`."""
+        ...
+
+    def write(self, spec: Any) -> dict[str, Any]:
+        """Return key of the config.json -> value."""
+        ...
+
+
+@dataclass(frozen=True)
+class Size:
+    """A whole number above 0."""
+
+    field: str
+    key: str
+    default: int | Callable[[ConfigKeys], int] | None = None
+    """What transformers assumes if the key is absent or null; None: the key must be there."""
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        return {self.field: keys.size(self.key, self.default(keys) if callable(self.default) else self.default)}
+
+    def write(self, spec: Any) -> dict[str, Any]:
+        return {self.key: effective(spec, self.field)}
+
+
+@dataclass(frozen=True)
+class HeadWidth:
+    """The key `head_dim`, which a spec has only if it is not the width divided by the number of heads."""
+
+    default: int | None = None
+    """What transformers assumes if the key is absent; None: width divided by number of heads."""
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        usual = keys.size("hidden_size") // keys.size("num_attention_heads") or 1
+        width = keys.size("head_dim", self.default or usual)
+        return {"head_dim": None if width == usual else width}
+
+    def write(self, spec: Any) -> dict[str, Any]:
+        return {"head_dim": spec.head_width}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number above 0."""
+
+    field: str
+    key: str
+    default: float | None
+    """What transformers assumes if the key is absent."""
+    or_null: bool = False
+    """Whether the key may be null, which the spec has as None."""
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        if self.or_null and keys.get(self.key, self.default) is None:
+            return {self.field: None}
+        return {self.field: keys.number(self.key, self.default)}
+
+    def write(self, spec: Any) -> dict[str, Any]:
+        return {self.key: getattr(spec, self.field)}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A boolean."""
+
+    field: str
+    key: str
+    default: bool
+    """What transformers assumes if the key is absent or null."""
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        return {self.field: keys.flag(self.key, self.default)}
+
+    def write(self, spec: Any) -> dict[str, Any]:
+        return {self.key: getattr(spec, self.field)}
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A key with a few allowed values, each of which stands for a value of the field."""
+
+    field: str
+    key: str
+    values: Mapping[Any, Any]
+    """Value of the key -> value of the field. Of keys with one meaning, the first is written."""
+    default: Any
+    """Value of the key that transformers assumes if it is absent."""
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        return {self.field: self.values[keys.only(self.key, *self.values, default=self.default)]}
+
+    def write(self, spec: Any) -> dict[str, Any]:
+        value = getattr(spec, self.field)
+        return {self.key: next((key for key, held in self.values.items() if held == value), self.default)}
+
+
+@dataclass(frozen=True)
+class Only:
+    """A key that no field stands for, with the values of it that hpctrain's models compute."""
+
+    key: str
+    allowed: tuple[Any, ...]
+    """Values that are allowed; the first is written."""
+    default: Any
+    """What transformers assumes if the key is absent."""
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        keys.only(self.key, *self.allowed, default=self.default)
+        return {}
+
+    def write(self, spec: Any) -> dict[str, Any]:
+        return {self.key: self.allowed[0]}
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Fields that all models of the architecture have with these values, without a key."""
+
+    fields: Mapping[str, Any]
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        return dict(self.fields)
+
+    def write(self, spec: Any) -> dict[str, Any]:
+        return {}
+
+
+SIZES = (
+    Size("dim", "hidden_size"), Size("heads", "num_attention_heads"), Size("layers", "num_hidden_layers"),
+    Size("ffn_dim", "intermediate_size"), Size("vocab", "vocab_size"),
+)  # fmt: skip
+"""The sizes of most architectures."""
+TIED, UNTIED = Flag("tied", "tie_word_embeddings", True), Flag("tied", "tie_word_embeddings", False)
+"""Whether the head is tied, by what transformers assumes without the key."""
+INIT_STD = Number("init_std", "initializer_range", 0.02)
