@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from hpctrain.hf.architecture import Architecture
 from hpctrain.hf.attention_settings import Rope, Windows
@@ -107,21 +106,17 @@ def decoder_rows() -> Iterator[Architecture]:
 
 
 def _gemma_rows() -> Iterator[Architecture]:
-    common = {"norm_offset": True, "embedding_scaled": True}
-    both = Fixed({**common, "norms": "both"})
-    bidirectional = Only("use_bidirectional_attention", (False, None), None)
-    scores = (
-        Size("score_width", "query_pre_attn_scalar", 256),
-        Number("score_cap", "attn_logit_softcapping", 50.0, or_null=True),
-        Number("logit_cap", "final_logit_softcapping", 30.0, or_null=True),
-    )  # fmt: skip
-    yield _row(
-        "Gemma2ForCausalLM", "gemma2", _BIAS, both, bidirectional, *scores, Rope(), Windows(4096, full_every=(None, 2)),
-        names=_OUTPUT_NORMS, kv_heads=4, activation="hidden_activation", head_width=256, tied=TIED,
-    )  # fmt: skip
-    uncapped = (scores[0], *(replace(cap, default=None) for cap in scores[1:]))
-    yield _row(
-        "Gemma3ForCausalLM", "gemma3_text", _BIAS, both, Fixed({"qk_norm": "head"}), bidirectional, *uncapped,
-        Rope(base=1_000_000.0, local=10_000.0), Windows(4096, full_every=("sliding_window_pattern", 6)),
-        names=_OUTPUT_NORMS, kv_heads=4, activation="hidden_activation", head_width=256, tied=TIED,
-    )  # fmt: skip
+    def row(name: str, model_type: str, caps: tuple[float | None, float | None], *settings: Setting) -> Architecture:
+        return _row(
+            name, model_type, _BIAS, *settings,
+            Fixed({"norm_offset": True, "embedding_scaled": True, "norms": "both"}),
+            Only("use_bidirectional_attention", (False, None), None),
+            Size("score_width", "query_pre_attn_scalar", 256),
+            Number("score_cap", "attn_logit_softcapping", caps[0], or_null=True),
+            Number("logit_cap", "final_logit_softcapping", caps[1], or_null=True),
+            names=_OUTPUT_NORMS, kv_heads=4, activation="hidden_activation", head_width=256, tied=TIED,
+        )  # fmt: skip
+
+    yield row("Gemma2ForCausalLM", "gemma2", (50.0, 30.0), Rope(), Windows(4096, full_every=(None, 2)))
+    rope, windows = Rope(base=1e6, local=10_000.0), Windows(4096, full_every=("sliding_window_pattern", 6))
+    yield row("Gemma3ForCausalLM", "gemma3_text", (None, None), Fixed({"qk_norm": "head"}), rope, windows)
