@@ -3,13 +3,13 @@
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream-flush). Interleaved 1F1B: Narayanan et al. 2021,
 section 2.2. Zero bubble: Qi et al. 2024.
 
-Interleaving: a rank with several stages takes micro-batches through its stages in rounds: a round goes through one
-stage after the other. A round has at least as many micro-batches as the pipeline has ranks, or all micro-batches if
-there are fewer. torch requires rounds of equal length. In hpctrain's tables the first rounds may be longer by one, so
-there is a table for any number of micro-batches.
+Interleaving: a rank with several stages takes micro-batches through its stages in rounds: all micro-batches of a round
+pass one stage, then the next one. A round has at least as many micro-batches as the pipeline has ranks, or all
+micro-batches if there are fewer. torch requires rounds of equal length. In hpctrain's tables the first rounds may have
+one micro-batch more than the later ones, so there is a table for any number of micro-batches.
 
 Zero bubble: a backward pass is split into one for inputs (I), which the previous stage needs, and one for weights (W).
-No other rank waits for W, so it fills times in which a rank would wait.
+No other rank waits for W, so W fills times in which its rank would wait.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def visit_order(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int
 
 def _rounds(pp: int, micro_batches: int) -> tuple[int, ...]:
     """Return the number of micro-batches of each round of an interleaved schedule, in order: at least `pp` if there are
-    so many. The first rounds may be longer by one.
+    so many. The first rounds may have one micro-batch more than the later ones.
     """
     return even_parts(micro_batches, max(1, micro_batches // pp))
 

@@ -1,5 +1,5 @@
-"""Finds the action table that a replica runs, and checks it: each action once, on its stage's rank, in an order that
-the data allows.
+"""Finds the action table that a replica runs, and checks it: each action is in it once, on its stage's rank, and after
+the actions whose results it needs.
 
 The table is the one in the plan, if complete, else that of the named schedule. Replicas that share a state must run its
 collectives in the same order: in different orders they would wait for each other for ever, or exchange the wrong

@@ -41,7 +41,8 @@ Tell = Callable[[PathResult], None]
 
 def is_chosen(name: str, only: Sequence[str]) -> bool:
     """Return whether the path named `name` is to be tried: every path if `only` is empty, else those whose name
-    contains one of the texts in `only`, in capital or small letters."""
+    contains one of the texts in `only`, whether in capital or small letters.
+    """
     return not only or any(part.casefold() in name.casefold() for part in only)
 
 
@@ -185,7 +186,9 @@ def _row_of_left_out(path: LeftOut) -> PathResult:
 
 
 def _rocm(state: Mapping[str, Any]) -> PathResult:
-    """Return the row that says whether the paths on GPUs ran on ROCm."""
+    """Return the row that says whether the paths on GPUs ran on ROCm, from `state`, the answer of `hpctrain.worker
+    torch`.
+    """
     if state["hip_version"] is None:
         return _row_of_left_out(LeftOut("ROCm", f"this torch is built for {_build(state)}"))
     if not state["devices"]:

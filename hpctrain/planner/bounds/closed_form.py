@@ -1,10 +1,10 @@
 """Lower bound of the step time for given degrees, by the cost model that predicts layouts, but without a layout.
 
 For a replica of M micro-batches let x_r be the seconds of rank r for one micro-batch, and t_r the seconds of its
-all-reduce and update afterwards. Every rank needs M·x_r + t_r seconds. A rank also waits for a share of the x of each
-rank before it: for the actions of one micro-batch that come before its first action or after its last one. A rank of
-relative speed s_r does at most s_r·x_r of the model's work w. These are linear programs; the code solves them in closed
-form.
+all-reduce and update afterwards. Every rank needs M·x_r + t_r seconds. A rank also waits while each rank before it in
+the pipeline computes a share of its own x: the actions of one micro-batch that come before the waiting rank's first
+action or after its last one. A rank of relative speed s_r does at most s_r·x_r of the model's work w. Least step times
+under these conditions are linear programs; the code solves them in closed form.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ClosedFormBound:
     """Closed-form bounds for one workload, one size of tensor-parallel groups and one micro-batch size.
 
     Args:
-        unit_counts: the available tensor-parallel groups, which have one size.
+        unit_counts: the tensor-parallel groups that the pool's devices form, all of one size.
         micro_batch: sequences of a micro-batch.
     """
 
@@ -67,9 +67,9 @@ class ClosedFormBound:
         self._cut_s = cache(self._slowest_rank_s)
 
     def work_s(self, dims: ParallelDims) -> float:
-        """Return the seconds of a step that computation alone takes with any schedule.
+        """Return a lower bound of the step time in seconds: what computation alone takes with any schedule.
 
-        They are a weaker bound than `step_s` and quick to compute; a search sorts degrees by them.
+        The bound is weaker than `step_s` and quick to compute; a search sorts degrees by it.
         """
         return self.count * self.work / self._fastest(dims[0] * dims[1])[0]
 
@@ -149,11 +149,11 @@ class ClosedFormBound:
         return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta
 
     def _late_share(self, option: Option) -> tuple[float, float]:
-        """Return (share of a rank's work on one micro-batch that comes before the next rank starts or after the next
-        rank ends, seconds of a micro-batch's work to which this share does not apply).
+        """Return two figures: the share of a rank's work on one micro-batch that comes before the next rank starts or
+        after the next rank ends, and the seconds of the micro-batch's work to which this share does not apply.
 
-        With split backwards, a rank fills the time after the next rank's end with W. Then only forwards count, and the
-        embedding is left out.
+        With split backwards, a rank fills the time after the next rank's end with W. Then the share counts forwards
+        only, and the seconds are those of the embedding; otherwise the seconds are 0.
         """
         if not option.splits_backward:
             return 1 / option.virtual_stages, 0.0
@@ -213,11 +213,12 @@ def ideal_step_s(pool: DevicePool, work: Workload) -> float:
 
 
 def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], float]:
-    """Return the speed of each device relative to the first device, and the total work.
+    """Return (the speed of each device relative to the first device, the work of all parts together). Work is speed
+    times seconds.
 
-    The unit of work is such that the first device has speed 1 at the first part. The work of a part is the smallest
-    product of speed and seconds over the devices. So no device does more work in a second than its speed, however the
-    parts are distributed.
+    A device's speed is the first device's seconds for the first part, divided by its own seconds for that part. The
+    work of a part is the smallest product of speed and seconds over the devices. So no device does more work in a
+    second than its speed, whichever parts it computes.
 
     Args:
         parts: [device][part] -> seconds that the device takes for the part alone.

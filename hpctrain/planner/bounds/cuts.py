@@ -1,5 +1,5 @@
-"""Lower bound that enumerates every cut of the blocks. All replicas share a cut; each replica has waiting times of its
-own.
+"""Lower bound of the step time that enumerates every cut of the blocks. All replicas share a cut; each replica has
+waiting times of its own.
 
 The knapsack bound leaves open which tensor-parallel groups make up a replica. Here a replica is a choice of a class of
 groups for each of its ranks (a "mix"). `ReplicaFinish` says when a mix with a given cut ends its micro-batches. The
@@ -181,7 +181,7 @@ class ReplicaFinish:
 
     def _there_and_back(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """Return [replica] -> a bound in seconds for schedules with one stage a rank and whole backwards: the largest
-        of three.
+        of three bounds.
 
         The first counts what comes before a rank's first forward and after its last backward. The second counts one
         micro-batch's pass through the pipeline and back, and those actions of the rank that cannot overlap it. The
@@ -321,7 +321,8 @@ def cap_by_passes(
     Args:
         caps: [rank, class, blocks] -> most micro-batches; the result has the same shape.
         both: [rank, class, blocks] -> seconds of a micro-batch on the rank, forward and backward.
-        remaining_s: [rank, class, blocks] -> seconds that the time limit leaves after one pass through the pipeline.
+        remaining_s: [rank, class, blocks] -> seconds that the time limit leaves after one micro-batch's pass through
+            the pipeline and back, the last all-reduce and the update.
     """
     pp, number, blocks = caps.shape
     mixes, cuts, _ = np.meshgrid(np.arange(number), np.arange(blocks), np.arange(pp), indexing="ij")

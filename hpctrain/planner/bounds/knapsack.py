@@ -1,12 +1,13 @@
-"""Lower bound that counts whole blocks, whole micro-batches and memory, with the same cut for all replicas.
+"""Lower bound of the step time that counts whole blocks, whole micro-batches and memory, with the same cut for all
+replicas.
 
 The bound asks whether any layout finishes within a time limit. A column is the tensor-parallel groups of one pipeline
 rank over all replicas; all of them hold the same blocks. A column with b blocks can do a step's micro-batches only if
-its groups together can: the sum over groups of floor(limit / time of a micro-batch), limited by memory. Groups of one
-class (`UnitClass`) count alike, with the least time and the largest memory of any of them; a mixture says how many
-groups of each class a column has. For each rank and each mixture, the bound computes the largest such b. A knapsack
-over ranks then gives the most blocks that all columns hold together, with no more groups of a class than there are. If
-these are fewer blocks than the model has, no layout finishes within the limit.
+there are at most as many as the sum over its groups of floor(limit / time of a micro-batch), where memory limits each
+term. Groups of one class (`UnitClass`) count alike, with the least time and the largest memory of any of them; a
+mixture says how many groups of each class a column has. For each rank and each mixture, the bound computes the largest
+such b. A knapsack over ranks then gives the most blocks that all columns hold together, with no more groups of a class
+than there are. If these are fewer blocks than the model has, no layout finishes within the limit.
 
 The bound relaxes two conditions. Each column may distribute its micro-batches over replicas as suits it best; only the
 largest number of any replica is common to all columns. A pass through the pipeline counts as if all its groups were the
@@ -43,10 +44,11 @@ class KnapsackBound(RankTimes):
         return any_cut_finishes(self, caps, blocks.max(axis=(1, 2)), limit_s)
 
     def bracket(self, low: float, high: float, memory: bool = True) -> tuple[float, float]:
-        """Return two times in seconds that differ little: no layout beats the first, and this bound allows the second.
+        """Return two times in seconds that differ by at most the share `SearchLimits.bound_tolerance`. No layout is
+        faster than the first; the bound does not exclude a layout as fast as the second.
 
         Args:
-            low: seconds that no layout beats.
+            low: a known lower bound in seconds, at which the bisection begins.
             high: upper end of the bisection; both results are `high` if no layout finishes by then.
             memory: whether to count the memory; without it the bound is weaker and takes less time to compute.
         """
@@ -68,7 +70,9 @@ class KnapsackBound(RankTimes):
 
     @cached_property
     def _memory_caps(self) -> FloatArray:
-        """[rank, class, blocks] -> micro-batches for which a tensor-parallel group of the class has memory."""
+        """[rank, class, blocks] -> the most micro-batches for which a tensor-parallel group of the class has memory
+        beside so many blocks.
+        """
         memory, most = self.cost.memory, -(-self.count // self.dp)
         shards = self.shards if memory.work.memory_options.zero else 1
         return np.array(
@@ -192,7 +196,8 @@ class KnapsackBound(RankTimes):
         return chosen[::-1]
 
     def _caps(self, limit_s: float, times: RankSeconds | None = None) -> FloatArray:
-        """Return [rank, class, blocks] -> micro-batches that a tensor-parallel group ends within `limit_s` seconds.
+        """Return [rank, class, blocks] -> the most micro-batches that a tensor-parallel group ends within `limit_s`
+        seconds.
 
         Args:
             times: seconds of the ranks; None: `self.times`. In these, every column (the replicas of one pipeline rank)

@@ -35,12 +35,13 @@ class RankSeconds(NamedTuple):
 
 
 class RankTimes:
-    """The least seconds that the pipeline ranks of an option take.
+    """The least seconds that each pipeline rank of an option takes for a micro-batch, the all-reduce and the update.
 
     Args:
         shards: the largest number of replicas that share a state.
-        waits: whether to count waits that follow from the order of actions. Without them, the times of 1f1b bound every
-            schedule whose first and last rank hold the ends of the model.
+        waits: whether to count waits that follow from the order of actions. Without these waits, the times of 1f1b are
+            lower bounds for every schedule whose first rank holds the first stage and whose last rank holds the last
+            stage.
     """
 
     def __init__(
@@ -204,10 +205,10 @@ class PipelinePasses:
 
 
 def warmup_forwards(option: Option) -> FloatArray:
-    """Return [rank] -> the most forwards that the rank can do during the forward pass for which its first backward
-    waits.
+    """Return [rank] -> the most forwards that the rank can do until its first backward can start, that is, until one
+    micro-batch's forward pass through all stages has ended.
 
-    Forwards of all stages of the rank count. With gpipe that forward pass is the one of the last micro-batch.
+    Forwards of all stages of the rank count. With gpipe only the forwards of the last micro-batch count.
     """
     pp, name = option.dims.pp, option.schedule_spec.name
     ranks = np.arange(pp, dtype=np.float64)

@@ -51,7 +51,8 @@ class UnitCounts:
         """Return the least (alpha, beta), in s and s/byte, of a hop of a ring through `size` tensor-parallel groups.
 
         Args:
-            chunks: stages that each group sums at the same time; they share the links between nodes.
+            chunks: stages whose gradients each group all-reduces at the same time; these all-reduces share the links
+                between nodes.
             apart: whether the groups lie in several nodes; if False, they lie in one node where that is possible.
         """
         if size <= self.most_in_a_node and not apart:
@@ -69,8 +70,8 @@ def counts_all_reduce(work: Workload, dp: int) -> bool:
 
 
 class UnitClass(NamedTuple):
-    """A class of tensor-parallel groups: the least seconds of any of its groups for one micro-batch, and their largest
-    memory.
+    """A class of tensor-parallel groups: the least seconds that any of its groups takes, for one micro-batch where a
+    field does not say otherwise, and the largest memory of a group.
     """
 
     kinds: frozenset[UnitKind]
@@ -94,8 +95,8 @@ class UnitClass(NamedTuple):
     copy: float
     """Seconds to copy one number of a gradient into a bucket and its sum back."""
     updates: tuple[float, ...]
-    """Seconds of the optimizer for (a block, a stage with neither blocks nor ends of the model, a stage with only the
-    embedding, a stage with only the head).
+    """Seconds of a step's optimizer update for (a block, a stage with neither blocks nor ends of the model, a stage
+    with only the embedding, a stage with only the head).
     """
 
     def update(self, blocks: FloatArray, first: bool, last: bool) -> FloatArray:
@@ -113,8 +114,8 @@ class UnitClass(NamedTuple):
 def unit_classes(cost: CostModel, unit_counts: UnitCounts, option: Option, shards: int, most: int) -> list[UnitClass]:
     """Return at most `most` classes of tensor-parallel groups, the fastest class first.
 
-    Kinds are sorted by the seconds of a block. They are divided into classes where the next kind is slower by the
-    largest factors.
+    Kinds are sorted by the seconds of a block. A class ends where the factor from a kind to the next slower one is
+    among the largest `most` − 1 factors.
 
     Args:
         shards: replicas that share a state, which shortens the update.

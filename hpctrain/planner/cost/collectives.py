@@ -66,8 +66,9 @@ def all_reduce_time(
     """Return the time to all-reduce the gradients of a stage.
 
     Args:
-        rings: the rings that are at work at the same time; for codecs with `all_to_all`, made from all pairs of nodes.
-        chunks: stages that each device sums at the same time.
+        rings: the rings of all groups that all-reduce at the same time; for codecs with `all_to_all`, their links are
+            those between all pairs of nodes.
+        chunks: stages whose gradients each device all-reduces at the same time.
         bucket_bytes: bytes of the largest bucket.
     """
     n = rings.size

@@ -66,7 +66,9 @@ def memory_options_of_run(run: Run) -> tuple[MemoryOptions, list[str]]:
 
 
 def memory_options_of_plan(plan: Plan) -> MemoryOptions:
-    """Return the memory options of a plan whose stages all have the same recomputation."""
+    """Return the memory options of a plan. All its stages must have the same recomputation, because that of the first
+    one is returned.
+    """
     return MemoryOptions(
         zero=plan.zero,
         shard="all" if plan.shard is None else "node",

@@ -38,8 +38,8 @@ UnitKind = tuple[GroupSpec, float, float]
 
 @dataclass(frozen=True)
 class StageTime:
-    """Seconds of a stage for one micro-batch. Forward and backward include `tensor_parallel`, what tensor parallelism
-    adds to both.
+    """Seconds of a stage for one micro-batch. `forward` and `backward` include `tensor_parallel`, the seconds that
+    tensor parallelism adds to both together.
     """
 
     forward: float
@@ -48,7 +48,7 @@ class StageTime:
     inputs: float
     """Seconds of the backward for inputs (I) alone; 0 on the first stage, which sends no gradient."""
     weights: float
-    """Seconds of the backward for weights (W) alone."""
+    """Seconds of the backward for weights (W) alone; on the first stage, of the whole backward."""
 
     @property
     def both(self) -> float:

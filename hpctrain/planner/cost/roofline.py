@@ -13,8 +13,8 @@ from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 
 @dataclass(frozen=True)
 class ModuleTimes:
-    """Seconds of the parts of a stage for one micro-batch: one block, the embedding and the head, each as (forward,
-    backward).
+    """Seconds of the parts of a stage for one micro-batch: one block (without tensor parallelism), the embedding and
+    the head, each as (forward, backward).
     """
 
     block: ForwardBackward

@@ -84,7 +84,7 @@ class Workload:
     and W.
     """
     framework: Framework = HPCTRAIN_FRAMEWORK
-    """Bytes per number of the training framework, and which of the framework's operations wait."""
+    """How many bytes the training framework uses for a number, and whether a rank waits while it sends."""
     codec: Codec = NO_CODEC
     """The codec of the gradients; the default sums exactly."""
     messages: Messages | tuple[Messages, ...] = "none"
@@ -217,8 +217,8 @@ class Workload:
         )
 
     def mean_blocks(self, share: ModelPart) -> tuple[float, float]:
-        """Return the size of a stage's blocks in blocks of mean size, as (by compute time, by bytes of activations
-        kept).
+        """Return how many blocks of mean size equal the stage's blocks, as (in compute time, in bytes of kept
+        activations).
 
         Args:
             share: the part of the model that the stage holds.
@@ -227,9 +227,10 @@ class Workload:
 
     @cached_property
     def least_blocks(self) -> float:
-        """The compute time of all blocks of the model, in blocks of mean size: the least over all cuts.
+        """The least compute time of all blocks of the model over all cuts, as a number of blocks of mean size.
 
-        It depends on the cut, because the blocks of the first and the last stage may take less time than mean blocks.
+        The compute time depends on the cut, because the blocks of the first and the last stage may take less time than
+        mean blocks.
         """
         layers = self.spec.layers
         return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in ends) for ends in self._ends)

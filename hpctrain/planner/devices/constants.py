@@ -1,8 +1,9 @@
 """Constants of the cost model, by kind of device and by framework: counts of operations and bytes, never speeds.
 
 A part of a stage takes flops / (efficiency · speed) + bytes touched / bandwidth on the device, and operations · launch
-time on the host. The probe measures the speeds on each device. On a CPU the two times add up, because an operation is
-done when its call returns. On CUDA the host runs ahead, so the longer of the two dominates.
+time on the host. The probe measures the speeds on each device. On a CPU, device time and host time add up, because an
+operation is done when its call returns. On CUDA the host runs ahead, so the longer one of device time and host time
+dominates.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class CostConstants:
     the two times counts.
     """
     efficiency: float
-    """Share of the device's FLOP/s that a block's matrix products reach; all other losses are modelled as bytes."""
+    """Share of the device's sustained FLOP/s that a block's matrix products reach; all other losses are modelled as
+    bytes.
+    """
     half_width: float
     """Hidden size per device (dim / tp) at which a block's matrix products reach half of `efficiency`.
 
@@ -172,7 +175,9 @@ COST_CONSTANTS = {"cpu": CPU_CONSTANTS, "cuda": CUDA_CONSTANTS}
 
 @dataclass(frozen=True)
 class Framework:
-    """What the cost model needs to know of a training framework: bytes per number, and which of its operations wait."""
+    """What the cost model needs to know of a training framework: how many bytes it uses for a number, how it sends
+    activations between stages, and what it repeats or copies.
+    """
 
     weight_bytes: int = 4
     """Bytes per parameter of the weights in training."""
@@ -183,7 +188,7 @@ class Framework:
     checkpoint_bytes: int = 12
     """Bytes per parameter of the copy of weights and moments while a checkpoint is written during training."""
     bucket_bytes: float = BUCKET_BYTES
-    """Largest bucket of gradients that is summed at once between replicas."""
+    """Bytes of the largest bucket of gradients that is summed at once between replicas."""
     residual_stream_bytes: int = 4
     """Bytes per value of the residual stream, which is also sent between stages."""
     blocking_sends: bool = False

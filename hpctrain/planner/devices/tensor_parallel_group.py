@@ -104,7 +104,9 @@ class Placement(tuple[tuple[TensorParallelGroup, ...], ...]):
 
     @cached_property
     def replica_classes(self) -> tuple[int, ...]:
-        """[replica] -> class. Replicas of one class have equal devices at every pipeline rank, on any nodes."""
+        """[replica] -> class. Replicas of one class have devices with equal figures (`GroupSpec`) at every pipeline
+        rank, on any nodes.
+        """
         return class_numbers(tuple(unit.group_spec for unit in row) for row in self)
 
     @cached_property

@@ -154,8 +154,9 @@ class Layout:
 
     @cached_property
     def distinct_replicas(self) -> tuple[int, ...]:
-        """Indices of unlike replicas: the first replica of each combination of kinds of devices and number of
-        micro-batches."""
+        """Indices of unlike replicas: the first replica of each combination of class (`Placement.replica_classes`) and
+        number of micro-batches.
+        """
         return first_of_each(zip(self.placement.replica_classes, self.micro_batches, strict=True))
 
     def _need(self, model: MemoryModel, replica: int, rank: int) -> float:

@@ -45,10 +45,10 @@ def why_no_layout(cost: CostModel, option: Option) -> str | None:
 def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpec, micro_batch: int) -> Layout:
     """Return the layout with blocks and micro-batches distributed by speed, within each device's memory if possible.
 
-    The blocks are cut into stages so that the slowest pipeline rank is as fast as possible for the micro-batches of
-    each replica. Micro-batches go to replicas by the speed of their slowest rank. The two steps alternate. If the
-    returned layout exceeds a device's memory (see `Layout.memory_shortage`), no cut fits. Call this function only if
-    `why_no_layout` returns None for the option.
+    The cut makes the longest time of a pipeline rank, over the ranks of all replicas and each with its replica's
+    micro-batches, as short as possible. Micro-batches go to replicas by the speed of the replica's slowest rank. Cut
+    and division of the micro-batches are computed alternately. If the returned layout exceeds a device's memory (see
+    `Layout.memory_shortage`), no cut fits. Call this function only if `why_no_layout` returns None for the option.
     """
     pp, dp, memory_options = len(placement[0]), len(placement), cost.work.memory_options
     total, layers = cost.work.sequences // micro_batch, cost.work.spec.layers

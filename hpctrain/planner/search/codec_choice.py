@@ -231,7 +231,8 @@ def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> tuple[CostM
     """Choose the codec of each boundary between stages by the thresholds that also decide on gradient codecs.
 
     Codecs become available one after the other, the most exact first. Every boundary takes the available codec that
-    delivers its messages the soonest. The result is accepted if it shortens the step by `MIN_GAIN` or `MIN_LOSSY_GAIN`.
+    delivers its messages the soonest. The new choice for all boundaries replaces the old one if it shortens the step by
+    `MIN_GAIN`, or by `MIN_LOSSY_GAIN` if the new codec is lossy.
 
     Args:
         cost: cost model with the layout's memory options and gradient codec; its message codecs do not matter.

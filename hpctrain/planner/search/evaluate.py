@@ -215,8 +215,9 @@ def cut_at_seam(cost: CostModel, best: Prediction, max_slowdown: float) -> Predi
 def pack_within_nodes(space: SearchSpace, layout: Layout, best: Prediction) -> Prediction:
     """Return the fastest plan among `best` and versions of a layout whose stages or pipelines are packed within nodes.
 
-    The versions have the layout's degrees, schedule and micro-batch size. Blocks and micro-batches stay at their
-    pipeline rank and replica if the kind of device there stays.
+    The versions have the layout's degrees, schedule and micro-batch size. In two versions each pipeline rank of each
+    replica gets devices with the same figures as before, and keeps its blocks and micro-batches; in the third, on the
+    fastest devices, blocks and micro-batches are distributed anew.
 
     Args:
         layout: a layout of the space.
@@ -234,7 +235,8 @@ def pack_within_nodes(space: SearchSpace, layout: Layout, best: Prediction) -> P
 
 
 def same_kinds(units: Sequence[TensorParallelGroup], placement: Placement) -> Iterator[Placement]:
-    """Yield two placements with the same kind of device at each pipeline rank of each replica as the given placement.
+    """Yield two placements whose devices at each pipeline rank of each replica have the same figures (`GroupSpec`) as
+    those of the given placement.
 
     The first has its stages packed within nodes, the second its pipelines.
 
@@ -251,9 +253,9 @@ def same_kinds(units: Sequence[TensorParallelGroup], placement: Placement) -> It
 
 
 def stages_within_nodes(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Placement:
-    """Return a placement of the fastest groups of any kind, with stages packed within nodes.
+    """Return a placement of the pp × dp fastest tensor-parallel groups, with stages packed within nodes.
 
-    The fast groups of all stages are in the same replicas.
+    Every stage has its faster groups in the same replicas, so that as few replicas as possible wait for slow groups.
     """
     fastest = sorted(units, key=lambda unit: (-unit.flops, unit.index))[: pp * dp]
     stages = groups_within_nodes([fastest], [[dp]] * pp)

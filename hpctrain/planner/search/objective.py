@@ -334,8 +334,8 @@ def _with_late_messages(topology: Topology) -> Topology | None:
 
 
 def _by_yield(objective: Objective, whole: SearchSpace) -> list[str]:
-    """Return the names of the space's nodes by FLOP/s per watt or per price, highest first; without power and price by
-    FLOP/s.
+    """Return the names of the space's nodes, sorted by FLOP/s per watt (objective energy), by FLOP/s per price (cost)
+    or by FLOP/s (others), highest first.
 
     Args:
         whole: the space of all usable nodes.
@@ -351,7 +351,7 @@ def _by_yield(objective: Objective, whole: SearchSpace) -> list[str]:
 
 
 def _edges(nodes: Sequence[str], whole: SearchSpace) -> list[int]:
-    """Return the numbers of leading nodes after which another kind of node begins.
+    """Return each number n such that the n-th node and the next one have devices of different types.
 
     Args:
         nodes: names of the nodes in the order in which plans take them.

@@ -50,7 +50,7 @@ class SearchSpace:
     cost: CostModel
     limits: SearchLimits = DEFAULT_LIMITS
     impossible: dict[ParallelDims, str] = field(default_factory=dict)
-    """Degrees that cannot run at all, with the reason."""
+    """Degrees that cannot run at all -> the reason."""
     warm_start: WarmStart | None = None
     """The plan to beat when the new plan replaces another."""
 
@@ -171,8 +171,8 @@ class OptionBounds:
 
     def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:
         """Return up to two placements that may finish within `limit_s` seconds: those with the mixtures of classes that
-        the knapsack bound finds for this limit. The list is empty if the bound excludes all placements, or if the
-        found ones cannot be sharded as the run file asks.
+        the knapsack bound finds for this limit. A placement that cannot shard state as the memory options ask is left
+        out. The list is empty if the bound excludes all placements.
         """
         mixtures = knapsack_bound.mixtures_by(limit_s)
         if mixtures is None:

@@ -167,7 +167,9 @@ def _rank_ends(layout: Layout, run: _ReplicaRun, whole: bool) -> tuple[float, ..
 
 
 def _busy(layout: Layout, run: _ReplicaRun, rank: int) -> float:
-    """Return the seconds of a step in which a pipeline rank computes."""
+    """Return the seconds of a step in which a pipeline rank runs its actions, including the tensor-parallel and ZeRO
+    collectives within them.
+    """
     durations = run.durations
     split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
     return run.micro_batches * sum(

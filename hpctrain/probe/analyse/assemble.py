@@ -107,7 +107,9 @@ def _node(name: str, outcome: ProbeOutcome, clock: Offset | None, used: str | No
 
 
 def _without_cpu_power(node: Node, types: dict[str, DeviceType]) -> Node:
-    """Return the node without the power of its CPUs: the machine counts that of all jobs on it together."""
+    """Return the node without the power figures of its CPUs, because the machine counts the power of all jobs on it
+    together.
+    """
     devices = [
         device.model_copy(update={"power_w": None}) if types[device.type].kind == "cpu" else device
         for device in node.devices
@@ -155,8 +157,8 @@ def _figures(
     """Return the figures of the direction from the first node of the pair to the second: latency as the sender measured
     it, bandwidth as the receiver timed it.
 
-    Where there is a loaded bandwidth, the fitted beta is scaled from the isolated bandwidth to it, because in a
-    training step all nodes send at once.
+    If a loaded bandwidth was measured, the fitted beta is multiplied by isolated bandwidth / loaded bandwidth, because
+    in a training step all nodes send at once.
 
     Args:
         quiet: measurement of the pair alone, else the one beside other pairs.

@@ -249,7 +249,9 @@ def pcie_downshift(places: NodeDevices) -> Iterator[ProbeFinding]:
 
 def p2p_disabled(places: NodeDevices) -> Iterator[ProbeFinding]:
     """Yield P2P_DISABLED faults: a device cannot read the memory of another device of its node, although NVLink
-    connects the two, or the same two devices of another node can."""
+    connects both devices, or although on another node the device with the same type and name can read the same peer's
+    memory.
+    """
     able = {(device.type, device.id, peer) for _, device in places for peer, word in device.p2p.items() if word == "ok"}
     for node, device in places:
         refused = [peer for peer, word in device.p2p.items() if word == "no"]

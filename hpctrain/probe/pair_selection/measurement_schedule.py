@@ -96,8 +96,9 @@ def _retests(outcome: ProbeOutcome, settings: ProbeSettings, tree: SwitchTree) -
 
 
 def _first_step(outcome: ProbeOutcome, settings: ProbeSettings) -> ProbeSettings:
-    """Return the settings for the first rounds of a probe. With declared switches, the mode sampled begins with fewer
-    random rounds: they only judge the nodes and need not find the switches."""
+    """Return the settings for the first rounds of a probe. If the prior or Slurm declares switches, the mode sampled
+    begins with fewer random rounds: these rounds only judge the nodes and need not find the switches.
+    """
     if settings.mode == "sampled" and _declared_tree(outcome).levels:
         return replace(settings, sampled_rounds=settings.health_rounds)
     return settings

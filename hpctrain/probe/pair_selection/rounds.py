@@ -109,7 +109,7 @@ def plan_rounds(n: int, settings: ProbeSettings) -> list[Round]:
 
 def contention_rounds(tree: SwitchTree, alive: Sequence[int], seed: int) -> list[Round]:
     """Return the rounds that show the oversubscription of each switch level: `ROUNDS_PER_LEVEL` rounds with one pair of
-    nodes for each two clusters, then as many rounds with all members of both clusters.
+    nodes for each two matched clusters, then as many rounds with all members of both clusters.
 
     Args:
         alive: indexes of the living nodes.

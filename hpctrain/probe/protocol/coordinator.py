@@ -45,7 +45,7 @@ class Coordinator:
         """Prepare a probe of `nodes`.
 
         Args:
-            progress: called between steps of the probe, when `outcome` is consistent.
+            progress: called with (phase, done, planned) between steps of the probe, when `outcome` is consistent.
             prior: the switches in an earlier topology file.
         """
         self._transport = transport
@@ -175,7 +175,8 @@ class Coordinator:
 
     def _backend(self) -> None:
         """Measure messages over the training backend between the processes that measured the devices. Skipped if there
-        are fewer than two such processes, or if the link between two of their nodes is broken."""
+        are fewer than two such processes, or if the link between any two of their nodes is broken.
+        """
         # A process group forms only when all members reach each other, so a broken pair would cost a time-out.
         names = [name for name in self.outcome.alive if name in self.outcome.devices]
         apart = [pair for pair in self.outcome.broken if set(pair) <= set(names)]

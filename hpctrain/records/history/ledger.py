@@ -135,8 +135,9 @@ def job_chain(job: str | None, successors: Sequence[Successor]) -> list[str]:
 
 
 def queued_behind(job: str, successors: Sequence[Successor]) -> list[str]:
-    """Return the ids of the successors that wait for `job`, directly or behind one another, in the order in which they
-    start."""
+    """Return the ids of the successors that wait for `job` or for another of these successors, in the order in which
+    they start.
+    """
     queue = [job]
     for item in successors:
         if item.after in queue and item.job_id not in queue:

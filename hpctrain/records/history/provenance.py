@@ -158,7 +158,9 @@ class NodeEnvironment(Document):
     """Version of every installed package; only in the line of the attempt's first node."""
 
     def values(self) -> dict[str, str]:
-        """Return what is compared between attempts as name -> value, for what is known."""
+        """Return what is compared between attempts, without packages: a name, such as 'torch' or 'driver', -> the value
+        as text. Unknown values are left out.
+        """
         software = self.software
         lists = {"GPUs": self.gpus, "modules": software.modules}
         network = [f"{name} {version}" for name, version in sorted(self.network.items())]
@@ -189,9 +191,9 @@ SAME_ON_ALL_NODES = ("hpctrain", "Python", "torch", "torch's CUDA", "torch's ROC
 
 
 def environment_changes(lines: Sequence[NodeEnvironment], attempt: int) -> list[str]:
-    """Return what differs between an attempt and the run's first attempt, each as text: 'torch 2.7.1 → 2.8.0', 'driver
-    535.1 → 550.2 on n[3-4]'. A value that any node of the first attempt had is no difference, because an attempt may
-    get other nodes of the same cluster.
+    """Return what differs between the environments of an attempt and of the run's first attempt, each difference as
+    text: 'torch 2.7.1 → 2.8.0', 'driver 535.1 → 550.2 on n[3-4]'. A value that any node of the first attempt had is no
+    difference, because an attempt may get other nodes of the same cluster.
 
     Args:
         lines: lines of environments.jsonl.
@@ -225,7 +227,9 @@ def mixed_versions(lines: Sequence[NodeEnvironment], attempt: int) -> list[str]:
 
 
 def attempt_values(lines: Sequence[NodeEnvironment], attempt: int) -> dict[str, str]:
-    """Return what the nodes of an attempt had, as name -> value; several values each with its nodes."""
+    """Return name of a compared value (as from `NodeEnvironment.values`) -> its value on the nodes of an attempt, as
+    text. If nodes differ, the text has each value with its nodes.
+    """
     by_name = _nodes_by_value(_of_attempt(lines, attempt))
     return {
         name: next(iter(values))
@@ -236,7 +240,9 @@ def attempt_values(lines: Sequence[NodeEnvironment], attempt: int) -> dict[str, 
 
 
 def _nodes_by_value(lines: Sequence[NodeEnvironment]) -> dict[str, dict[str, list[str]]]:
-    """Return name -> value -> nodes with that value. A later line of a node replaces an earlier one."""
+    """Return name of a compared value (as from `NodeEnvironment.values`) -> value -> nodes with that value. A later
+    line of a node replaces an earlier one.
+    """
     newest = {line.node: line for line in lines}
     nodes: dict[str, dict[str, list[str]]] = {}
     for line in newest.values():

@@ -135,8 +135,9 @@ class Cluster(Part):
     @model_validator(mode="before")
     @classmethod
     def _count_nodes(cls, value: Any) -> Any:
-        """Return the section's raw value. If it has no `nodes`, add the sum of the groups, or else the number of nodes
-        in `nodelist`."""
+        """Return the section's raw value. If it has no `nodes`, add it: the sum of the groups' nodes, or without groups
+        the number of nodes in `nodelist`.
+        """
         if not isinstance(value, dict) or "nodes" in value:
             return value
         groups, names = value.get("groups"), value.get("nodelist")

@@ -380,8 +380,10 @@ def _without_overridden(
 
 
 def _with_option(mistake: FieldError, overrides: tuple[str, ...]) -> FieldError:
-    """Return the mistake with the name of the option that gave its value. If the value is a section of the file in
-    which options of Slurm set keys, they are named: keys that do not fit together may be the file's or theirs."""
+    """Return the mistake with the name of the command-line option that gave its value. If the value is a section in
+    which options of Slurm set keys, the message names these options: of keys that do not fit together, some may come
+    from the file and some from the options.
+    """
     if mistake.line == 0:
         return FieldError(mistake.field, f"{mistake.text} (given by {option_for(mistake.field, overrides)})")
     inside = [text for text in overrides if isinstance(text, Override) and text.startswith(f"{mistake.field}.")]
