@@ -62,8 +62,9 @@ def alive(now: float, peer: PeerView, limits: DecisionLimits) -> bool:
 
 
 def failures(view: AgentView) -> int:
-    """Return how many generations in a row have failed. The count begins, with 1, at the last generation that left a
-    new checkpoint; 0 before the first generation."""
+    """Return how many generations in a row have failed without a new checkpoint between them, if the present generation
+    counts as failed: 1 if it left a new checkpoint. 0 before the first generation.
+    """
     if view.record is None:
         return 0
     return 1 if is_new_checkpoint(view.record.restore, view.checkpoint) else view.record.failures + 1
@@ -187,7 +188,8 @@ def _members_seen(view: AgentView) -> list[PeerView]:
 
 
 def _without_members(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
-    """Return the decision of a spectator (an agent outside of the generation) that hears none of its members."""
+    """Return the decision of a spectator (an agent outside of the generation) that hears no member of the generation.
+    """
     newest = max([view.phase_since, *(peer.last_seen for peer in _members_seen(view))])
     if now - newest <= limits.recovery.heartbeat_timeout_s:
         return Decision("wait", "looking on")
@@ -289,7 +291,7 @@ def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str])
 
 
 def _crashes(view: AgentView) -> list[str]:
-    """Return the reasons that the crashed agents of the last generation's members gave."""
+    """Return the reason that each crashed agent gave, for the agents that were members of the last generation."""
     return [peer.reason for peer in _members_seen(view) if peer.phase == "crashed"]
 
 

@@ -68,8 +68,9 @@ class WorkerView:
 
     running: int = 0
     exit_code: int | None = None
-    """The first exit code that is not 0; 0 if all workers are done; None while workers run without a failure, or if
-    there are none."""
+    """Exit code of a worker that failed: of one that failed by itself, or if there is none, of one that lost its peers.
+    0 if all workers are done; None while workers run without a failure, or if there are none.
+    """
     last_progress: float = 0.0
     """When a worker of this node last started or reported, in seconds of the agent's clock."""
     compiling: bool = False

@@ -82,7 +82,7 @@ class StepDone(Part):
     step: Count
     """Number of the step, counted from 1."""
     loss: float
-    """Mean loss of the global batch."""
+    """Loss of the global batch in nats: the mean over its targets."""
 
 
 class CheckpointSaved(Part):
@@ -90,7 +90,7 @@ class CheckpointSaved(Part):
 
     kind: Literal["saved"] = "saved"
     step: Count
-    """Number of the steps that the checkpoint contains."""
+    """Number of optimizer steps that the saved state has made."""
     seconds: float
     """Seconds from the start of the save to its end."""
     size_bytes: Count

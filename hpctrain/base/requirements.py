@@ -17,8 +17,9 @@ EXTRAS = ("report", "hf", "data")
 
 
 def needed_packages(extras: Sequence[str] = ()) -> list[Requirement]:
-    """Return what hpctrain needs in this Python, and the packages of the extras; [] without an installation, as in a
-    plain clone."""
+    """Return the packages that hpctrain requires under this version of Python, and those of the extras; [] if hpctrain
+    is not installed, as in a plain clone.
+    """
     try:
         requirements = [Requirement(text) for text in importlib.metadata.requires("hpctrain") or []]
     except importlib.metadata.PackageNotFoundError:

@@ -1,6 +1,7 @@
 """Compresses stage messages: activations and their gradients.
 
-There is no residual: rounding errors are lost, because the next message is about other samples (decision 78).
+There is no residual (decision 78): the rounding errors of a message are lost, because the next message is about other
+samples.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Int8ActivationCodec:
     numbers. The last block is padded with zeros.
 
     In most models, a block is smaller than a token's activations, so a channel with large activations makes only its
-    own block coarse. A block with a number that is not finite is decoded as not finite.
+    own block coarse. If a block has a number that is not finite, all its decoded numbers are NaN or infinite.
     """
 
     def __init__(self) -> None:

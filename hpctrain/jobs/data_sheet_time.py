@@ -9,11 +9,15 @@ from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.run.run import Run
 
 REACHED_MFU = (0.060, 0.254, 0.507)
-"""Share of the data sheet's FLOP/s that training reached, as the quantiles 0.1, 0.5 and 0.9 of the best runs of 319
-problems of six publications, each publication with the same weight (`python -m tools.published_runs --utilization`).
-If one publication is held out, the range of the others holds for 88 % of the problems; decision 0095."""
+"""Share of the data sheet's FLOP/s that training reached, as the quantiles 0.1, 0.5 and 0.9 over 319 problems (a model
+on a number of GPUs) of six publications: the best run of each problem, and each publication with the same weight
+(`python -m tools.published_runs --utilization`). The range that is computed without a publication holds for 88 % of the
+problems of that publication; decision 0095.
+"""
 LEAST_PARAMETERS = 124_000_000
-"""Parameters of the smallest model among these runs. A smaller one uses GPUs worse, and nothing says how much."""
+"""Parameters of the smallest model among the runs of `REACHED_MFU`. A smaller model uses GPUs worse, and no measurement
+says how much.
+"""
 PLAN_ERROR = (0.93, 1.50)
 """Measured time of a step divided by the planned one, as the quantiles 0.1 and 0.9 over published runs that the cost
 model was not fitted to, each publication with the same weight (`python -m tools.published_runs`)."""

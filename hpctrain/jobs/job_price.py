@@ -31,7 +31,9 @@ class JobPrice:
     """(Slurm's name, peak FLOP/s of 16-bit products by the data sheet) of each kind of GPU that the job may get. ()
     without GPUs, or if a kind has no data sheet."""
     units_per_h: float | None = None
-    """Slurm's billing units of an hour; None if the partition has no weights, or they cannot be told."""
+    """Slurm's billing units for the whole job in one hour; None if the partition has no weights, or the units cannot be
+    computed.
+    """
 
 
 def job_price(asked: Run, state: ClusterState) -> JobPrice | None:
@@ -67,8 +69,9 @@ def _gpu_kind(node: NodeInfo, gpu_type: str | None) -> tuple[str, float] | None:
 
 
 def _units_per_h(asked: Run, state: ClusterState, nodes: Sequence[NodeInfo], used: int) -> float | None:
-    """Return the billing units of the job in an hour; None if they cannot be told. Of unlike nodes and several
-    partitions, the dearest counts."""
+    """Return the billing units of the whole job in one hour; None if they cannot be computed. Of unlike nodes and
+    several partitions, the dearest counts.
+    """
     whole, options = asked.cluster.exclusive is not False, parse_sbatch_options(asked.cluster.sbatch)
     units = []
     for partition in candidate_partitions(asked.cluster.partition, state.partitions):

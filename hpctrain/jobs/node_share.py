@@ -85,8 +85,9 @@ def with_node_share(run: Run, state: ClusterState, given: int | None) -> tuple[R
 def node_share(
     node: NodeInfo, gpus: int | None, cpus: int | None, partitions: Sequence[Partition] = ()
 ) -> NodeShare | None:
-    """Return the CPUs and the memory that belong to `gpus` GPUs of a node, or without GPUs to `cpus` of its CPUs: the
-    same share of the node as theirs of its GPUs or CPUs. None if the node has fewer.
+    """Return the CPUs and the memory of a node that belong to a job with `gpus` of its GPUs, or without GPUs with
+    `cpus` of its CPUs. The job's share of the GPUs (or CPUs) is also its share of CPUs and memory. None if the node has
+    fewer GPUs (or CPUs).
 
     The CPUs are whole cores, at least one. Jobs that fill a node with equal parts all fit.
 
@@ -139,8 +140,9 @@ def eligible_nodes(run: Run, state: ClusterState) -> list[NodeInfo]:
 
 
 def gpus_of_job(run: Run) -> int | None:
-    """Return the number of GPUs that the job requests on each node: 0 for none, None if it cannot be told, as for
-    sbatch's --gpus, which counts those of all nodes."""
+    """Return the number of GPUs that the job requests on each node: 0 for none, None if it is not known, as for
+    sbatch's --gpus, which counts the GPUs of all nodes.
+    """
     cluster, options = run.cluster, parse_sbatch_options(run.cluster.sbatch)
     if cluster.devices_per_node is not None and cluster.device != "cpu":
         return cluster.devices_per_node

@@ -47,8 +47,8 @@ def check_time_limit(run: Run, partitions: Sequence[Partition] = ()) -> None:
 
 
 def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
-    """Return the time limit of the run's job in seconds: the run file's, else the shortest that a partition gives to
-    which the job may go (its default time, else its time limit); None: no limit.
+    """Return the time limit of the run's job in seconds: the run file's; else the shortest among the partitions in
+    which the job may start, each with its default time, or without one with its time limit. None: no limit.
 
     Args:
         partitions: the cluster's partitions.
@@ -133,7 +133,8 @@ def with_gpu_request(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
 
 def node_groups(run: Run) -> tuple[tuple[str | None, int], ...]:
     """Return (constraint or None, number of nodes) for each item of `cluster.groups`; without groups, one pair with
-    `cluster.constraint` and the fewest nodes."""
+    `cluster.constraint` and the fewest nodes that `cluster.nodes` allows.
+    """
     cluster = run.cluster
     if cluster.groups:
         return tuple((group.constraint, group.nodes) for group in cluster.groups)

@@ -1,8 +1,8 @@
 """Queues and cancels the jobs of a run: the newest job, and successors, which wait behind the running job and continue
 the run without its bad nodes.
 
-A successor starts when the job before has ended in any way, even if no process of hpctrain was left to queue a job.
-The job before also queues the successor, so the successor is recorded before it can start.
+A successor starts when the job before has ended in any way, even if no process of hpctrain was left to queue a job. A
+successor is queued before the job before it has ended, so it is recorded before it can start.
 
 Before a running job is cancelled, its agents get time to save a checkpoint.
 """

@@ -55,7 +55,7 @@ class WallTime:
         return self.step_s * self.steps + (self.start_up_s or 0.0)
 
     def at(self, step_s: float) -> WallTime:
-        """Return the same with exactly this time of a step."""
+        """Return the same prediction with `step_s` seconds for each step, and without a range."""
         return replace(self, step_s=step_s, range_s=None)
 
     def jobs(self, limit_s: float, notice_s: float) -> int | None:
@@ -89,7 +89,7 @@ class BilledResources:
     gpus: int
     """GPUs of all nodes; 0 for a job on CPUs, whose price is shown in node-hours."""
     units_per_h: float | None = None
-    """Slurm's billing units of an hour; None: not known."""
+    """Slurm's billing units for the whole job in one hour; None: not known."""
 
 
 def duration_text(time: WallTime, billed: BilledResources) -> str:

@@ -49,7 +49,9 @@ from hpctrain.runs.notify import send_notification
 from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
 CONTROLLER_WAIT_S = 60.0
-"""Seconds for which an unreachable controller is asked again; the save notice comes early enough for that."""
+"""Seconds for which Slurm's controller is asked again if it cannot be reached; the save notice comes early enough for
+such a wait.
+"""
 RETRY_S = 2.0
 JOB_DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that name the devices Slurm gave to this job; the next job gets others."""
@@ -255,8 +257,9 @@ def _promote_successor(folder: RunFolder, run: Run, job: str, slurm: Slurm) -> N
 
 
 def _first_successor(folder: RunFolder, job: str, slurm: Slurm) -> str | None:
-    """Return the id of the run's first successor that has not ended; if the controller does not answer, of the one
-    that waits behind the job `job` by successors.jsonl. None without a successor."""
+    """Return the id of the run's first successor that has not ended; if the controller does not answer, of the
+    successor that is queued behind the job `job` according to successors.jsonl. None without a successor.
+    """
     try:
         waiting = waiting_successors(folder.path, slurm)
     except CommandError:

@@ -73,8 +73,9 @@ def check_same_version(folder: RunFolder, attempt: int, node: str) -> None:
 def record_environment(
     folder: Path, attempt: int, node: str, is_first: bool, runner: Runner, clock: Clock, environ: Mapping[str, str]
 ) -> None:
-    """Append this node's line to environments.jsonl. The first node also lists its packages, and writes
-    requirements.lock: into the run folder if there is none, and into the attempt's logs if it differs.
+    """Append this node's line to environments.jsonl. The first node also lists its packages, and writes them as
+    requirements.lock: into the run folder if that has none; into the attempt's log folder if the packages differ from
+    those in the run folder's requirements.lock.
 
     Args:
         is_first: whether this is the attempt's first node.

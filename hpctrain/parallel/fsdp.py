@@ -1,8 +1,8 @@
 """Sharding of a stage's state over replicas with torch's `fully_shard`: ZeRO 1 to 3 (Rajbhandari et al. 2020), and
 hybrid sharding, where several groups of replicas each hold the whole state (Zhao et al. 2023).
 
-No other file uses private names of torch's FSDP: the default collectives, whose bytes this file counts, and the
-callback that ends a backward pass.
+Only this file uses private names of torch's FSDP. It needs them for the default collectives, whose bytes it counts, and
+for the callback that ends a backward pass.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def finish_backward(module: nn.Module) -> None:
     """Run FSDP's callback at the end of a backward pass, after a backward pass that ran outside of FSDP's hooks.
 
     The callback sums the stage's gradients over the replicas, or adds them to those of earlier micro-batches if the sum
-    comes later.
+    over the replicas is due only after a later micro-batch.
     """
     fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
 
@@ -167,7 +167,7 @@ class _AllGather(DefaultAllGather):
 @dataclass(eq=False)
 class _ReduceScatter(DefaultReduceScatter):
     """The reduce-scatter within a shard group, with its bytes counted. If there are several shard groups and
-    `sums_replicate_axis` says so, torch's all-reduce between them follows at once, and its bytes are counted here too.
+    `sums_replicate_axis` says so, torch's all-reduce between them follows at once, and `count` gets its bytes too.
 
     Args:
         count: called with the bytes that this rank sends.

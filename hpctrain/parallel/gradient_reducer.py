@@ -64,8 +64,8 @@ class ShardedReducer(Reducer):
         }
 
     def reduce(self, gradients: list[Tensor]) -> int:
-        """End the step of the residuals. Return the bytes that this rank sent in FSDP's collectives of weights and
-        gradients since the pipeline's `take_counters` was last called.
+        """Call `end_step` of the stages' residuals. Return the bytes that this rank sent in FSDP's collectives of
+        weights and gradients since the pipeline's `take_counters` was last called.
 
         The gradients are already sums, because FSDP sums them in the backward pass.
         """

@@ -1,4 +1,4 @@
-"""The norm of the whole gradient over a mesh, clipping by this norm, and the gradients of weights that several stages
+"""The L2 norm of the whole model's gradient, clipping by this norm, and the gradients of weights that several stages
 hold.
 
 torch's own functions refuse the mix of DTensors and plain tensors that a tensor-parallel stage has.
@@ -78,7 +78,7 @@ def _shards(parameter: nn.Parameter) -> int:
 def gradient_norm(
     parameters: list[nn.Parameter], plan: Plan, tied_holders: Mapping[nn.Parameter, int] | None = None
 ) -> Tensor:
-    """Return the norm of the whole model's gradient, after the reduction over replicas. Collective over the world.
+    """Return the L2 norm of the whole model's gradient, after the reduction over replicas. Collective over the world.
 
     The result is a number in double precision on the parameters' device: on a GPU nothing here waits for it.
 
@@ -134,7 +134,7 @@ def clip_gradients(parameters: list[nn.Parameter], norm: Tensor, largest: float)
 
 
 class TiedWeights:
-    """The copies of shared weights that this rank holds; most models have none.
+    """This rank's copies of shared weights, which are weights that several stages use; most models have none.
 
     Each stage uses its own copy, and the gradients of the copies are summed. A tied embedding is held by the first
     stage, which looks tokens up, and by the last one, whose head it is. In an encoder-decoder, the stage with the first

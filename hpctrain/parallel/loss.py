@@ -84,6 +84,8 @@ class LossScaler:
         return True
 
     def unscale(self, gradients: list[Tensor]) -> None:
-        """Divide the gradients by the loss scale, in place. Call it after the gradients are summed over replicas, or,
-        with a codec that keeps state such as a residual, before they are summed."""
+        """Divide the gradients by the loss scale, in place. Call it after the gradients are summed over replicas. With
+        a codec that keeps state such as a residual, call it before they are summed, because the state outlasts the
+        present loss scale.
+        """
         torch._foreach_div_(gradients, self.state.value)

@@ -88,7 +88,7 @@ class TrackedWork(dist.Work):
             operation: text that is recorded during the wait, as 'send output of stage 0 mb 1 to rank 2'.
             timeout: how long to wait for a message; None: the timeout of its process group.
             device: on CUDA, `wait` blocks until the message itself has arrived, so that a hang shows which rank is
-                waited for. It waits for the current stream only, so this rank's sends go on. None: `wait` does not
+                waited for. `wait` waits for the current stream only, so this rank's sends go on. None: `wait` does not
                 block on CUDA.
         """
         super().__init__()

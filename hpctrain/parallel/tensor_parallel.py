@@ -36,8 +36,8 @@ SEQUENCE = Shard(1)
 
 
 def vocabulary_is_split(spec: Spec, tp: int) -> bool:
-    """Return whether embedding and head are split over `tp` devices, which they are only if every device gets the same
-    share.
+    """Return whether embedding and head are split by vocabulary over `tp` devices. They are split only if every device
+    gets equally many tokens of the vocabulary.
     """
     return spec.head_shards(tp) > 1
 

@@ -58,11 +58,13 @@ class RunStatus:
     lost_steps: int
     """Number of steps that were made again after a fault."""
     loss: float | None = None
-    """Training loss of the last step."""
+    """Training loss of the last step, in nats."""
     valid_loss: float | None = None
-    """Loss of the newest validation."""
+    """Loss of the newest validation, in nats; with several validation sets, that of the first."""
     valid_sets: dict[str, dict[str, float]] | None = None
-    """Loss and perplexity of each named validation set of the run file."""
+    """Name of each named validation set of the run file -> its newest loss in nats and its perplexity, with the keys
+    `loss` and `perplexity`.
+    """
     source_samples: dict[str, int] | None = None
     """Number of samples read so far from each training folder, by folder; None if the folders have no weights."""
     tokens_per_s: float | None = None

@@ -58,7 +58,8 @@ def _metadata_folders(folder: Path) -> Iterator[tuple[Path, str, str]]:
 
 def _package(name: str, version: str, metadata: Path) -> InstalledPackage | None:
     """Return a package with its origin, or without it if what the metadata say of it cannot be used; None for a folder
-    by another program, with a name of its own."""
+    that another program made and whose name has no such form.
+    """
     for origin in (_origin(metadata), {}):
         with contextlib.suppress(ValidationError):
             return InstalledPackage(name=name, version=version, **origin)

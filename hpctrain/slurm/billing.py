@@ -37,8 +37,8 @@ def parse_billing_weights(text: str) -> dict[str, float]:
 
 
 def billing_units(resources: Mapping[str, float], weights: Mapping[str, float], rule: BillingRule) -> float | None:
-    """Return the billing units of a job that has these resources, in an hour billing-hours; None if a weight is of a
-    resource that is not known of the job, such as a licence.
+    """Return the billing units that Slurm charges for one hour of a job with these resources; None if the weights name
+    a resource whose amount is not in `resources`, such as a licence.
 
     Args:
         resources: amount by the name of the resource: cpu, mem in MiB, node, gres/gpu, gres/gpu:a100.

@@ -31,7 +31,7 @@ class Scratch:
 
 
 class BufferPool:
-    """Buffers that are reused; several of them can be in use at a time."""
+    """Pool of temporary memory, from which several buffers can be in use at a time; returned buffers are reused."""
 
     def __init__(self, same_size: bool = False) -> None:
         """Create an empty pool.

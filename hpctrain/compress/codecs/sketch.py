@@ -8,8 +8,8 @@ remains ("peeling"). Peeling almost surely succeeds while there are fewer than 0
 three hash functions (Molloy 2005, Random Structures & Algorithms 27). Numbers that cannot be peeled are reported, never
 estimated.
 
-Slots are cut into pieces of equal size, each with its own cells. So all pieces have equal loads, and one piece fits a
-processor's cache.
+Slots are cut into pieces of equal size, each with its own cells. So all pieces hold about equally many numbers per
+cell, and one piece fits a processor's cache.
 
 Numbers are integers modulo 2³²: cells may wrap around and still give every number exactly. Sums do not depend on their
 order, so every rank and every kind of device gets the same bits.

@@ -23,7 +23,9 @@ class IndexForm(IntEnum):
     BITMAP = 0
     """One bit per number of the tensor: n/8 bytes for n numbers. Smallest from a density of about 1/8 up."""
     SHORTS = 1
-    """A 4-byte count per block of 65,536 numbers, and 16 bits per position. Smallest far below a density of 1 %."""
+    """For each block of 65,536 numbers of the tensor, a 4-byte count of its selected numbers; 16 bits per position.
+    Smallest far below a density of 1 %.
+    """
     GAPS = 2
     """One byte per position: the count of numbers between it and the position before. The byte 255 means "skip 255
     numbers" and stands for no position.
@@ -163,8 +165,8 @@ _LARGEST = 15
 2^16.
 """
 _LEAST_EXPONENT = -100
-"""Smallest exponent that a block is scaled by, because 2^(15−exponent) of a far smaller one overflows fp32. Far smaller
-gradients become zero.
+"""Smallest exponent of a block for `ValueCode.FP16`. The block is multiplied by 2^(15−exponent), which for a far
+smaller exponent would overflow fp32. Far smaller numbers become zero.
 """
 
 

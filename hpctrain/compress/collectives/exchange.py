@@ -1,6 +1,6 @@
 """All-gather and all-to-all of messages of unequal size: ranks send sizes first, then bytes.
 
-Also cuts tensors into parts of equal load, one per rank.
+Also cuts tensors into one part per rank, so that all parts send about equally many numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The interface of a reduce-scatter of a sharded stage's gradients, the layout of the flat gradient, and exact sums."""
+"""The interface of a reduce-scatter of a sharded stage's gradients, the layout of the flat gradient, and the
+reduce-scatter without selection or residuals (`DenseReduceScatter`).
+"""
 
 from __future__ import annotations
 
@@ -83,9 +85,9 @@ class ResidualStats(NamedTuple):
     of: int
     """Count of numbers from which the sent ones were selected; 0 for a codec that sends all numbers."""
     square: float
-    """Squared norm of this rank's gradient."""
+    """Squared L2 norm of this rank's gradient, over the compressed parameters."""
     residual_square: float
-    """Squared norm of this rank's residuals."""
+    """Squared L2 norm of this rank's residuals."""
 
 
 class Residuals(StepState, ABC):
@@ -130,7 +132,7 @@ class FlatGradientLayout:
 
         Args:
             pieces: the parameters, in the order of the flat gradient.
-            compressed: indices of the parameters to compress, ascending; at least one.
+            compressed: indices in `pieces` of the parameters to compress, ascending; at least one.
         """
         starts = [0, *accumulate(piece.owned for piece in pieces)]
         stretches = list(pairwise(starts))

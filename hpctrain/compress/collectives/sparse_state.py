@@ -1,4 +1,4 @@
-"""State of sparse sums: the step, how many numbers of each tensor to send, and the residuals.
+"""State of sparse sums: the step, how many numbers of each tensor a rank sends, and the residuals.
 
 Error feedback adds the residual, which earlier steps did not send, to the next gradient. g is the gradient, e the
 residual, a the corrected gradient that the codec compresses, C(a) what was sent, e' the next residual. The modes are:
@@ -8,8 +8,8 @@ residual, a the corrected gradient that the codec compresses, C(a) what was sent
     paper       a = g + e       e' = g − C(a) + β·e             equation (5) of the paper, word for word
     none        a = g           no residual
 
-Equation (5) is no error feedback in the usual sense: a number that is sent leaves −(1−β)·e behind, and one that stays
-below the threshold settles at g/(1−β). It is offered only for comparison.
+Equation (5) is no error feedback in the usual sense: a number that is sent leaves the residual −(1−β)·e, and the
+residual of a number that is never sent settles at g/(1−β). It is offered only for comparison.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class SparseState(Residuals):
         Args:
             positions: for each compressed tensor, the number that names its residual in the state.
             sizes: for each compressed tensor, its count of numbers.
-            counts: decides how many numbers of each tensor a step sends.
+            counts: decides how many numbers of each tensor every rank sends in a step.
             feedback: holds the residuals.
         """
         self.counts = counts
@@ -266,8 +266,8 @@ class SparseState(Residuals):
         return self._step + 1
 
     def wanted(self, step: int, first: int, count: int) -> list[int] | None:
-        """Return how many numbers of each of `count` tensors a step sends, from tensor `first` on; None: all of
-        them.
+        """Return how many numbers of each of `count` tensors this rank sends in step `step`, from tensor `first` on;
+        None: all of them.
         """
         counts = None if self.feedback.is_flush_step(step) else self.counts.of(step, self.sizes)
         return None if counts is None else counts[first : first + count]

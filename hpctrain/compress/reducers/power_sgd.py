@@ -50,8 +50,9 @@ class PowerSgdReducer(CodecReducer):
 
     M is a rank's gradient plus its residual, and Q is random at first. In each step P = M·Q is summed over the ranks
     and made orthonormal, then a new Q = Mᵀ·P is summed (Vogels et al. 2019, algorithm 1). P·Qᵀ replaces the sum of the
-    gradients. A rank's residual is M − P·Q_rᵀ with the rank's summand Q_r of Q, so the applied sums and all residuals
-    add up to all gradients. Tensors that are not compressed travel with P.
+    gradients. A rank's residual is M − P·Q_rᵀ with the rank's summand Q_r of Q, so nothing is lost: over all steps so
+    far, the applied sums plus the present residuals of all ranks are the sum of all gradients. Tensors that are not
+    compressed travel with P.
     """
 
     def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], codec: PowerSgd) -> None:

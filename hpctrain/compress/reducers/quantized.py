@@ -182,9 +182,10 @@ class QuantizedBucketCodec(BucketCodec):
     sums.
 
     A rank keeps the rounding errors of its own numbers and of the sums that it owns, and adds them to the next gradient
-    (error feedback, as in 1-bit Adam: Tang et al. 2021, arXiv:2102.02888). So the applied sums and all residuals add up
-    to all gradients. If any number of a bucket is not finite on some rank, the bucket's decoded sums are not all finite
-    either, and the bucket's residuals do not change.
+    (error feedback, as in 1-bit Adam: Tang et al. 2021, arXiv:2102.02888). So nothing is lost: over all steps so far,
+    the applied sums plus the present residuals of all ranks are the sum of all gradients. If any number of a bucket is
+    not finite on some rank, the bucket's decoded sums are not all finite either, and the bucket's residuals do not
+    change.
     """
 
     part_multiple = BLOCK
@@ -238,10 +239,10 @@ class QuantizedReduceScatter(ReduceScatter):
     """The reduce-scatter of one `fully_shard` module of a stage, by integers; exempt parameters are summed exactly.
 
     Each rank owns a part of the sums. Each rank sends each owner the numbers of the owner's part, rounded, and keeps
-    the rounding errors in its residuals. The owner adds up the numbers in fp32 and does not send the sums. At N
-    ranks, each rank sends (N−1)/N·b bytes for each number of its gradient, where b is 1.016 (8 bits) or 0.516 (4 bits).
-    ZeRO++'s qgZ (Wang et al. 2023, arXiv:2306.10209) sends gradients of a sharded state in the same form, without
-    residuals.
+    the rounding errors in its residuals. The owner adds up the numbers in fp32 and does not send the sums. At N ranks,
+    each rank sends (N−1)/N·b bytes for each number of its gradient, where b is 1.016 bytes (8 bits) or 0.516 bytes (4
+    bits). ZeRO++'s qgZ (Wang et al. 2023, arXiv:2306.10209) sends gradients of a sharded state in the same form,
+    without residuals.
 
     The numbers of a rank's own part are not rounded. If any rank's gradient is not finite, all owners get NaN, and the
     module's residuals do not change.
@@ -256,7 +257,7 @@ class QuantizedReduceScatter(ReduceScatter):
 
         Args:
             pieces: the module's parameters, in the order of the flat gradient.
-            compressed: indices of the parameters to compress, ascending; at least one.
+            compressed: indices in `pieces` of the parameters to compress, ascending; at least one.
             number: index of the module in its stage.
             shared: the residuals and message memory that all reduce-scatters of the stage share.
         """

@@ -64,8 +64,8 @@ class Reducer(StepState, ABC):
 REDUCER_METRICS = ("density", "residual_norm_ratio")
 """Names of the figures that a reducer of any mode may give for `metrics.jsonl`.
 
-density: count of numbers sent, divided by the count of all numbers of the compressed tensors. residual_norm_ratio: norm
-of the residuals divided by the norm of the gradient.
+density: count of numbers that this rank sent, divided by the count of all numbers of the compressed tensors.
+residual_norm_ratio: L2 norm of this rank's residuals divided by that of its compressed gradients.
 """
 
 

@@ -46,7 +46,7 @@ class SparseReduceScatter(ReduceScatter):
 
         Args:
             pieces: the module's parameters, in the order of the flat gradient.
-            compressed: indices of the parameters to compress, ascending; at least one.
+            compressed: indices in `pieces` of the parameters to compress, ascending; at least one.
             first: number of compressed parameters in the stage's earlier `fully_shard` modules.
             state: state that all reduce-scatters of the stage share.
             settings: how numbers are selected and encoded.

@@ -1,4 +1,5 @@
-"""Sums the largest numbers of each gradient exactly, at every position that any rank sends.
+"""Sums the largest numbers of each gradient: each rank sends the largest of its numbers, as integers, and the sum of
+the integers is exact.
 
 The codec follows TAGC (Polyakov et al., EuroMLSys 2025) with lossless homomorphic compression (Li et al. 2024,
 arXiv:2402.07529): the ranks agree on an index, the union of the positions that they send, and then sum the numbers at
@@ -33,11 +34,13 @@ from hpctrain.records.plan.compression import Tagc
 
 
 class TagcReducer(CodecReducer):
-    """The reducer of mode `tagc`: exact sums of the numbers that the ranks selected; the others stay in the residuals.
+    """The reducer of mode `tagc`: sums of the numbers that each rank selected; the numbers that a rank did not select
+    stay in its residuals.
 
     Numbers travel as 32-bit integers: multiples of a quantum, which is so large that the sum over the ranks cannot
-    overflow. The quantum is a power of two per tensor that the ranks agree on in each step. Rounding errors go to the
-    residual. Sums of integers do not depend on the order of addition or on the device.
+    overflow. The quantum is a power of two per tensor that the ranks agree on in each step. Errors of this rounding go
+    to the residual. The sums of the integers are exact, so they depend neither on the order of addition nor on the
+    device.
     """
 
     def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], codec: Tagc, feedback: ErrorFeedback) -> None:

@@ -99,8 +99,9 @@ def select(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> 
         values: [n], fp32, contiguous, finite.
         k: less than 1 selects none, n or more selects all.
         how: exact: the largest by magnitude. sampled: those above a threshold that is estimated from a sample (as in
-            DGC, Lin et al. 2018, section 3.1), and corrected if its count is off. block: the largest of each of several
-            equal blocks. random: one uniformly drawn position in each of k equal blocks, regardless of the values.
+            DGC, Lin et al. 2018, section 3.1), and corrected if its count is off. block: equally many from each of
+            several equal blocks, the largest by magnitude. random: one uniformly drawn position in each of k equal
+            blocks, regardless of the values.
         seed: seed of the sample and of random positions. With random, ranks with the same seed, n and k get the same
             positions; use another seed in each step.
     """

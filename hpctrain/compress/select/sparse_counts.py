@@ -1,5 +1,5 @@
-"""Decides how many numbers of each tensor a step sends: one density for all tensors, or more for tensors that vary
-more.
+"""Decides how many numbers of each tensor every rank sends in a step: one density for all tensors, or a higher density
+for tensors whose gradients vary more over the steps.
 
 The variance of each layer's gradients over the steps, equation (2) of the paper, is computed as the steps run. Equation
 (3) turns variances into sparsities, equation (4) sparsities into counts.
@@ -198,8 +198,8 @@ _UNKNOWN = -1.0
 
 
 class SendCounts:
-    """Decides how many numbers of each tensor a step sends: the same density for every tensor, all numbers in warm-up
-    steps.
+    """Decides how many numbers of each tensor every rank sends in a step: the same density for every tensor, all
+    numbers in warm-up steps.
 
     The counts are equal on all ranks. A subclass may observe gradients and hold state; this class does neither.
     """
@@ -210,14 +210,14 @@ class SendCounts:
         Args:
             group: the ranks over which gradients are summed.
             density: share of the numbers that is sent, above 0, at most 1.
-            warmup_steps: number of first steps that send everything.
+            warmup_steps: number of first steps in which all numbers are sent.
         """
         self._group = group
         self._density = density
         self._warmup_steps = warmup_steps
 
     def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
-        """Return the count k of numbers to send of each tensor; None: the step sends everything.
+        """Return how many numbers of each tensor every rank sends in a step; None: all numbers.
 
         Args:
             step: number of the step, counted from 1.
@@ -275,8 +275,8 @@ class SendCounts:
 
 
 class AdaptiveSendCounts(SendCounts):
-    """Decides how many numbers of each tensor a step sends by the variance of the tensor's gradients (equations 2 to 4
-    of the paper).
+    """Decides how many numbers of each tensor every rank sends in a step, by the variance of the tensor's gradients
+    (equations 2 to 4 of the paper).
 
     The variances are measured over `warmup_steps` steps, and again every `reprofile_every` steps.
     """
