@@ -94,6 +94,7 @@ class CheckpointSaved(Part):
     seconds: float
     """Seconds from the start of the save to its end."""
     size_bytes: Count
+    """Size of the checkpoint: the files of all ranks."""
     error: Sentence | None = None
     """Why the checkpoint was not published; None if it was."""
 

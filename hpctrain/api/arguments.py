@@ -90,7 +90,7 @@ def check_count(name: str, count: int | None) -> None:
         name: function and argument, for the message.
 
     Raises:
-        InputError: it is not.
+        InputError: the number is below 1.
     """
     if count is not None and count < 1:
         raise InputError(f"{name}: found {count}; allowed: 1 or more")
@@ -103,7 +103,7 @@ def check_outside_of_jobs(function: str) -> None:
         function: name of the function that queues runs, for the message.
 
     Raises:
-        RefusedError: it is.
+        RefusedError: this process is part of a Slurm job.
     """
     if inside := os.environ.get("SLURM_JOB_ID"):
         raise RefusedError(

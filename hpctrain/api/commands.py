@@ -56,8 +56,8 @@ def probe(
 ) -> Topology:  # fmt: skip
     """Measure nodes, devices and links, write the topology to the file `output`, and return it.
 
-    Its `verdict.status` is go, warn or refuse. The function returns when the probe has ended, which for a job includes
-    the wait in the queue.
+    The topology's `verdict.status` is go, warn or refuse. The function returns when the probe has ended, which for a
+    job includes the wait in the queue.
 
     Args:
         local: number of virtual nodes of this machine.
@@ -116,8 +116,9 @@ def plan(
 ) -> Plan:  # fmt: skip
     """Return the plan of a run on measured nodes; `plan.write(path)` writes it, and `train` and `submit` take the file.
 
-    `plan.predicted.step_time_s["total"]` is the predicted time of a step in seconds, `plan.predicted.bound_s` the time
-    that no plan can beat, and `plan.rejected` lists neighbours with the reasons why they lost.
+    `plan.predicted.step_time_s["total"]` is the predicted time of a step in seconds, `plan.predicted.bound_s` the
+    seconds that no plan on these nodes can beat, by the same cost model. `plan.rejected` lists rejected neighbours with
+    the reasons why they were not chosen.
 
     Args:
         topology: topology of the nodes, or its file. `Topology.read(path).only(names)` leaves nodes out.
@@ -125,7 +126,7 @@ def plan(
         goal: what is minimized: time (of a step), robust (its 95th percentile with disturbances), energy (joules a
             token) or cost (price of a token).
         watts: power of a busy device by device type, in watts, for the goal energy.
-        prices: price of a device by device type for an hour, for the goal cost.
+        prices: price of one device for an hour, in any currency, by device type, for the goal cost.
         max_memory: largest share of a device's memory that the plan may use, above 0 and at most 1; None: 0.9.
         solver: auto, exact (every plan, on a few devices) or paper.
         previous: plan that this one replaces; state stays in place as far as possible.

@@ -111,7 +111,9 @@ def _caches(home: Path, environ: Mapping[str, str]) -> dict[str, Path]:
 
 
 def _quota(runner: Runner, device: str) -> Quota | None:
-    """Return this user's quota on the file system of `device`, such as server:/home; None if `quota` tells none."""
+    """Return this user's quota on the file system of `device`, such as server:/home; None if the command `quota`
+    reports none.
+    """
     with contextlib.suppress(CommandError):
         # -w: one line for each file system. -p: grace times in seconds, so that no field is empty. The exit code is 1
         # if a quota is exceeded.

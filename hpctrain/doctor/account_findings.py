@@ -15,7 +15,7 @@ ROOM_BYTES = 10 * 2**30
 """Bytes that should be free for an environment with torch for GPUs and its caches: the environment alone takes 5.4 GB
 (torch 2.12 for CUDA 13)."""
 ROOM_FILES = 100_000
-"""Files that should be free: that environment has 44,000 files and folders."""
+"""Files that should be free: the environment with torch for GPUs has 44,000 files and folders."""
 STORAGE_PAGE = "`hpctrain docs tutorial/1-storage` says how to put environment and caches elsewhere"
 _KINDS: dict[EnvironmentKind, str] = {
     "venv": "a virtual environment",
@@ -43,8 +43,9 @@ def environment_findings(environment: EnvironmentFacts, elsewhere: bool) -> list
 
 
 def _environment(environment: EnvironmentFacts) -> DoctorFinding:
-    """Show the environment that a job starts from. A note if it is the system's Python, or a newer Python than the
-    tests of hpctrain ran with."""
+    """Return the finding about the environment that a job starts from. Level `note` if it is the system's Python, or a
+    newer Python than the tests of hpctrain ran with; else `ok`.
+    """
     value = f"{_KINDS[environment.kind]}: {environment.parts[0].path}, Python {environment.python}"
     if environment.kind == "system":
         words = "nodes may have another version of the system's Python, and an update of it breaks hpctrain"
@@ -58,8 +59,9 @@ def _environment(environment: EnvironmentFacts) -> DoctorFinding:
 
 
 def _seen_by_nodes(part: StoredPart) -> DoctorFinding:
-    """Say whether other nodes see a part of the environment. A problem if it lies in memory, a note on a file system
-    that is not shared."""
+    """Return the finding that says whether other nodes see a part of the environment. Level `problem` if the part lies
+    in memory, `note` on a file system that is probably not shared, else `ok`.
+    """
     value, todo = f"{part.path}: {part.kind or 'type unknown'}", "install it in a folder that all nodes share"
     if part.kind in IN_MEMORY:
         words = "it is in this machine's memory: no node could start hpctrain"
@@ -73,8 +75,9 @@ def _seen_by_nodes(part: StoredPart) -> DoctorFinding:
 
 
 def _packages(unfit: tuple[UnfitPackage, ...]) -> list[DoctorFinding]:
-    """Compare the versions of packages with those that hpctrain accepts. A problem for a package that every run needs,
-    a note for one that an extra needs."""
+    """Return a finding for each unfit package: level `problem` for a package that every run needs, `note` for one that
+    only an extra needs. Without unfit packages, return one finding of level `ok`.
+    """
     if not unfit:
         return [_python("packages", "ok", "as hpctrain needs them", "by the versions that it accepts")]
     return [
@@ -90,8 +93,9 @@ def _packages(unfit: tuple[UnfitPackage, ...]) -> list[DoctorFinding]:
 
 
 def home_finding(home: HomeFacts) -> DoctorFinding:
-    """Show the room in the home folder, with its quota, and the caches that fill it. A note if an environment would not
-    fit."""
+    """Return the finding about the free space in the home folder, by its quota if there is one, and the caches that lie
+    in it. Level `note` if an environment would not fit, else `ok`.
+    """
     room_bytes, room_files, value = home.free_bytes, home.free_files, f"{home.path}: {home.kind or 'type unknown'}"
     if home.quota:
         quota = home.quota
@@ -115,7 +119,8 @@ def home_finding(home: HomeFacts) -> DoctorFinding:
 
 
 def _least(free: int | None, limit: int | None, used: int) -> int | None:
-    """Return what may still be written: the least of what is free and of what is left of a limit; None if neither is
-    known."""
+    """Return how much may still be written, in the unit of the arguments: the smaller of `free` and what is left of
+    `limit`; None if neither is known.
+    """
     rests = [rest for rest in (free, None if limit is None else max(0, limit - used)) if rest is not None]
     return min(rests, default=None)

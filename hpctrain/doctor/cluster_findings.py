@@ -53,17 +53,21 @@ def slurm_findings(slurm: SlurmFacts | SlurmUnavailable) -> list[DoctorFinding]:
 
 
 def _version(config: ClusterConfig) -> DoctorFinding:
-    """Show Slurm's version, the name of the cluster, and that its controller answers."""
+    """Return the finding, of level `ok`, about Slurm's version, the name of the cluster and its controller, which
+    answers.
+    """
     return _slurm("version", "ok", config["version"], f"cluster '{config['cluster']}'; its controller answers")
 
 
 def _failed_starts(config: ClusterConfig) -> DoctorFinding:
-    """Show after how many failed starts Slurm holds a job."""
+    """Return the finding, of level `ok`, that says after how many failed starts Slurm holds a job."""
     return _slurm("MaxBatchRequeue", "ok", str(config["max_batch_requeue"]), HELD_WORDS)
 
 
 def _no_slurm(slurm: SlurmUnavailable) -> DoctorFinding:
-    """Say why Slurm cannot be asked. A note on a machine without Slurm; a problem if its controller does not answer."""
+    """Return the finding that says why Slurm cannot be asked. Level `note` on a machine where Slurm is not installed or
+    not configured; `problem` if its controller does not answer.
+    """
     instead = "`hpctrain train --local N` runs on this machine"
     if not slurm.installed:
         return _slurm("commands", "note", "not on the path", f"nothing can be submitted; {instead}")
@@ -76,7 +80,9 @@ def _no_slurm(slurm: SlurmUnavailable) -> DoctorFinding:
 
 
 def _slurmd_timeout(seconds: int) -> DoctorFinding:
-    """Show after what time Slurm takes a silent node for dead. A note if it never does."""
+    """Return the finding that says after how many seconds Slurm takes a silent node for dead. Level `note` for 0, with
+    which Slurm never does; else `ok`.
+    """
     ours = f"hpctrain's own agents notice within {format_seconds(HEARTBEAT_S)} (recovery.heartbeat_timeout_s)"
     if seconds == 0:
         words = f"Slurm never gives up a silent node, and its job stays; {ours} and go on without it"
@@ -86,14 +92,21 @@ def _slurmd_timeout(seconds: int) -> DoctorFinding:
 
 
 def _requeue_pause(seconds: int) -> DoctorFinding:
-    """Show how long a requeued job waits before it may start again. A note if that is long."""
+    """Return the finding that says how many seconds a requeued job waits before it may start again. Level `note` from
+    `LONG_PAUSE_S` on, else `ok`.
+    """
     level: Level = "note" if seconds >= LONG_PAUSE_S else "ok"
     words = f"a requeue waits {seconds} s here before its job may start again (AuthInfo)"
     return _slurm("cred_expire", level, f"{seconds} s", words)
 
 
 def _preemption(config: ClusterConfig, preempting: bool) -> DoctorFinding:
-    """Say whether jobs are ended or stopped to make room for others, and whether they come back. A note if so."""
+    """Return the finding that says whether jobs are ended or suspended to make room for others, and whether they
+    continue later. Level `note` if they are, else `ok`.
+
+    Args:
+        preempting: whether jobs of any partition may be preempted.
+    """
     name = "PreemptType, PreemptMode"
     mode = config["preempt_mode"]
     value = f"{config['preempt_type'].removeprefix('preempt/')}, {mode}"
@@ -111,14 +124,16 @@ def _preemption(config: ClusterConfig, preempting: bool) -> DoctorFinding:
 
 
 def _preempt_signal(sent: bool) -> DoctorFinding:
-    """Show which signal tells a preempted job to save (PreemptParameters)."""
+    """Return the finding, of level `ok`, that says which signal tells a preempted job to save (PreemptParameters)."""
     words = "a preempted job gets " + ("the notice to save (SIGUSR2)" if sent else "SIGTERM and no other notice")
     words += "; the agents save at either, in the partition's GraceTime"
     return _slurm("send_user_signal", "ok", "set" if sent else "not set", words)
 
 
 def _kill_wait(config: ClusterConfig) -> DoctorFinding:
-    """Show how long a job has between SIGTERM and SIGKILL at its time limit, and how long it may run over the limit."""
+    """Return the finding, of level `ok`, that says how long a job has between SIGTERM and SIGKILL at its time limit,
+    and how long it may run over the limit.
+    """
     words = "between SIGTERM and SIGKILL at the time limit; hpctrain has saved by then: it is told "
     words += f"{NOTICE_S} s before the limit (cluster.save_notice_s)"
     over = config["over_time_limit_s"]
@@ -128,14 +143,16 @@ def _kill_wait(config: ClusterConfig) -> DoctorFinding:
 
 
 def _job_requeue(on: bool) -> DoctorFinding:
-    """Show whether jobs go back into the queue after a node failure without asking for it."""
+    """Return the finding, of level `ok`, that says whether jobs are requeued after a node failure without asking for
+    it.
+    """
     words = "jobs go back into the queue after a node failure "
     words += "unless they say otherwise" if on else "only when they ask for it, as hpctrain's do (--requeue)"
     return _slurm("JobRequeue", "ok", "1" if on else "0", words)
 
 
 def _topology(plugin: str) -> DoctorFinding:
-    """Show whether Slurm knows which nodes lie close to each other."""
+    """Return the finding, of level `ok`, that says whether Slurm knows which nodes lie close to each other."""
     words = "Slurm knows which nodes lie close, and gives a job close ones"
     if plugin in ("none", "default", "flat"):
         words = "Slurm does not know which nodes lie close, a job gets any; the probe measures those that it got"
@@ -143,7 +160,7 @@ def _topology(plugin: str) -> DoctorFinding:
 
 
 def _accounting(config: ClusterConfig) -> DoctorFinding:
-    """Show how long Slurm knows ended jobs. A note if there is no accounting."""
+    """Return the finding that says how long Slurm knows ended jobs. Level `note` if there is no accounting, else `ok`."""
     age = format_seconds(config["min_job_age_s"])
     if config["accounting"]:
         words = f"sacct knows ended jobs; the controller forgets them after {age} (MinJobAge)"
@@ -153,7 +170,7 @@ def _accounting(config: ClusterConfig) -> DoctorFinding:
 
 
 def _partition_findings(slurm: SlurmFacts) -> list[DoctorFinding]:
-    """Report each partition. A problem if none can run anything."""
+    """Return a finding for each partition. If no partition can run a job, a last finding of level `problem` says so."""
     findings = [_partition(partition, slurm) for partition in slurm.partitions]
     if not any(partition.state == "UP" and _ready(partition, slurm) for partition in slurm.partitions):
         words = "no partition that you see is up and has a node that takes jobs: a job would only wait"
@@ -162,8 +179,9 @@ def _partition_findings(slurm: SlurmFacts) -> list[DoctorFinding]:
 
 
 def _partition(partition: Partition, slurm: SlurmFacts) -> DoctorFinding:
-    """Show nodes, GPUs and limits of a partition. A note if it takes no jobs, its time limits are short, or its jobs
-    are ended for others."""
+    """Return the finding about nodes, GPUs and limits of a partition. Level `note` if it takes no jobs, its time limits
+    are short, or its jobs may be preempted; else `ok`.
+    """
     ready, there = _ready(partition, slurm), members(partition, slurm.nodes)
     out = len(there) - len(ready)
     value = _nodes(partition.nodes_total)
@@ -185,8 +203,9 @@ def _ready(partition: Partition, slurm: SlurmFacts) -> list[NodeInfo]:
 
 
 def _gpus(nodes: Sequence[NodeInfo]) -> str:
-    """Return a text with GPUs by their number on a node: '4 x a100 on 3 nodes, 2 x a100_3g.20gb (MIG slices) on 1
-    node'."""
+    """Return a text with the GPUs of the nodes, by kind and number on a node: '4 x a100 on 3 nodes, 2 x a100_3g.20gb
+    (MIG slices) on 1 node'.
+    """
     counts = Counter((item.count, item.type) for node in nodes for item in node.gres if item.name == "gpu")
     if not counts:
         return "no GPUs"

@@ -188,7 +188,7 @@ class HomeFacts:
     free_files: int | None
     """Number of files that the whole file system still takes; None if it has no such limit."""
     quota: Quota | None
-    """None if the command `quota` tells none."""
+    """The user's quota on the file system; None if the command `quota` reports none."""
     caches: tuple[str, ...]
     """Variables that would move the caches which lie in the home folder, such as HF_HOME."""
 

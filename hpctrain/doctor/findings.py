@@ -52,8 +52,8 @@ def findings_of(facts: MachineFacts) -> list[DoctorFinding]:
 
 
 def container_findings(runtimes: Mapping[str, str | None], pyxis: bool | None) -> list[DoctorFinding]:
-    """Show the versions of container runtimes, and whether srun has pyxis. A note if there is no runtime, or it does
-    not run.
+    """Return findings about container runtimes and pyxis. The level is `note` for a missing runtime and for one that
+    does not run, else `ok`.
 
     Args:
         runtimes: program on the path -> its version; None for a program that does not run.
@@ -102,15 +102,16 @@ def torch_findings(
 
 
 def _no_torch(torch: TorchUnavailable) -> DoctorFinding:
-    """Say why torch cannot be used."""
+    """Return the finding, of level `problem`, that says why torch cannot be used."""
     value = "cannot be used" if torch.installed else "not installed"
     todo = "install torch beside hpctrain, in the Python that the job will use"
     return _torch("torch", "problem", value, f"no run can start: {torch.reason}", todo)
 
 
 def _build(torch: TorchFacts, driver: Driver | None, cluster_gpus: int) -> DoctorFinding:
-    """Show torch's version, its CUDA and the GPUs that it can use. A problem if it leaves GPUs of the machine or of the
-    cluster unused."""
+    """Return the finding about torch's version, the platform that it was built for, and the GPUs that it can use. Level
+    `problem` if torch leaves GPUs of the machine or of the cluster unused, else `ok`.
+    """
     build = f"{torch.version}, " + _built_for(torch)
     if torch.devices:
         return _torch("torch", "ok", build, f"can use {_counted(torch.devices)}")
@@ -129,7 +130,9 @@ def _build(torch: TorchFacts, driver: Driver | None, cluster_gpus: int) -> Docto
 
 
 def _driver(driver: Driver | None) -> list[DoctorFinding]:
-    """Show NVIDIA's driver and its GPUs. A note if there is none, or it does not answer."""
+    """Return the finding about NVIDIA's driver and its GPUs, as the only item. Level `note` if there is no driver or no
+    GPU, or the driver does not answer; else `ok`.
+    """
     if driver is None:
         return [_torch("nvidia-smi", "note", "not on the path", "no NVIDIA driver on this machine")]
     if driver.reason:
@@ -140,7 +143,7 @@ def _driver(driver: Driver | None) -> list[DoctorFinding]:
 
 
 def _gloo(there: bool) -> DoctorFinding:
-    """Say whether torch has gloo. A problem without it."""
+    """Return the finding that says whether torch has gloo. Level `problem` without gloo, else `ok`."""
     if there:
         return _torch("gloo", "ok", "present", "collectives on CPUs, and the writing of checkpoints")
     words = "no run can start: ranks agree on checkpoints over gloo"
@@ -148,8 +151,9 @@ def _gloo(there: bool) -> DoctorFinding:
 
 
 def _nccl(torch: TorchFacts) -> list[DoctorFinding]:
-    """Show torch's version of NCCL. A note for a torch for CPUs, which has none; a problem for another torch without
-    it."""
+    """Return the finding about torch's version of NCCL, as the only item. Without NCCL: level `note` for a torch that
+    is built for CPUs, `problem` for any other. Else `ok`.
+    """
     if torch.nccl_version is not None:
         return [_torch("NCCL", "ok", torch.nccl_version, "collectives on GPUs")]
     if torch.cuda_version is None:
@@ -163,7 +167,9 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def network_findings(network: NetworkFacts) -> list[DoctorFinding]:
-    """Show each network interface that is up, with its speed. A note if there is none but loopback."""
+    """Return findings about each network interface that is up, the interface that collectives use, and exported
+    variables. If only loopback is up, a finding of level `note` says so.
+    """
     findings = [
         _network(interface.name, "ok", interface.address, _speed(interface)) for interface in network.interfaces
     ]
@@ -182,7 +188,9 @@ def _speed(entry: Interface) -> str:
 
 
 def _choice(network: NetworkFacts) -> DoctorFinding:
-    """Show the interface that leads to the cluster's nodes. A note if it is not known."""
+    """Return the finding about the interface that leads to the cluster's nodes. Level `note` if it is not known, else
+    `ok`.
+    """
     name = "SOCKET_IFNAME"
     if network.peer is None:
         words = "what runs on this machine alone use; hpctrain sets GLOO_SOCKET_IFNAME to it"
@@ -196,8 +204,10 @@ def _choice(network: NetworkFacts) -> DoctorFinding:
 
 
 def _exported(network: NetworkFacts, variable: str) -> DoctorFinding:
-    """Show an exported GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME. A note, as it holds on every node; a problem if this
-    machine has no such interface."""
+    """Return the finding about an exported GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME. Level `problem` if gloo is to use
+    an interface that this machine lacks and runs stay on this machine; else `note`, because the value holds on every
+    node.
+    """
     value = network.exported[variable]
     # gloo takes interface names separated by commas. NCCL takes prefixes of names, and characters that change the
     # match.
@@ -229,7 +239,9 @@ def folder_findings(runs: FolderFacts, elsewhere: bool) -> list[DoctorFinding]:
 
 
 def _place(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
-    """Show the file system of run folders. A problem if it is in memory, a note if other nodes may not see it."""
+    """Return the finding about the file system of run folders. If other nodes have to see it: level `problem` for a
+    file system in memory, `note` for one that is probably not shared. Else `ok`.
+    """
     name = "run folders (HPCTRAIN_RUNS)" if runs.from_variable else "run folders (./runs)"
     value, todo = f"{runs.path}: {runs.kind or 'type unknown'}", "set HPCTRAIN_RUNS to a folder that all nodes share"
     if not elsewhere:
@@ -245,7 +257,15 @@ def _place(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
 
 
 def _tried(name: str, wrong: str, words: str, cost: str) -> DoctorFinding:
-    """Try what agents do in a run folder. A problem if it fails."""
+    """Return the finding about a file operation of agents that was tried where run folders are made. Level `problem` if
+    it failed, else `ok`.
+
+    Args:
+        name: name of the finding.
+        wrong: what went wrong; '' if nothing did.
+        words: the property of the operation that agents rely on.
+        cost: what a failure would cost a run.
+    """
     if not wrong:
         return _file(name, "ok", "works", f"tried there: {words}")
     todo = "set HPCTRAIN_RUNS to a folder on another file system"
@@ -253,7 +273,9 @@ def _tried(name: str, wrong: str, words: str, cost: str) -> DoctorFinding:
 
 
 def _lock(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
-    """Look for mount options that keep a lock on one node. A note if there is one."""
+    """Return the finding about locks of run folders. Level `problem` if the trial failed, `note` if a mount option
+    makes locks invisible to other nodes that may use the folder, else `ok`.
+    """
     local = [option for option in runs.options if option in _LOCKS_OF_ONE_NODE]
     if not runs.lock and elsewhere and local:
         words = (
@@ -264,7 +286,7 @@ def _lock(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
 
 
 def _free(runs: FolderFacts) -> DoctorFinding:
-    """Show the space that is free for run folders. A note if few checkpoints fit."""
+    """Return the finding about the free space for run folders. Level `note` below `LITTLE_BYTES`, else `ok`."""
     value = f"{format_bytes(runs.free_bytes)} free"
     if runs.free_bytes < LITTLE_BYTES:
         words = "few checkpoints fit (about 12 bytes a parameter each); a full disk ends a run"
@@ -273,7 +295,7 @@ def _free(runs: FolderFacts) -> DoctorFinding:
 
 
 def _local_disks(disks: Sequence[LocalDisk]) -> list[DoctorFinding]:
-    """Show the file systems that no other node sees."""
+    """Return a finding of level `ok` for each file system that no other node sees."""
     words = "this machine's own: no other node sees it, so never for run folders or data"
     return [
         _file(f"{disk.path}", "ok", f"{disk.kind or 'type unknown'}, {format_bytes(disk.free_bytes)} free", words)

@@ -28,7 +28,8 @@ def cancel_run(folder: Path, at_once: bool, runner: Runner, clock: Clock) -> str
         at_once: do not wait for a checkpoint to be saved; steps since the last one may be lost.
 
     Raises:
-        InputError: there is nothing to stop, the run is held on another machine, or others can write to the folder.
+        InputError: there is nothing to stop, the run's local processes are on another machine, or others can write to
+            the folder.
         RefusedError: the run's job is on another cluster.
         CommandError: Slurm did not cancel the job.
     """

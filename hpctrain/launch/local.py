@@ -23,7 +23,7 @@ from hpctrain.records.run.run import Run
 VISIBLE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """Variables that name the GPUs which a process may use, by precedence. ROCm knows the first, too."""
 NO_GPU = "-1"
-"""Value of these variables that hides every GPU. ROCm takes an empty value for an unset one."""
+"""Value of the variables in `VISIBLE_VARIABLES` that hides every GPU. ROCm takes an empty value for an unset one."""
 _GPU_NAME = re.compile(r"\d+$|(GPU|MIG)-")
 
 

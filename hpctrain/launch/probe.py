@@ -273,7 +273,9 @@ def _typed_gpus(job: ProbeJob) -> str | None:
 
 
 def has_part_of_nodes(slurm: Slurm, environ: Mapping[str, str]) -> bool:
-    """Whether this process is in an allocation that has only a part of its nodes. A new job gets whole nodes."""
+    """Whether this process is in an allocation that has only a part of its nodes. False outside of an allocation,
+    because the probe's own job gets whole nodes.
+    """
     try:
         info = slurm.job(environ["SLURM_JOB_ID"]) if "SLURM_JOB_ID" in environ else None
     except CommandError:

@@ -151,7 +151,7 @@ def script_to_be(job: Run) -> str:
 def _taken_by_slurm(run: Run, slurm: Slurm, clock: Clock) -> tuple[CheckedRun, list[str]]:
     """Return the run in the partition that fits best, and lines with Slurm's estimate of its start.
 
-    If sbatch refuses that partition, the next best one is tried. Runs that differ only in their seed need one call.
+    If sbatch refuses that partition, the next best one is tried.
 
     Raises:
         RefusedError: sbatch refuses the partition that fits best, and the next best one if there is one; the message

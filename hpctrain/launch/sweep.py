@@ -134,8 +134,9 @@ def _as_same_job(given: RunInputs) -> RunInputs:
 
 
 def _forecast(sweep: CheckedSweep, say: Say) -> None:
-    """Check that each run fits into its nodes as last measured; say of each what was not said of one before it, and
-    what all are billed, if that is known."""
+    """Check that each run fits into its nodes as last measured; say what the check found about each run and did not
+    find about a run before it, and what all runs together are billed, if that is known.
+    """
     checked, known, shown = sweep.checked, dict[str, JobForecast](), set[str]()
     for number, ready in enumerate(sweep.prepared):
         if (content := _planned(ready.run)) in known:

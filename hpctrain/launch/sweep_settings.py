@@ -28,7 +28,9 @@ class NamedSettings:
 
 
 def sweep_overrides(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the settings of a run of a sweep as overrides, of which an error says that `--sweep` gave them."""
+    """Return the settings of a run of a sweep as overrides. An error about one of them names `--sweep` as the option
+    that gave it.
+    """
     made = [Override(f"{key}={value}") for key, value in settings.items()]
     for item in made:
         item.option = "--sweep"

@@ -60,10 +60,10 @@ class RunStatus:
     loss: float | None = None
     """Training loss of the last step, in nats."""
     valid_loss: float | None = None
-    """Loss of the newest validation, in nats; with several validation sets, that of the first."""
+    """Newest mean loss on the validation data without a name, in nats per target."""
     valid_sets: dict[str, dict[str, float]] | None = None
-    """Name of each named validation set of the run file -> its newest loss in nats and its perplexity, with the keys
-    `loss` and `perplexity`.
+    """Name of each named validation set of the run file -> {"loss": its newest mean loss in nats per target,
+    "perplexity": its perplexity}.
     """
     source_samples: dict[str, int] | None = None
     """Number of samples read so far from each training folder, by folder; None if the folders have no weights."""

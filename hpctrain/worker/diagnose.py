@@ -56,7 +56,8 @@ def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, tr
     Args:
         step: number of the step that failed, counted from 1.
         batch: this replica's part of the batch that failed.
-        norm: norm of the gradient, the same on every rank; after a validation its loss, which is not finite.
+        norm: norm of the whole model's gradient; after a validation, the validation's loss, which is not finite. The
+            same on every rank.
         training: True after a training step, False after a validation.
     """
     with ACTIVITY.doing("diagnosis of a value that is no number", waits=True):

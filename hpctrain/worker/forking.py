@@ -98,8 +98,9 @@ def _load() -> None:
 
 
 def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> int | None:
-    """Fork a worker. In the fork server, return the worker's process id, or 0 if the worker ended before it told its
-    id; in the worker, return None."""
+    """Fork a worker. In the fork server, return the worker's process id, or 0 if the worker ended before it reported
+    its id; in the worker, return None.
+    """
     ours, theirs = os.pipe()
     between = os.fork()
     if between:

@@ -311,7 +311,8 @@ class Loop:
             self._report_step(job, info)
 
     def _validate(self) -> dict[str, float]:
-        """Return validation set -> mean loss, always over the same samples. Collective over all ranks.
+        """Return name of a validation set -> mean loss in nats per target, always over the same samples. Collective
+        over all ranks.
 
         Raises:
             HpctrainError: a loss is not finite.

@@ -92,7 +92,7 @@ class StepFigures(NamedTuple):
     """Figures of a step over all ranks, the same on each rank."""
 
     loss: float
-    """Mean loss of the global batch."""
+    """Loss of the global batch in nats: the mean over its targets."""
     stop: bool
     """Whether the agent of any rank has ordered a stop."""
     row: dict[str, Any]
@@ -296,7 +296,7 @@ class LocalStepInfo:
     grad_norm: float
     """Norm of the gradient of the whole model, before clipping."""
     valid_losses: Mapping[str, float]
-    """Validation set -> mean loss; empty if there was no validation."""
+    """Name of a validation set -> mean loss in nats per target; empty if there was no validation."""
     placement: list[RankPlacement] | None
     """What each rank holds, in the order of ranks; None except for the worker's first step."""
     loss_scale: float | None = None

@@ -106,7 +106,8 @@ def resubmit_command(
 
 
 def _ended(named: NamedRuns, as_json: bool) -> list[Path]:
-    """Return the runs of a sweep that were cancelled or failed; say what the others do.
+    """Return the folders of those runs of a sweep that were cancelled or failed, or whose status cannot be read; print
+    the state of the other runs.
 
     Raises:
         InputError: there is no such run.

@@ -16,7 +16,7 @@ from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.topology.topology import Topology
 
 BAR = 20
-"""Characters of a full bar."""
+"""Characters of a bar that shows a share of 1."""
 MOST_LEGS = 10
 """Most rows of the critical path's table; of a longer path only the first and the last rows are shown."""
 

@@ -27,9 +27,9 @@ UNKNOWN_GPU_FLOPS, CPU_NODE_FLOPS = 5e12, 5e10
 """FLOP/s that the estimate of a time limit counts on for a GPU without a data sheet, and for a node without GPUs:
 assumptions. Of a GPU with a data sheet it counts on the share of the peak that nine of ten published runs reached."""
 LEAST_STEP_S = 0.1
-"""Seconds that it counts on for any step, however small the model: an assumption."""
+"""Least seconds of a step in the estimate of a time limit, however small the model: an assumption."""
 START_UP_S = 900.0
-"""Seconds that it adds for probe, plan and start of the workers: an assumption."""
+"""Seconds that the estimate of a time limit adds for probe, plan and start of the workers: an assumption."""
 LONGEST_S = 86400
 """Longest time limit in seconds that a starter run asks for; a longer run continues as a new job."""
 STATE_BYTES, STATE_SHARE = 16, 0.7

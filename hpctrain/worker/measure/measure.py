@@ -39,7 +39,7 @@ from hpctrain.worker.store import open_store
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GO_S = 120.0
-"""Seconds to wait for the next message of the node's process of the probe."""
+"""Seconds to wait for the next message from the probe's process on this node."""
 
 
 def main(argv: list[str]) -> int:
