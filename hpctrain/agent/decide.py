@@ -188,7 +188,7 @@ def _members_seen(view: AgentView) -> list[PeerView]:
 
 
 def _without_members(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
-    """Return the decision of a spectator (an agent outside of the generation) that hears no member of the generation."""
+    """Return the decision of a spectator (an agent outside of the generation) that hears no member."""
     newest = max([view.phase_since, *(peer.last_seen for peer in _members_seen(view))])
     if now - newest <= limits.recovery.heartbeat_timeout_s:
         return Decision("wait", "looking on")

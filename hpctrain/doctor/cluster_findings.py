@@ -160,7 +160,7 @@ def _topology(plugin: str) -> DoctorFinding:
 
 
 def _accounting(config: ClusterConfig) -> DoctorFinding:
-    """Return the finding that says how long Slurm knows ended jobs. Level `note` if there is no accounting, else `ok`."""
+    """Return the finding that says how long Slurm knows ended jobs. Level `note` without accounting, else `ok`."""
     age = format_seconds(config["min_job_age_s"])
     if config["accounting"]:
         words = f"sacct knows ended jobs; the controller forgets them after {age} (MinJobAge)"
