@@ -56,8 +56,11 @@ class Proposal:
     """What the agent that proposes knows about the next generation before it makes the record."""
 
     number: int
+    """Number of the next generation."""
     attempt: int
+    """Number of the attempt."""
     members: tuple[Member, ...]
+    """Members of the next generation."""
     previous: Generation | None
     """The generation before; None for the first."""
     reason: str
@@ -74,6 +77,7 @@ class ProposedGeneration:
 
     record: Generation
     plan: Plan
+    """The plan that the generation runs."""
     announce: Callable[[], None]
     """Writes the public copy of a new plan to the run folder, and the events about the plan and the checkpoint.
     Called once if the agents agree on this record, and not for a losing proposal."""

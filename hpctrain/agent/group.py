@@ -53,15 +53,20 @@ class WorkerProcess:
     """A started worker, as its agent knows it."""
 
     rank: int
+    """The worker's rank in the whole job."""
     process: Process
     channel: LineChannel
+    """The agent channel to the worker."""
     activity: int
     """Descriptor of the worker's activity record in shared memory."""
     log: Path
+    """Log file of the worker's device."""
     log_start: int
     """Bytes of the worker's log file that earlier workers wrote."""
     exit_code: int | None = None
+    """None while the worker runs."""
     failure: WorkerFailure | None = None
+    """The worker's error, once its agent knows one."""
     raised: bool = False
     """Whether `failure` is an error of this worker, and not the loss of a peer. A worker ends soon after its own
     error."""
@@ -75,6 +80,7 @@ class WorkerUpdate:
     """News of a worker: a report, or the worker's end. At the end, `exit_code` is set and `report` is None."""
 
     rank: int
+    """The worker's rank in the whole job."""
     report: Report | None = None
     exit_code: int | None = None
     doing: ActivityRecord | None = None
@@ -176,7 +182,11 @@ class WorkerGroup:
 
     def _failure(self, worker: WorkerProcess, code: int, now: float) -> WorkerFailure | None:
         """Return why a worker ended: its own report, unless the kernel's log names a hardware fault of this node or
-        the worker's log a fault behind an abort. None if the worker did not fail, or if the cause is not known."""
+        the worker's log a fault behind an abort. None if the worker did not fail, or if the cause is not known.
+
+        Args:
+            code: exit code of the worker.
+        """
         reported = worker.failure
         if code in (0, EXIT_RESUMABLE) or (reported is not None and reported.fault.names_a_node):
             return reported

@@ -22,6 +22,7 @@ class WorkerActivity(NamedTuple):
     """What one worker of the generation does now. Heartbeats and events carry a list of such activities."""
 
     rank: Annotated[int, Field(ge=0)]
+    """The worker's rank in the whole job."""
     place: ShortText
     """The worker's device, written 'node:device'."""
     step: Annotated[int, Field(ge=0)]

@@ -44,12 +44,14 @@ class PeerView:
     node: str
     incarnation: str = ""
     connected: bool = False
+    """Whether a connection to the peer is open now."""
     lost: bool = False
     """Whether a connection existed and closed; False again once the peer is back."""
     last_seen: float = 0.0
     """When the peer's last heartbeat arrived, in seconds of this agent's clock."""
     generation: int = -1
     phase: Phase = "joining"
+    """State of the peer, as of its last heartbeat."""
     reason: str = ""
     """Why the peer is in `phase`; '' if it gave no reason."""
     doing: tuple[WorkerActivity, ...] = ()
@@ -67,6 +69,7 @@ class WorkerView:
     """The state of the workers of this node, taken together."""
 
     running: int = 0
+    """Number of workers that run."""
     exit_code: int | None = None
     """Exit code of a worker that failed: of one that failed by itself, or if there is none, of one that lost its peers.
     0 if all workers are done; None while workers run without a failure, or if there are none.
@@ -90,9 +93,11 @@ class AgentView:
     """What an agent knows of itself, its workers and the other agents; its decisions depend on this knowledge alone."""
 
     me: str
+    """Name of this agent's node."""
     nodes: tuple[str, ...]
     """All nodes of the allocation, in order; the first living node proposes the next generation."""
     phase: Phase
+    """State of this agent."""
     phase_since: float
     """When this agent entered its phase, in seconds of its clock."""
     reason: str = ""

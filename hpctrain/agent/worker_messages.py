@@ -34,7 +34,9 @@ class StoreConnection(Part):
     """How a worker reaches the TCPStore through which the ranks of its generation find each other."""
 
     addr: Name
+    """Address of the node of rank 0, whose worker serves the store."""
     port: Annotated[int, Field(gt=0, lt=1 << 16)]
+    """TCP port of the store."""
     secret: Annotated[str, Field(max_length=TEXT_CHARS, repr=False)]
     """Prefix of every key that the generation's workers write to the store."""
     fd: Count | None = None
@@ -136,6 +138,7 @@ class ErrorDetails(Part):
     kind: Name
     """Name of the exception class."""
     message: Sentence
+    """The exception's message."""
     where: Sentence | None = None
     """Place of the error, as '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is
     enough."""

@@ -61,8 +61,10 @@ class ImageFinding:
     `ok`."""
 
     name: str
+    """What was checked, such as 'python'."""
     level: Level
     value: str
+    """What was found, for the printed line."""
     words: str = ""
     """What the value means and what the user should do; '' if all is well."""
 

@@ -124,7 +124,11 @@ def _preemption(config: ClusterConfig, preempting: bool) -> DoctorFinding:
 
 
 def _preempt_signal(sent: bool) -> DoctorFinding:
-    """Return the finding, of level `ok`, that says which signal tells a preempted job to save (PreemptParameters)."""
+    """Return the finding, of level `ok`, that says which signal tells a preempted job to save (PreemptParameters).
+
+    Args:
+        sent: whether a preempted job gets the signal of `sbatch --signal`.
+    """
     words = "a preempted job gets " + ("the notice to save (SIGUSR2)" if sent else "SIGTERM and no other notice")
     words += "; the agents save at either, in the partition's GraceTime"
     return _slurm("send_user_signal", "ok", "set" if sent else "not set", words)

@@ -39,10 +39,13 @@ class TorchFacts:
     """Facts about the installed torch, which a separate process has imported."""
 
     version: str
+    """torch's version."""
     cuda_version: str | None
     """CUDA version that torch was built for; None for a CPU build."""
     gloo: bool
+    """Whether torch has gloo."""
     nccl_version: str | None
+    """Version of torch's NCCL; None without NCCL."""
     devices: tuple[str, ...]
     """Names of the GPUs that torch can use on this machine."""
     hip_version: str | None = None
@@ -63,6 +66,7 @@ class Driver:
 
     gpus: tuple[str, ...]
     version: str | None
+    """Version of the driver; None if nvidia-smi fails or lists no GPU."""
     reason: str = ""
     """Error message of nvidia-smi; '' if it works."""
 
@@ -76,6 +80,7 @@ class Interface:
     bits_per_s: int | None
     """Speed of the interface in bits per second; None if the driver does not report it, as in most virtual machines."""
     infiniband: bool
+    """Whether it is an interface with IP over InfiniBand."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ class FolderFacts:
     options: tuple[str, ...]
     """Mount options of the file system, such as 'rw' and 'relatime'."""
     free_bytes: int
+    """Free bytes of the whole file system."""
     from_variable: bool
     """Whether the variable HPCTRAIN_RUNS names the folder."""
     rename: str
@@ -125,6 +131,7 @@ class LocalDisk:
     kind: str
     """Type of the file system, such as ext4; '' if it is not known."""
     free_bytes: int
+    """Free bytes of the whole file system."""
 
 
 EnvironmentKind = Literal["venv", "conda", "pixi", "image", "system"]
@@ -135,6 +142,7 @@ class StoredPart:
     """A part of the Python environment, and the file system that it lies on."""
 
     name: str
+    """Name of the part in the doctor's finding."""
     path: Path
     kind: str
     """Type of the file system, such as nfs4; '' if it is not known."""
@@ -219,6 +227,7 @@ class DoctorFinding:
     """One finding, as the doctor prints it."""
 
     subject: Subject
+    """Part of the machine or the cluster under which the finding is printed."""
     name: str
     """Name of the setting, partition, program or folder."""
     level: Level

@@ -241,6 +241,9 @@ def folder_findings(runs: FolderFacts, elsewhere: bool) -> list[DoctorFinding]:
 def _place(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
     """Return the finding about the file system of run folders. If other nodes have to see it: level `problem` for a
     file system in memory, `note` for one that is probably not shared. Else `ok`.
+
+    Args:
+        elsewhere: whether jobs run on other machines, which have to see the folder.
     """
     name = "run folders (HPCTRAIN_RUNS)" if runs.from_variable else "run folders (./runs)"
     value, todo = f"{runs.path}: {runs.kind or 'type unknown'}", "set HPCTRAIN_RUNS to a folder that all nodes share"
@@ -275,6 +278,9 @@ def _tried(name: str, wrong: str, words: str, cost: str) -> DoctorFinding:
 def _lock(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
     """Return the finding about locks of run folders. Level `problem` if the trial failed, `note` if a mount option
     makes locks invisible to other nodes that may use the folder, else `ok`.
+
+    Args:
+        elsewhere: whether jobs run on other machines, which have to see the locks.
     """
     local = [option for option in runs.options if option in _LOCKS_OF_ONE_NODE]
     if not runs.lock and elsewhere and local:

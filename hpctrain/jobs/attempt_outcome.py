@@ -35,6 +35,7 @@ class AttemptOutcome:
     """Exit code for the job script: 0 if the run is finished, whatever single tasks returned, else srun's. None if it
     is unknown."""
     exit_class: ExitClass
+    """Kind of the attempt's end, by this attempt alone; `policy.classify` also looks at the attempts before."""
     saved: bool = False
     """Whether the attempt was asked to stop and saved a checkpoint before it ended."""
     asked_by: str | None = None

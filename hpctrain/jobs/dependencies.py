@@ -97,6 +97,9 @@ def _run_dependency(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[
     run would start before its dependency could be changed. If the run has to succeed, successors are left out: a
     successor that is not needed is cancelled, which never counts as success. Jobs that the run gets later are added by
     `refresh_dependent_runs`.
+
+    Args:
+        must_be_ok: whether only a successful end of that run counts; else any end does.
     """
     attempts = RunFolder(folder).attempts()
     # The job that finished the run is over, even where Slurm still has it.

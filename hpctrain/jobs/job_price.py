@@ -71,6 +71,9 @@ def _gpu_kind(node: NodeInfo, gpu_type: str | None) -> tuple[str, float] | None:
 def _units_per_h(asked: Run, state: ClusterState, nodes: Sequence[NodeInfo], used: int) -> float | None:
     """Return the billing units of the whole job in one hour; None if they cannot be computed. Of unlike nodes and
     several partitions, the dearest counts.
+
+    Args:
+        used: GPUs that the job computes with on each node.
     """
     whole, options = asked.cluster.exclusive is not False, parse_sbatch_options(asked.cluster.sbatch)
     units = []

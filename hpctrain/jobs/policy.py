@@ -74,6 +74,7 @@ class JobVerdict:
     or starts the successor."""
     reason: str
     exit_class: ExitClass
+    """Exit class of the attempt that ended, or of the job that stops at its beginning."""
     failed: bool = False
     """Whether the run stops although it is not done; the process with the verdict then writes the event `failed`."""
     cancelled: bool = False

@@ -99,11 +99,14 @@ class NodeStatus:
 
     name: str
     address: str
+    """IPv4 address in the lab's network."""
     switch: str
+    """Name of the bridge to which the node is connected: its switch, or the root switch."""
     state: str | None
     """The node's state in Slurm; None if the controller does not answer."""
     processes: int
     link_up: bool
+    """Whether the node's link is up, at the bridge's end."""
     out_bits_per_s: float | None
     """Rate to which the node's sending is limited, in bits per second; None: no limit."""
     in_bits_per_s: float | None

@@ -152,6 +152,7 @@ class LocalJobResult:
     exit_code: int
     """Exit code of the command: 0 done, 1 failed or stopped, 2 wrong input, 4 refused."""
     reason: str
+    """Why the attempt ended, as a sentence."""
     stopped: bool = False
     """Whether a person asked the attempt to stop."""
 

@@ -37,6 +37,7 @@ class StartedRun:
     """A run that was started in the background."""
 
     folder: Path
+    """The run folder."""
     job_id: str
     """Id of the Slurm job; for a run of this machine, the process id of its supervisor."""
 

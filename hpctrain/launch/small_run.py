@@ -71,6 +71,9 @@ def make_plan(
 
     Args:
         layers: number of blocks of the model.
+        micro_batch: sequences of a micro-batch.
+        micro_batches: micro-batches of a replica in a step.
+        zero: ZeRO level.
         devices: pp × dp × tp devices, 'node:device'. Default: the CPUs of as many virtual nodes.
     """
     devices = list(devices) or [f"local{index}:cpu0" for index in range(pp * dp * tp)]

@@ -37,7 +37,9 @@ class CheckedSweep:
     """A sweep that passed the checks and may be queued."""
 
     name: str
+    """Name of the sweep."""
     named: list[NamedSettings]
+    """Name and settings of each run, in the order of their tasks."""
     prepared: list[PreparedRun]
     """The runs as they are to be recorded, in the order of their tasks."""
     checked: CheckedRun
@@ -62,6 +64,7 @@ class StartedSweep:
     """A sweep whose job array was submitted."""
 
     folder: Path
+    """Folder of the sweep."""
     job_id: str
     """Id of the job array."""
     runs: list[tuple[Path, str]]
@@ -173,7 +176,12 @@ def _planned(run: Run) -> str:
 
 @contextlib.contextmanager
 def _names_run(item: NamedSettings, number: int, count: int) -> Iterator[None]:
-    """Put the name and the settings of a run before the message of an error about it."""
+    """Put the name and the settings of a run before the message of an error about it.
+
+    Args:
+        number: index of the run in the sweep.
+        count: number of runs of the sweep.
+    """
     try:
         yield
     except HpctrainError as error:

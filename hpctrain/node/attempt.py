@@ -135,8 +135,11 @@ class _EndedAttempt:
 
     folder: RunFolder
     number: int
+    """Number of the attempt."""
     outcome: AttemptOutcome
+    """How the attempt ended."""
     events: Sequence[Event]
+    """Events of the attempt."""
     reported: list[NotifyState] = field(default_factory=list)
 
     def record(self, verdict: JobVerdict) -> None:
@@ -268,7 +271,8 @@ def _first_successor(folder: RunFolder, job: str, slurm: Slurm) -> str | None:
 
 
 def _close_unfinished(folder: RunFolder, run: Run, number: int, job: str | None, slurm: Slurm) -> None:
-    """Complete the line of an attempt whose job script was killed, from its events and from what Slurm knows of `job`.
+    """Complete the line of attempt `number`, whose job script was killed, from its events and from what Slurm knows of
+    its job `job`.
 
     Raises:
         StorageError: the run folder cannot be written.

@@ -53,6 +53,7 @@ class MachineFiles:
     gpus: Path = Path("/proc/driver/nvidia/gpus")
     """Folder of NVIDIA's driver with a folder for each GPU."""
     sysfs: Path = Path("/sys")
+    """Folder where the kernel's file system sysfs is mounted."""
 
 
 def check_same_version(folder: RunFolder, attempt: int, node: str) -> None:

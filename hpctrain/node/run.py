@@ -231,7 +231,11 @@ class _StopRequest:
 
 def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local: bool, runner: Runner) -> Topology:
     """Return the topology in the run folder; without one, probe first. The first node writes the events: the probe's
-    result, excluded nodes and a refusal."""
+    result, excluded nodes and a refusal.
+
+    Args:
+        local: whether the node is a virtual node of this machine.
+    """
     path = place.folder / "topology.json"
     given = path.exists()
     if not given:

@@ -59,11 +59,15 @@ class PipelineInputs:
 
     plan: Plan
     spec: Spec
+    """The model."""
     schedule: Schedule
     """The action table of this rank's replica."""
     seq_len: int
+    """Tokens of a sequence: `data.seq_len` of the run file."""
     seed: int
+    """The run's seed, for initial weights and dropout."""
     device: torch.device
+    """Device of this rank."""
     autocast: torch.dtype | None = None
     """Dtype of matrix products: bfloat16 or float16; None: fp32 throughout."""
     scaler: LossScaler | None = None
@@ -73,6 +77,7 @@ class PipelineInputs:
     timeout: timedelta | None = None
     """How long a rank waits for another rank in one operation; None: torch's defaults."""
     objective: AnyObjective = NEXT_TOKEN
+    """What the model learns; it decides the counts of `lengths`."""
     fill: Fill | None = None
     """Function that sets a stage's initial weights, read from a folder; None: they come from the seed, or from the
     user's factory.

@@ -249,10 +249,13 @@ class Quantity:
     """A measured quantity of links, drawn as one heat map."""
 
     key: str
+    """Name of the heat map on its page."""
     title: str
+    """Heading of the heat map."""
     note: str
     """Sentence for the reader: how the quantity was measured."""
     unit: str
+    """Unit in which the quantity is shown, such as GB/s."""
     scale: float
     """Factor from the unit in the topology file (SI) to the shown unit, `unit`."""
     of_link: Callable[[LinkFigures], float | None]

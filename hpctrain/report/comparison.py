@@ -31,7 +31,9 @@ class ComparedRun:
     """A row of a comparison. A value that is not known is None."""
 
     name: str
+    """Name of the run."""
     folder: str
+    """Path of the run folder."""
     settings: dict[str, Any]
     """Keys of the run file in which the compared runs differ, with this run's values."""
     state: str
@@ -39,7 +41,9 @@ class ComparedRun:
     reason: str
     """One sentence that says why the run has this state."""
     step: int = 0
+    """Number of steps done."""
     steps: int = 0
+    """Number of steps of the run file."""
     loss: float | None = None
     """Training loss of the last step, in nats."""
     best_loss: float | None = None
@@ -47,6 +51,7 @@ class ComparedRun:
     valid_loss: float | None = None
     """Newest validation loss, in nats; with several validation sets, that of the first."""
     best_valid_loss: float | None = None
+    """Smallest validation loss so far, in nats, of the same validation set."""
     tokens_per_s: float | None = None
     """Median tokens per second of the whole job, without the first step of each generation."""
     mfu: float | None = None

@@ -79,12 +79,14 @@ class RunView:
     status: RunStatus
     events: list[Event]
     recoveries: list[FaultRecovery]
+    """The run's recoveries, in order."""
     rows: list[MetricRow]
     """Every row of metrics.jsonl, including repeated steps."""
     history: list[MetricRow]
     """One row for each step, the one that led to the final model."""
     topology: Topology | None = None
     plans: list[PlanUse] = field(default_factory=list)
+    """The run's plans, in the order of their first use."""
     provenance: RunProvenance | None = None
     """What the run was submitted with; None for a run of an earlier hpctrain."""
     environments: list[NodeEnvironment] = field(default_factory=list)

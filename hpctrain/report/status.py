@@ -45,8 +45,11 @@ class RunStatus:
     reason: str
     """One sentence that says why the run has this state."""
     name: str
+    """Name of the run."""
     attempt: int
+    """Number of the newest attempt; 0 before the first event."""
     generation: int
+    """Number of the newest generation; 0 before the first."""
     step: int
     """Number of steps done."""
     steps: int

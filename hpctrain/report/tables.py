@@ -128,7 +128,12 @@ def memory(use: PlanUse) -> list[tuple[str, str]]:
 
 def _against(measured: float, predicted: float | None) -> str:
     """Return by how much a measurement differs from its prediction, as ' (12 % above the prediction)'; '' without a
-    prediction."""
+    prediction.
+
+    Args:
+        measured: the measurement, in any unit.
+        predicted: the prediction, in the same unit.
+    """
     if not predicted:
         return ""
     off = measured / predicted - 1.0

@@ -110,6 +110,7 @@ class RunFolder:
         """Append an event to events.jsonl for a process that is no agent. The event has the generation -1.
 
         Args:
+            reason: one sentence for the user.
             attempt: number of the attempt.
             now: seconds since 1970.
             node: name of the node; '': that of this machine.

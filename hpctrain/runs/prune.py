@@ -40,9 +40,11 @@ class Removal:
 
     kind: Literal["run", "checkpoint", "leftover"]
     path: Path
+    """Path of the item."""
     run: Path
     """The run folder: the item itself, or the folder in which the item lies."""
     size_bytes: int
+    """Bytes of all files in the item, as `size_of` counts them."""
     why: str
     """Why the item can be removed, as text."""
 

@@ -107,6 +107,7 @@ class NodeInfo:
     states: frozenset[str]
     """Base state and flags, such as {'IDLE', 'DRAIN'}."""
     gres: tuple[Gres, ...]
+    """The node's generic resources (GRES)."""
     features: tuple[str, ...] = ()
     """Node features that a constraint can ask for."""
     cpus: int = 0
@@ -156,9 +157,11 @@ class Partition:
     allow_accounts: tuple[str, ...] | None
     """Accounts whose jobs the partition accepts; None: every account."""
     deny_accounts: tuple[str, ...]
+    """Accounts whose jobs the partition refuses."""
     allow_qos: tuple[str, ...] | None
     """QOS whose jobs the partition accepts; None: every QOS."""
     deny_qos: tuple[str, ...]
+    """QOS whose jobs the partition refuses."""
     needs_reservation: bool = False
     """Whether the partition accepts only jobs with a reservation."""
     whole_nodes: bool = False
@@ -179,7 +182,9 @@ class ClusterConfig(TypedDict):
     """The settings of `scontrol show config` that matter for a run."""
 
     cluster: str
+    """Name of the cluster."""
     version: str
+    """Slurm's version, such as 22.05.8."""
     slurmd_timeout_s: int
     """Seconds of silence after which Slurm sets a node down."""
     cred_expire_s: int
@@ -187,7 +192,9 @@ class ClusterConfig(TypedDict):
     kill_wait_s: int
     """Seconds between SIGTERM and SIGKILL at the time limit."""
     preempt_type: str
+    """PreemptType, such as preempt/partition_prio."""
     preempt_mode: str
+    """PreemptMode of the whole cluster, such as REQUEUE."""
     preempt_send_user_signal: bool
     """Whether a preempted job gets the signal of `sbatch --signal`; otherwise it gets SIGTERM only."""
     job_requeue: bool
@@ -203,6 +210,7 @@ class ClusterConfig(TypedDict):
     whole_nodes: bool
     """Whether every job of the cluster gets whole nodes (SelectType=select/linear)."""
     billing_rule: BillingRule
+    """How the weighted resources of a job are combined (PriorityFlags)."""
     memory_is_billed: bool
     """Whether Slurm gives memory to jobs, and bills it (SelectTypeParameters with _Memory)."""
     max_array_size: int

@@ -71,6 +71,7 @@ class JobInfo:
     exit_code: int | None
     """Exit code of the batch script; None before the end."""
     partition: str
+    """The job's partition; while the job waits, all that it asks for, separated by commas."""
     submit_s: float | None
     """When the job was last put into the queue."""
     shares_nodes: bool | None = None

@@ -20,14 +20,18 @@ class JobRequest:
     partition: str | None
     """One name, or several separated by commas: the job starts in whichever can start it first."""
     nodes_min: int
+    """Fewest nodes on which the job may run."""
     nodes_max: int
+    """Most nodes that the job takes."""
     time_s: int | None
     """Time limit in seconds."""
     gpus_per_node: int | None
     account: str | None
     qos: str | None
     gpu_type: str | None = None
+    """Type of the GPUs, by Slurm's name."""
     reservation: str | None = None
+    """Name of the reservation in which the job runs."""
     kinds: tuple[tuple[str | None, int], ...] = ()
     """(constraint or None, number of nodes) for each group of nodes; (): `nodes_min` nodes without a constraint."""
 

@@ -45,7 +45,9 @@ class BatchLoader:
     stream: SequenceStream
     objective: AnyObjective
     special: SpecialTokens
+    """Ids of the objective's special tokens."""
     seq_len: int
+    """Tokens of a sequence: `data.seq_len` of the run file."""
     device: torch.device
 
     def batch(self, seed: int, start: int, count: int) -> SampleBatch:

@@ -145,6 +145,7 @@ class Trainer:
     mesh: DeviceMesh
     pipeline: Pipeline
     parameters: list[nn.Parameter]
+    """This rank's parameters that the optimizer updates, in the order of the reducer's gradients."""
     optimizer: torch.optim.Optimizer
     reducer: Reducer
     train: BatchLoader

@@ -35,6 +35,7 @@ class NonFinite:
     order of execution, 0 for the module's input or 1 for its output). For a gradient: (stage, number of the
     parameter in the stage, 0)."""
     rank: int
+    """Rank on which the tensor is."""
     module: str
     """Name of the module in the whole model."""
     what: str

@@ -42,6 +42,7 @@ class Failure:
     kind: str
     """Name of the exception class."""
     message: str
+    """The exception's message."""
     where: str | None
     """Place of the error, as '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is
     enough.
@@ -51,6 +52,7 @@ class Failure:
     itself.
     """
     fault: Fault
+    """Row of the fault table: what is to blame."""
 
     def sentence(self, at: str) -> str:
         """Return one line for the user: rank, operation, message, line of code and fault, as far as they help.

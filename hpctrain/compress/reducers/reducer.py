@@ -160,7 +160,7 @@ class DenseReducer(Reducer):
         return all(self._parameters[index].grad is tensor for index, tensor in zip(bucket, tensors, strict=True))
 
     def _flatten_in_place(self, number: int, tensors: list[Tensor]) -> Tensor:
-        """Move the gradients of a bucket into one contiguous buffer, and return the buffer.
+        """Move the gradients of bucket `number` into one contiguous buffer, and return the buffer.
 
         Each step reuses the bucket's buffer, because page faults of new memory cost more than the copy.
         """
@@ -191,11 +191,15 @@ class _BucketInFlight:
     """A bucket whose all-reduce has begun and not ended."""
 
     number: int
+    """Number of the bucket, counted from 0 in each step."""
     tensors: list[Tensor]
+    """The bucket's gradients."""
     flat: Tensor
+    """The bucket's gradients as one flat tensor, which the all-reduce sums in place."""
     copy: Tensor | None
     """Buffer to give back after the all-reduce; None if the gradients themselves are summed in place."""
     work: dist.Work
+    """The all-reduce, which may still run."""
 
 
 class CodecReducer(Reducer):

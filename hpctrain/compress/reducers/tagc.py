@@ -197,7 +197,9 @@ class _Choice:
     """The numbers that a rank selected from one tensor in a step."""
 
     key: str
+    """Key of the tensor's residual in the error feedback."""
     tensor: Tensor
+    """The tensor's gradient, which `finish` overwrites with the sums."""
     start: int
     """Position of the tensor's first number over all compressed tensors."""
     whole: Tensor

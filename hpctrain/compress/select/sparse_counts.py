@@ -35,10 +35,10 @@ def sparsities(
         variances: σ² of each layer by equation (2), a sum over its numbers.
         sizes: count of numbers of each layer.
         limits: s_min and s_max.
-        mapping: linear: equation (3). log: equation (3) with logarithms. rank: by order only; layers with equal
-            variances have the same rank.
-        form: ours: σ² is divided by the size, because otherwise the largest tensor has the maximum and all others get
-            about s_max. paper: σ² is not divided.
+        mapping: linear: equation (3). log: equation (3) with the logarithms of the variances. rank: by order only;
+            layers with equal variances have the same rank.
+        form: ours: σ² is divided by the size, because otherwise the largest tensor has by far the largest σ², and all
+            others get about s_max. paper: σ² is not divided.
     """
     lowest, highest = limits
     known = [

@@ -144,9 +144,11 @@ class EncodeTask:
     unit: WorkUnit
     reading: ReadOptions
     scan: UnitScan
+    """Result of the unit's scan: what of the unit is encoded."""
     valid_buckets: range
     """Hash buckets (`passages.bucket_of`) whose passages are for validation."""
     clean: Cleaning
+    """Cleaning steps for the text."""
     tokenizer: str
     """'bytes' (one token a byte), or the path of the corpus's tokenizer.json."""
     tokenizer_sha256: str | None

@@ -45,8 +45,11 @@ class UnitScan:
     pieces: list[int] = field(default_factory=list)
     """Indices, within the unit, of the files and parts of files whose text is used."""
     passages: int = 0
+    """Number of passages that are used."""
     documents: int = 0
+    """Number of documents that are used."""
     text_bytes: int = 0
+    """Bytes, in UTF-8, of the passages that are used."""
     text_sha256: str = ""
     """SHA-256 over the hashes of all passages that are used, in order."""
     skipped_not_text: int = 0

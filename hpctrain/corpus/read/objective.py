@@ -52,7 +52,9 @@ class SpecialTokens:
     vocabulary: int
     """Vocabulary size of the model, with the special tokens: ids of inputs and targets are below it."""
     end_of_text: int
+    """Token that ends a document."""
     mask: int | None = None
+    """Token that replaces a masked token."""
     start: int | None = None
     """First token that the decoder reads; None without a decoder."""
     sentinels: tuple[int, ...] = ()

@@ -163,7 +163,11 @@ def drop_stale_topology(
 
 def other_share(topology: Topology, shared: bool) -> list[str]:
     """Return a line if a topology of whole nodes is to be used for a part of each, or the other way round: devices,
-    CPUs and memory of the job are then others; [] otherwise, and for figures from data sheets."""
+    CPUs and memory of the job are then others; [] otherwise, and for figures from data sheets.
+
+    Args:
+        shared: whether the run has only a part of each node.
+    """
     if topology.provenance.shared == shared or topology.provenance.mode == "published":
         return []
     whole, part = "whole nodes", "a part of each node"

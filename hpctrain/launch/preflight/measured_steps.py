@@ -29,6 +29,7 @@ class MeasuredStep:
     run: str
     """Name of the run folder."""
     median_s: float
+    """Median seconds of a step."""
     range_s: tuple[float, float]
     """Quantiles 0.1 and 0.9 of the seconds of a step."""
 

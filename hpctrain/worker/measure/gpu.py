@@ -131,7 +131,11 @@ class GpuReader:
 
     def _pcie(self, under_load: bool) -> PcieLink | None:
         """Return the PCIe link from NVML, else from the kernel, because NVML does not always have the figures; None
-        if neither has."""
+        if neither has.
+
+        Args:
+            under_load: whether the GPU is under load now; recorded with the figures.
+        """
         link = self.gpu.pcie() if self.gpu else None
         if link is None and self.address:
             link = pcie_link(self.address)
