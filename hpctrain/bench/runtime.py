@@ -75,7 +75,8 @@ def against_plain(
     rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
 ) -> ComparisonRow:
     """Run one process of a case: time blocks of steps of the worker's loop and blocks of steps of `PlainLoop` in turns,
-    and return their comparison. Which of the two comes first alternates.
+    and return their comparison. The worker's loop comes first in every second pair of blocks, `PlainLoop` in the
+    others.
 
     Args:
         rank: number of this process.

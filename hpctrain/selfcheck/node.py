@@ -58,6 +58,7 @@ class NodeCheck:
     """Parts of the names of the paths to run; empty: all. The path that a chosen path is compared with (its
     reference) runs too."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    """Environment variables from which those of the paths' processes are made."""
     _results: dict[str, PathResult] = field(default_factory=dict)
     """Name of a path -> its row."""
     _losses: dict[str, list[float]] = field(default_factory=dict)

@@ -1,8 +1,9 @@
 """`hpctrain bench probe`: runs the probe in the namespaces of a lab's nodes, as in a job but without Slurm.
 
 By default, the bench compares the probe's bandwidth with iperf3's, on links of known rate. Both measure the same pair
-of nodes in the same direction, in turns and without other traffic. The error compares the medians of both. With
---times, the bench reports how long whole probes of the lab take, and whether they measured every pair.
+of nodes in the same direction, in turns and without other traffic. The error compares the median of the probe's
+measurements with the median of iperf3's. With --times, the bench reports how long whole probes of the lab take, and
+whether they measured every pair.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _some_end(ranks: RankTimes, cuts: IntArray, mixes: IntArray, numbers: IntArr
     Args:
         cuts: [cut, rank] -> blocks.
         mixes: [mix, rank] -> class of the group at this pipeline rank. A mix is a choice of classes for a replica.
-        numbers: [cut, mix] -> upper limit of a replica's micro-batches; modified in place.
+        numbers: [cut, mix] -> upper limit of a replica's micro-batches; the function lowers the entries in place.
     """
     cut, mix = (indices.ravel() for indices in np.indices(numbers.shape))
     ends, flat, is_open = ReplicaFinish(ranks, cuts[cut], mixes[mix]), numbers.reshape(-1), numbers > 0

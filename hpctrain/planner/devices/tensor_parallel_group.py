@@ -26,6 +26,7 @@ class GroupSpec(NamedTuple):
     type: str
     """Model of the first device, as the topology names it."""
     tp: int
+    """Number of devices."""
     flops: float
     """Sustained FLOP/s at the run's precision."""
     bytes_per_s: float

@@ -1,1 +1,3 @@
-"""Layouts: which devices compute which blocks and micro-batches, and how both are distributed over devices."""
+"""Layouts: which devices compute which blocks and micro-batches, and how to distribute blocks and micro-batches over
+devices.
+"""

@@ -248,8 +248,8 @@ def _with_communication_and_update(profile: CalibrationProfile, fit: _Fit) -> Ca
     """Return the profile with one value as the factor of both communication and update, fitted to the whole step,
     because neither is timed separately.
 
-    If one of the two takes too small a share of their sum, its factor stays unknown. Both factors stay unknown if the
-    sum takes too small a share of the step, or if replicas sum compressed gradients.
+    If communication or update takes too small a share of their sum, its factor stays unknown. Both factors stay unknown
+    if the sum takes too small a share of the step, or if replicas sum compressed gradients.
     """
 
     def prediction(**factors: float) -> Prediction:

@@ -135,7 +135,8 @@ def _with_intra(topology: Topology) -> Topology:
     """Return the topology with every node's internal bandwidth (`intra_bytes_per_s`) filled in.
 
     A missing measurement gets the memory bandwidth of the slowest device of all nodes. It is filled in before a node is
-    slowed, because a slowed node must not change the others. If no memory bandwidth was measured, nothing is filled in.
+    slowed, because otherwise the slowed node's memory bandwidth could become the internal bandwidth of other nodes. If
+    no memory bandwidth was measured, nothing is filled in.
     """
     speeds = [device.memory_bytes_per_s for node in topology.nodes for device in node.devices]
     measured = [speed for speed in speeds if speed]

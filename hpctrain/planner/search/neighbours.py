@@ -43,10 +43,11 @@ def rejected_neighbours(space: SearchSpace, best: Prediction, candidate_dims: Se
 
 
 def shortage(space: SearchSpace, dims: ParallelDims) -> MemoryShortage | str | None:
-    """Return why no layout of these degrees runs; None if one does.
+    """Return why a layout of these degrees does not run, tried with one placement and the smallest micro-batch size
+    that has a layout; None if this layout runs.
 
-    If some micro-batch size has a layout, the reason is the device that lacks memory with the smallest such size. If
-    none has one, the reason is a sentence.
+    The reason is the device that lacks memory. It is a sentence if no micro-batch size has a layout, or if no placement
+    can shard state as the memory options ask.
     """
     reason: str | None = None
     for size in space.work.micro_batch_sizes():

@@ -1,5 +1,5 @@
-"""The objectives of a plan (step time, step time under disturbance, energy, cost), its constraints, and the choice by
-both among the fastest plans of several searches.
+"""The objectives of a plan (step time, step time under disturbance, energy, cost) and its constraints, and the choice
+among the fastest plans of several searches by objective and constraints.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def choose(objective: Objective, topology: Topology, spaces: Sequence[SearchSpac
     candidates with the reason why they lost.
 
     Args:
-        spaces: spaces in which plans are searched, the one of all nodes first. Errors of the first are raised; errors
-            of the others are ignored.
+        spaces: spaces in which plans are searched, the one of all nodes first. Errors of the search in the first space
+            are raised; those of searches in other spaces are ignored.
         fastest: returns the fastest plan of a space.
 
     Raises:

@@ -47,14 +47,15 @@ Solver = Literal["auto", "exact", "paper"]
 
 
 def solve(space: SearchSpace, solver: Solver) -> ChosenPlan:
-    """Return the fastest plan of a space. A plan with memory options is returned only if no plan fits without them.
+    """Return the plan that the solver finds in a space, with rejected neighbours and notes. The solvers auto and exact
+    add memory options to those of the run file only if no plan fits without them.
 
     Args:
         solver: 'auto' searches for the fastest plan by the cost model; 'exact' tries every plan on a few devices;
             'paper' follows the paper's rules.
 
     Raises:
-        RefusedError: no plan fits even with memory options.
+        RefusedError: no plan fits even with memory options, or there are too few devices for the given degrees.
         InputError: no layout is possible with the given degrees and batch.
     """
     if not space.candidate_dims:

@@ -88,7 +88,7 @@ def daly_interval(cluster: FailureModel) -> float:
 
 
 def daly_goodput(cluster: FailureModel, interval_s: float) -> float:
-    """Return the expected goodput if every failure costs the same time and the number of nodes stays.
+    """Return the expected goodput if every failure costs the same time and the number of nodes does not change.
 
     By Daly 2006 (FGCS 22/3), section 3, τ seconds of training take M·e^(R/M)·(e^((τ + δ)/M) − 1) seconds. δ is the time
     of a checkpoint, which can be used at once afterwards, R the recovery time and M the mean time between failures of

@@ -343,10 +343,10 @@ def switches_of(topology: Topology) -> PriorSwitches:
 
 def contradicts(declared: SwitchTree, groups: SwitchGroups) -> bool:
     """Return whether latencies show that a node is not on its declared leaf switch: most of its measured pairs within
-    that switch are far.
+    that switch have a latency above the limit for pairs that share a leaf switch (`near_limit`).
 
-    False when latencies have no gap between near and far. Two declared switches between which pairs are near do not
-    count: the declaration may be finer than latencies show.
+    False when there is no such limit. Two declared switches with latencies below the limit between their nodes are no
+    contradiction, because the declaration may be finer than latencies show.
     """
     if groups.near_below is None or not declared.levels:
         return False

@@ -201,7 +201,9 @@ def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[Any, int], m
 
 
 class Override(str):
-    """An override, a text 'key.path=value', of another option than `--set`; the option's name is for errors."""
+    """An override, a text 'key.path=value', that comes from another command-line option than `--set`. Errors name this
+    option.
+    """
 
     option: str
     """Name of the option, as '-t/--time'."""

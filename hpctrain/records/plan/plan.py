@@ -145,7 +145,7 @@ class Plan(Document):
     predicted: Predicted | None = None
     """The planner's prediction for this plan."""
     rejected: list[Rejected] = []
-    """Rejected neighbours of the plan, the closest first."""
+    """Rejected neighbours of the plan, each with the reason why it was not chosen."""
     moves: list[Move] = []
     """State that changes its device because the plan replaces another plan."""
     notes: list[str] = []

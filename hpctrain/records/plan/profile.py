@@ -21,7 +21,7 @@ class CalibrationProfile(Part):
     `remarks` has the reason."""
 
     source: str
-    """Folder of the run whose steps were measured."""
+    """Name of the run folder whose steps were measured."""
     generations: list[int]
     """Numbers of the generations of the run whose steps were used."""
     steps: int = Field(ge=1)
