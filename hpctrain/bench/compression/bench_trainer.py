@@ -33,8 +33,10 @@ CLIP_NORM = 1.0
 @dataclass(frozen=True)
 class GradientSync:
     """How a method sums gradients over the processes: a module whose backward pass may communicate, and functions that
-    communicate after the backward pass and after the step. The defaults communicate nothing, so each process trains on
-    its own data. The time of another method minus that of the defaults is the cost of the other method."""
+    communicate after the backward pass and after the step. The default functions communicate nothing, so with them each
+    process trains on its own data alone. The cost of a method is its step time minus the step time with the default
+    functions.
+    """
 
     model: nn.Module
     """The module to call with tokens: the model itself, or the wrapper around it."""
@@ -87,8 +89,8 @@ class BenchTrainer:
 
     @torch.no_grad()
     def validate(self, rows: Tensor) -> float:
-        """Return the loss on the sequences `rows` as the mean over all processes, because replicas may differ between
-        two outer syncs. Collective.
+        """Return the mean over all processes of their loss on the sequences `rows`, because the processes' replicas may
+        differ between two outer syncs. Collective.
 
         Args:
             rows: tokens, int64 [sequences, seq_len + 1].
@@ -108,7 +110,7 @@ class PipelineBenchTrainer:
     micro-batches of one sequence, and every process receives all sequences."""
 
     planned: CodecSpec | None = None
-    """Always None: the planner chooses no codec here."""
+    """Always None: the planner chooses no codec for a pipeline of the bench."""
 
     def __init__(self, plan: Plan, pipeline: Pipeline, lr: float) -> None:
         self._plan = plan

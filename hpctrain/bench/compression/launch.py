@@ -46,8 +46,9 @@ class LaunchSettings:
     """Sequences of a process in a step."""
     seq_len: int = 64
     lr: float = 0.1
-    """Learning rate of plain SGD. The bench does not use AdamW, because its moments for fifteen models would not fit
-    into a small machine's memory."""
+    """Learning rate of plain SGD. The bench does not use AdamW, because its moments for one model per method would not
+    fit into a small machine's memory.
+    """
     seed: int = 1
     spec: DecoderSpec = BENCH_SPEC
 

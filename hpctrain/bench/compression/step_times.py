@@ -48,8 +48,9 @@ class MethodRow:
     cpu_s: float
     """Mean processor seconds of a process in a step."""
     bytes_per_parameter: float
-    """Payload bytes that a node sent in a step, by its interface's counter and `header_factor`, divided by the number
-    of parameters; mean."""
+    """Payload bytes that a node sent in a step (its interface's counter divided by `header_factor`), divided by the
+    number of parameters; mean over steps and nodes.
+    """
     counted_bytes_per_parameter: float | None
     """Payload bytes that a rank sent in a step, by the method's own count, divided by the number of parameters; None
     where the method does not count."""

@@ -155,7 +155,8 @@ class ReplicaFinish:
         self.early = warmup_forwards(ranks.option)
 
     def end_s(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Return [replica] -> the least seconds until the replica has done its micro-batches, all-reduce and update.
+        """Return, for each of the replicas `at`, the least seconds until it has done its micro-batches, all-reduce and
+        update.
 
         Args:
             at: indices of the replicas.
@@ -171,8 +172,8 @@ class ReplicaFinish:
         return np.asarray(end_s + self.update[at])
 
     def _after_a_pass(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Return [replica] -> a bound in seconds that counts the forward pass through all stages before each rank's
-        first backward. The arguments are those of `end_s`.
+        """Return, for each of the replicas `at`, a lower bound in seconds that counts the forward pass through all
+        stages before each rank's first backward. The arguments are those of `end_s`.
         """
         many, forward = numbers[:, None], self.forward[at]
         first_pass = forward.sum(axis=1, keepdims=True) + self.hops
@@ -180,8 +181,8 @@ class ReplicaFinish:
         return np.asarray((first_pass + after).max(axis=1))
 
     def _there_and_back(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Return [replica] -> a bound in seconds for schedules with one stage a rank and whole backwards: the largest
-        of three bounds.
+        """Return, for each of the replicas `at`, a lower bound in seconds for schedules with one stage a rank and whole
+        backwards: the largest of three bounds.
 
         The first counts what comes before a rank's first forward and after its last backward. The second counts one
         micro-batch's pass through the pipeline and back, and those actions of the rank that cannot overlap it. The
@@ -206,8 +207,8 @@ class ReplicaFinish:
         return np.asarray(np.maximum(last_sum, to_first.max(axis=1) + sums[:, 0]))
 
     def _interleaved(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Return [replica] -> a bound in seconds with two stages a rank, for any split of the rank's blocks over its
-        two stages.
+        """Return, for each of the replicas `at`, a lower bound in seconds with two stages a rank, for any split of the
+        rank's blocks over its two stages.
 
         The weighted bounds of `bound_weights` are linear in the number of blocks of each first stage, so the least sum
         is at an end of the range of this number.

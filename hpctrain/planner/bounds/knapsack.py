@@ -85,7 +85,8 @@ class KnapsackBound(RankTimes):
 
     def _blocks(self, caps: FloatArray, limit_s: float) -> FloatArray:
         """Return [rank, window, mixture] -> the most blocks that a column of this mixture can hold; `INFEASIBLE` if
-        these are fewer than the rank needs, or if a step of this window takes longer than `limit_s` seconds.
+        these are fewer than the rank must hold (one for each of its stages, none on the first and the last rank), or if
+        a step of this window takes longer than `limit_s` seconds.
 
         A column is the tensor-parallel groups of one pipeline rank over all replicas. A mixture says how many groups of
         each class are in the column. A window is a range in which the largest number of micro-batches of a replica
@@ -200,8 +201,8 @@ class KnapsackBound(RankTimes):
         seconds.
 
         Args:
-            times: seconds of the ranks; None: `self.times`. In these, every column (the replicas of one pipeline rank)
-                counts as lying within one node if at least one column can lie within a node.
+            times: seconds of the ranks; None: `self.times`. In `self.times`, every column (the replicas of one pipeline
+                rank) counts as lying within one node if at least one column can lie within a node.
         """
         times, option = times or self.times, self.option
         forward, backward, both = times.forward, times.backward, times.both

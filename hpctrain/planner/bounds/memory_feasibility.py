@@ -33,8 +33,9 @@ class MemoryFeasibility:
     def can_hold(self, unit_counts: UnitCounts, option: Option, shards: int) -> bool:
         """Return whether the pipeline ranks can hold all blocks with the best assignment of devices to ranks.
 
-        Larger micro-batches never need less memory. So a micro-batch size is checked only if it lies between a size
-        that fits and one that does not. The smallest size comes first: if it does not fit, no size does.
+        Larger micro-batches never need less memory. So a micro-batch size is checked only if earlier calls leave the
+        answer open: if it lies between a size that fits and one that does not. The first call checks the smallest size,
+        too: if it does not fit, no size does.
 
         Args:
             unit_counts: the available tensor-parallel groups.

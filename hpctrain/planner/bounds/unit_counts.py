@@ -100,7 +100,7 @@ class UnitClass(NamedTuple):
     """
 
     def update(self, blocks: FloatArray, first: bool, last: bool) -> FloatArray:
-        """Return [blocks] -> seconds of the optimizer on a pipeline rank.
+        """Return [blocks] -> seconds of a step's optimizer update on a pipeline rank.
 
         Args:
             blocks: numbers of blocks.
@@ -115,7 +115,7 @@ def unit_classes(cost: CostModel, unit_counts: UnitCounts, option: Option, shard
     """Return at most `most` classes of tensor-parallel groups, the fastest class first.
 
     Kinds are sorted by the seconds of a block. A class ends where the factor from a kind to the next slower one is
-    among the largest `most` − 1 factors.
+    among the `most` − 1 largest factors.
 
     Args:
         shards: replicas that share a state, which shortens the update.

@@ -104,9 +104,9 @@ def overlaps_backward(work: Workload, stages: int, tp: int) -> bool:
 def overlapped_share(work: Workload, stages: int, tp: int) -> float:
     """Return the share of the all-reduce's messages that may be sent before the backward pass ends.
 
-    If the function `overlaps_backward` returns True, the share is the codec's `overlap`, less the embedding, whose
-    gradient is ready last. Otherwise the share is 0. In fp16 the share is also 0 for a codec with state, which waits
-    until the loss scale is removed after the backward pass.
+    If the function `overlaps_backward` returns True, the share is the codec's `overlap`, less the share of the
+    embedding in the gradient, because the embedding's gradient is ready last. Otherwise the share is 0. In fp16 the
+    share is also 0 for a codec with state, which waits until the loss scale is removed after the backward pass.
 
     Args:
         stages: number of stages of the model.

@@ -189,7 +189,8 @@ class CostModel:
     def all_reduce_times(
         self, placement: Placement, shares: Sequence[ModelPart], owner: Sequence[int], shards: int = 1
     ) -> list[AllReduceTime]:
-        """Return [stage] -> all-reduce of its gradients over the replicas; with hybrid sharding, over the shard groups.
+        """Return [stage] -> time of the all-reduce of its gradients over the replicas; with hybrid sharding, over the
+        shard groups.
 
         All stages reduce at about the same time, so rings that leave a node together share its bandwidth.
 

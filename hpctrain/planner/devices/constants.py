@@ -81,7 +81,7 @@ class CostConstants:
     optimizer: UpdateCost
     """The update of parameters that neither sharding nor tensor parallelism splits."""
     sharded_optimizer: UpdateCost
-    """The update of sharded state, for which torch uses another AdamW."""
+    """The update of sharded state, for which torch uses another implementation of AdamW."""
     split_optimizer: UpdateCost
     """The update of parameters that tensor parallelism splits."""
     shard_ops: ForwardBackward

@@ -193,8 +193,8 @@ def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]
     """Return the widths of tiles, in replicas, to try: all divisors of dp; for many groups only the likely ones. A tile
     is some replicas that take groups together, stage by stage (`_in_tiles`).
 
-    The likely ones are whole pipelines or whole stages side by side, stages as wide as a node, and pipelines within a
-    node.
+    The likely widths are dp (the groups of each stage follow each other), 1 (the groups of each pipeline do), as many
+    replicas as have all their groups on one node, and as many as have the groups of one stage on one node.
     """
     every = [width for width in range(1, dp + 1) if dp % width == 0]
     if len(units) <= MAX_ORDERED_NODES:

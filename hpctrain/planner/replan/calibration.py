@@ -149,13 +149,13 @@ class _Fit:
         return layout_of_plan(self.run, self.spec, self.plan.model_copy(update={"profile": profile}), self.topology)
 
     def measured_s(self) -> list[float]:
-        """Return [stage] -> median seconds of its forward and backward passes in a step."""
+        """Return [stage] -> seconds of its forward and backward passes in a step, median over the measured steps."""
         return [median(times) for times in zip(*(row.stage_time_s for row in self.timed), strict=True)]
 
 
 def merge_profiles(profiles: Sequence[CalibrationProfile]) -> CalibrationProfile:
     """Return one profile made of several profiles of one cluster: for each factor the median of the known values, for
-    memory the largest value.
+    the bytes of a worker process the largest value.
 
     Args:
         profiles: at least one.

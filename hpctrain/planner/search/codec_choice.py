@@ -1,5 +1,5 @@
-"""Chooses the codecs of gradients and of stage messages for a layout: the most exact codecs, unless others are faster
-by a threshold.
+"""Chooses the codecs of gradients and of stage messages for a layout: the most exact codecs, unless less exact ones
+shorten the step by more than a threshold.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def compression_may_gain(prediction: Prediction) -> bool:
 def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> CodecDecision:
     """Return the codec for a layout, and the predicted step with this codec.
 
-    Codecs are tried from the most exact one on. A codec is chosen if it shortens the step by the share `MIN_GAIN`, or
-    `MIN_LOSSY_GAIN` if it is lossy, against the codec chosen so far. So by the cost model no step is longer than with
-    exact sums.
+    Codecs are tried from the most exact one on. A codec is chosen if it shortens the run's mean step by the share
+    `MIN_GAIN`, or `MIN_LOSSY_GAIN` if it is lossy, against the codec chosen so far. So by the cost model the mean step
+    is never longer than with exact sums.
 
     Args:
         cost: cost model with the layout's memory options; its codec does not matter.

@@ -313,8 +313,8 @@ def _space(run: Run, topology: Topology, whole: SearchSpace) -> SearchSpace:
 
 
 def _with_late_messages(topology: Topology) -> Topology | None:
-    """Return the topology with each link's alphas raised by p95 − p50 of its latency; None if no alpha changes, as
-    without measured latencies.
+    """Return the topology with the alphas of each link (over TCP and over the training backend) raised by p95 − p50 of
+    its latency; None if no alpha changes, as without measured latencies.
     """
 
     def late(figures: LinkFigures) -> LinkFigures:

@@ -45,7 +45,8 @@ def warm_started(previous: Plan, plain: SearchSpace, run: Run | None) -> SearchS
 def uses_one_codec(space: SearchSpace) -> bool:
     """Return whether a search with a warm start tries one codec only.
 
-    It does so on many devices: the search stays near the previous plan, because the run stands still meanwhile.
+    It does so on more than `EXHAUSTIVE_DEVICES` devices: the search stays near the previous plan, because the run
+    stands still meanwhile.
     """
     return len(space.pool.devices) > EXHAUSTIVE_DEVICES
 

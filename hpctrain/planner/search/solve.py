@@ -1,6 +1,7 @@
 """Solvers: each returns the best plan of a space, or raises an error that says why there is none.
 
-The solver `exact` tries every order of a few devices, cut, split of the batch, schedule and memory options.
+The solver `exact` tries, on a few devices, every order of the devices, cut, division of the batch over replicas,
+schedule and set of memory options.
 
 The solver `paper` exists to reproduce the paper: equation (1) by greedy co-location, equation (7) by a grid over the
 micro-batch count M. Equation (7) as printed has no bubble and no cost per micro-batch, so it tends to the smallest M.
@@ -289,8 +290,8 @@ def _degrees(pool: DevicePool, work: Workload) -> tuple[int, int, int]:
 
 
 def _stage_units(space: SearchSpace, pp: int, dp: int, tp: int) -> list[list[TensorParallelGroup]]:
-    """Return candidates for a stage, at least `pp` of them, each with `dp` tensor-parallel groups: all within one node,
-    or across nodes if fewer than `pp` candidates fit within nodes.
+    """Return candidates for a stage, at least `pp` of them, each with `dp` tensor-parallel groups. The groups of a
+    candidate are on one node, or across nodes if fewer than `pp` candidates fit within nodes.
 
     Raises:
         RefusedError: there are fewer than `pp` candidates.

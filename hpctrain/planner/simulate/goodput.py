@@ -68,6 +68,7 @@ class Goodput:
     interval_s: float
     """Seconds of training between two checkpoints."""
     mode: RecoveryMode
+    """Recovery mode, one of `RECOVERY_MODES`."""
     mean: float
     """Mean of the goodput over the trials."""
     p05: float
@@ -92,7 +93,7 @@ def daly_goodput(cluster: FailureModel, interval_s: float) -> float:
 
     By Daly 2006 (FGCS 22/3), section 3, τ seconds of training take M·e^(R/M)·(e^((τ + δ)/M) − 1) seconds. δ is the time
     of a checkpoint, which can be used at once afterwards, R the recovery time and M the mean time between failures of
-    the job.
+    the job. The goodput is τ divided by these seconds.
 
     Args:
         interval_s: seconds of training between two checkpoints (τ).

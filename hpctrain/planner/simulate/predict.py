@@ -305,7 +305,9 @@ def overlapped_s(cost: CostModel, layout: Layout, wire_s: float) -> float:
 
 
 def _update(cost: CostModel, layout: Layout) -> float:
-    """Return the seconds of the all-reduce of the gradient norm and of the optimizer on the slowest device."""
+    """Return the seconds of the all-reduce of the gradient norm, plus those of the optimizer's update on the slowest
+    device.
+    """
     slowest = 0.0
     for replica in layout.placement.representatives:
         for unit, stages in zip(layout.placement[replica], layout.stages_by_rank, strict=True):

@@ -49,7 +49,7 @@ def network_faults(outcome: ProbeOutcome, tree: SwitchTree, settings: ProbeSetti
 
 
 def _of_one_machine(outcome: ProbeOutcome) -> set[str]:
-    """Return the virtual nodes that share their machine with another node, by the boot id that nodes report."""
+    """Return the names of the nodes that share their machine with another node, by the boot id that nodes report."""
     machines = {name: place.facts.boot_id for name, place in outcome.joined.items() if place.facts}
     count = Counter(machine for machine in machines.values() if machine is not None)
     return {name for name, machine in machines.items() if machine is not None and count[machine] > 1}

@@ -75,7 +75,8 @@ def host_faults(nodes: Sequence[Node]) -> list[ProbeFinding]:
 
 def wrong_interface(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
     """Yield WRONG_INTERFACE faults: a node is reached over a container bridge, or over another interface than most
-    nodes although the node has the usual interface too."""
+    nodes although it has the interface of most nodes, too.
+    """
     used = Counter(node.iface for node in nodes if node.iface)
     usual, count = used.most_common(1)[0] if used else ("", 0)
     for node in nodes:

@@ -47,8 +47,9 @@ _BESIDE_MODEL = re.compile(r"NVIDIA|AMD|TESLA|GEFORCE|INSTINCT|GPU|SXM\d?|PCIE|N
 
 
 def is_gpu_name(text: str) -> bool:
-    """Whether a text is the name of one GPU of the table `PEAK_FLOPS`, with nothing else than vendor, form and size of
-    its memory: true for 'a100' and 'nvidia_a100-sxm4-80gb', false for 'rack-a10'."""
+    """Whether a text is the name of one GPU of the table `PEAK_FLOPS`, with nothing else than vendor, form factor and
+    size of its memory: true for 'a100' and 'nvidia_a100-sxm4-80gb', false for 'rack-a10'.
+    """
     models = [word for word in re.split(r"[-_.:\s]+", text.upper()) if not _BESIDE_MODEL.fullmatch(word)]
     return len(models) == 1 and models[0] in PEAK_FLOPS
 
@@ -87,7 +88,7 @@ in the line of the older GPU, whose precision the newer one has too."""
 
 def matrix_dtype(name: str) -> Literal["bf16", "fp16", "fp32"] | None:
     """Return the best precision in which a GPU has fast matrix products: bf16, or fp16 on GPUs without fast bf16, or
-    fp32 on GPUs with neither. None if no data sheet is in the table.
+    fp32 on GPUs with neither. None if the table has no GPU of this name.
 
     Args:
         name: the name that CUDA reports, or the type or feature by which a cluster names the GPU: 'NVIDIA H100 80GB

@@ -104,7 +104,8 @@ def bandwidth_of(arrivals: Sequence[tuple[float, int]]) -> tuple[float, int]:
     """Return (bandwidth in bytes per second, number of slices behind it).
 
     The first quarter of the volume is dropped, because it was sent into empty buffers. The rest is cut into up to
-    `SLICES` slices with equal numbers of arrivals. The median of the slices' rates ignores a burst or a pause.
+    `SLICES` slices with equal numbers of arrivals. The bandwidth is the median of the slices' rates, which ignores a
+    burst or a pause.
 
     Args:
         arrivals: (clock time in seconds, bytes received so far) for each block that the receiver got.

@@ -118,7 +118,7 @@ class ProbeOutcome:
 
     @property
     def alive(self) -> list[str]:
-        """Names of the nodes that were not lost, in node order."""
+        """Names of the nodes that were not lost, in the order of `nodes`."""
         return [name for name in self.nodes if name not in self.lost]
 
     def add(self, results: Sequence[PairResult], bulk_bytes: int) -> None:

@@ -3,8 +3,8 @@ retests of suspects.
 
 The module also computes the oversubscription and the results of retests from the measurements. Pure.
 
-To show oversubscription, clusters of a switch level are matched in twos. First one pair of nodes, one from each
-cluster, measures alone. Then all members of one cluster send to the members of the other at once. Random pairs would
+To show oversubscription, clusters of a switch level are matched in twos. First a single pair of nodes, one from each
+cluster, measures. Then all members of one cluster send to the members of the other cluster at once. Random pairs would
 load each uplink by chance and hide the oversubscription.
 """
 
@@ -271,7 +271,7 @@ def retested_nodes(
     results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
 ) -> dict[str, NodePerformance]:
     """Return suspect -> its bandwidth and latency in the retest as ratios to those of good pairs. A suspect that was
-    not measured again is absent.
+    not measured again is absent; without good pairs in the retest, every suspect is absent.
 
     Args:
         results: measurements of the retest rounds.
@@ -351,7 +351,7 @@ def _controls(taken: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> l
     because such pairs use no uplink.
 
     Args:
-        taken: pairs of the round that hold a suspect.
+        taken: the round's pairs that measure again because one of their nodes, or their link, is suspected.
         good: indexes of the living nodes that are not suspected.
     """
     busy = {node for pair in taken for node in pair}

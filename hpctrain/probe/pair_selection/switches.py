@@ -167,7 +167,7 @@ def _is_level(distances: Floats, labels: Ints, below: Ints | None) -> bool:
     pairs within them. False if no pair lies within a cluster.
 
     Args:
-        distances: [a, b] -> latency between the nodes a and b.
+        distances: [a, b] -> latency between the nodes a and b in seconds.
         labels: number of each node's cluster.
         below: number of each node's cluster on the level below, whose inner pairs are not counted; None for the lowest
             level.

@@ -261,8 +261,9 @@ def override_paths(overrides: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def with_defaults(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `value`, the content of a file, with the values of `defaults` for keys that it leaves out. A key
-    that `value` has stays as it is, also with the value null."""
+    """Return a copy of `value`, the content of a file, with the values of `defaults` for keys that `value` leaves out.
+    A key that `value` has stays as it is, also with the value null.
+    """
     result = copy.deepcopy(dict(value))
     for path, leaf in missing_values(value, defaults):
         _set_at_path(result, path, copy.deepcopy(leaf), "")
