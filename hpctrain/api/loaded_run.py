@@ -140,7 +140,7 @@ class LoadedRun:
         your code.
 
         Args:
-            step: step of the checkpoint; None: the newest one that is whole.
+            step: step of the checkpoint; 0: the model before training; None: the newest checkpoint that is whole.
             model: an existing module with the same parameters, which gets the weights and is returned. Its device, its
                 dtype and its mode stay as they are.
 
@@ -155,7 +155,7 @@ class LoadedRun:
         checkpoint = checkpoint_of(self.folder, step, spec.sha256())
         whole = load("hpctrain.worker.whole_model")
         if model is not None:
-            whole.load_weights(model, checkpoint)
+            whole.load_weights(model, run, checkpoint)
             return model
         if not isinstance(spec, ImportedSpec):
             built: nn.Module = whole.whole_model(run, checkpoint)
@@ -171,19 +171,23 @@ class LoadedRun:
         return built
 
     def evaluate(
-        self, *data: str | os.PathLike[str], step: int | None = None, split: Split = "all", samples: int | None = None
-    ) -> list[CheckpointEvaluation]:
-        """Return loss (nats per target) and perplexity of a checkpoint on other data, in the order of `data`. A process
-        of its own computes them.
+        self, *data: str | os.PathLike[str], step: int | None = None, split: Split = "all", samples: int | None = None,
+        processes: int = 1, pp: int = 1,
+    ) -> list[CheckpointEvaluation]:  # fmt: skip
+        """Return loss (nats per target) and perplexity of a checkpoint on other data, in the order of `data`. Processes
+        of their own compute them.
 
         Args:
             data: folders made by `hpctrain data prepare` with the run's tokenizer, or text (files, folders).
-            step: step of the checkpoint; None: the newest one that is whole.
+            step: step of the checkpoint; 0: the model before training; None: the newest checkpoint that is whole.
             split: the part of corpus folders: all, train or valid.
             samples: most sequences of each item; None: all.
+            processes: number of processes of this machine that share the sequences; with GPUs, one a GPU.
+            pp: number of pipeline stages into which each copy of the model is cut; divides `processes`.
 
         Raises:
-            InputError: there is no such checkpoint, or the data is missing or has another tokenizer than the run.
+            InputError: there is no such checkpoint, the data is missing or has another tokenizer than the run, or the
+                model cannot be cut so.
             CheckpointError: the checkpoint's files differ from what was written.
             HpctrainError: the process failed.
         """
@@ -191,32 +195,38 @@ class LoadedRun:
             raise InputError("data: none was given; name corpus folders, or text")
         if split not in get_args(Split):
             raise InputError(f"split: found {split!r}; allowed: {', '.join(get_args(Split))}")
-        if samples is not None and samples < 1:
-            raise InputError(f"samples: found {samples}; allowed: 1 or more")
-        return evaluate(self.folder, [os.fspath(item) for item in data], step, split, samples, SystemRunner())[1]
+        for name, count in (("samples", samples), ("processes", processes), ("pp", pp)):
+            if count is not None and count < 1:
+                raise InputError(f"{name}: found {count}; allowed: 1 or more")
+        named = [os.fspath(item) for item in data]
+        return evaluate(self.folder, named, step, split, samples, SystemRunner(), processes, pp)[1]
 
     def export(
         self, output: str | os.PathLike[str], *, step: int | None = None, dtype: str = "float32",
-        max_shard_size: str = "5GB", force: bool = False,
+        max_shard_size: str = "5GB", force: bool = False, processes: int = 1,
     ) -> ExportResult:  # fmt: skip
-        """Write a checkpoint as a Hugging Face folder, and return a summary of it.
+        """Write a checkpoint as a Hugging Face folder, or for a model of your own as safetensors files, and return a
+        summary of the folder.
 
         Args:
             output: folder to make.
-            step: step of the checkpoint; None: the newest one that is whole.
+            step: step of the checkpoint; 0: the model before training; None: the newest checkpoint that is whole.
             dtype: type of the numbers: float32, bfloat16 or float16.
             max_shard_size: size of the largest file, such as 5GB.
             force: replace a model that lies in `output`.
+            processes: number of processes that share the tensors; each holds one tensor at a time.
 
         Raises:
-            InputError: there is no such checkpoint, the model is imported, or `output` may not be replaced.
+            InputError: there is no such checkpoint, or `output` may not be replaced.
             CheckpointError: the checkpoint's files differ from what was written.
             StorageError: the folder cannot be written.
         """
         if dtype not in BYTES:
             raise InputError(f"dtype: found {dtype!r}; allowed: {', '.join(BYTES)}")
+        if processes < 1:
+            raise InputError(f"processes: found {processes}; allowed: 1 or more")
         size = shard_bytes(max_shard_size)
-        return export(self.folder, Path(output), step, dtype, size, force, SystemRunner())
+        return export(self.folder, Path(output), step, dtype, size, force, SystemRunner(), processes)
 
     def report(self, output: str | os.PathLike[str]) -> Path:
         """Write the run's report, one HTML file, and return its path. The report needs the package plotly.

@@ -19,12 +19,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from hpctrain.base.atomic import storage_errors
@@ -222,7 +223,21 @@ class CheckpointSaver:
             raise StorageError(message[0])
 
 
-def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup | None) -> None:
+class CheckpointReader(dcp.FileSystemReader):
+    """Reads a verified checkpoint several times, and its list of tensors once: that of a large checkpoint takes as long
+    to read as a tensor."""
+
+    _metadata: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        if self._metadata is None:
+            self._metadata = super().read_metadata(*args, **kwargs)
+        return self._metadata
+
+
+def load(
+    tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup | None, reader: CheckpointReader | None = None
+) -> None:
     """Load a verified checkpoint into `tensors` in place. Collective; each rank reads only the parts that its tensors
     need.
 
@@ -230,12 +245,14 @@ def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup | None
         tensors: this rank's part of the state, by name.
         path: folder of the checkpoint.
         group: the ranks that load; None: this process alone.
+        reader: a reader of the folder, for several calls; None: one of this call.
 
     Raises:
         CheckpointError: a tensor is missing or cannot be read.
     """
+    reader = reader or CheckpointReader(path)
     try:
-        dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), process_group=group, no_dist=group is None)
+        dcp.load(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
     except dcp.api.CheckpointException as error:
         # torch's class does not derive from Exception, so `except Exception` would not catch it.
         raise CheckpointError(f"{path}: cannot load: {_first_failure(error)[1]}") from None

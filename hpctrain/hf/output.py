@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
+import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -10,7 +13,9 @@ from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, swap, sync
 from hpctrain.base.errors import InputError
-from hpctrain.hf.config import CONFIG_NAME
+
+_WEIGHTS_NAMES = ("model.safetensors", "model.safetensors.index.json")
+"""Files of which a model's folder has one: it has one file of tensors, or several and an index."""
 
 
 def check_output(output: Path, force: bool) -> None:
@@ -32,25 +37,45 @@ def check_output(output: Path, force: bool) -> None:
         return
     if not force:
         raise InputError(f"-o {output}: holds {held[0]}; name a new folder, or replace the model in it with --force")
-    if CONFIG_NAME not in held or any((output / name).is_dir() for name in held):
+    if not set(held) & set(_WEIGHTS_NAMES) or any((output / name).is_dir() for name in held):
         raise InputError(
-            f"-o {output}: --force replaces a folder with a model ({CONFIG_NAME} and files beside it), and this holds "
-            f"other things; name a new folder"
+            f"-o {output}: --force replaces a folder with a model ({_WEIGHTS_NAMES[0]} and files beside it), and this "
+            "holds other things; name a new folder"
         )
 
 
 @contextlib.contextmanager
 def made_whole(output: Path) -> Iterator[Path]:
     """Yield a new temporary folder beside `output`. The temporary folder replaces `output` when the context ends, and
-    is removed if the context ends with an error."""
+    is removed if the context ends with an error. Those of killed processes are removed first."""
+    for leftover in output.parent.glob(f".{glob.escape(output.name)}.????????.tmp"):
+        with _locked(leftover) as unused:
+            if unused:
+                shutil.rmtree(leftover, ignore_errors=True)
     made = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
     with storage_errors(made):
         made.mkdir(parents=True)
     try:
-        yield made
+        with _locked(made):
+            yield made
         with storage_errors(output):
             sync(made)
             swap(made, output)
             sync(output.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold a folder's lock, which ends with this process. Yield whether it is held: not if another process holds it, on
+    a file system without locks, or if the path is no folder of this user."""
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = os.fstat(descriptor).st_uid == os.geteuid()
+        except OSError:
+            held = False
+        yield held

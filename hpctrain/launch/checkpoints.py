@@ -11,8 +11,9 @@ from hpctrain.checkpoint.published import folder_name, listed, newest, verify
 from hpctrain.launch.worker_request import worker_reply
 
 
-def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
-    """Return the folder of one checkpoint of the run in `folder`, after verifying the checkpoint's files.
+def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path | None:
+    """Return the folder of one checkpoint of the run in `folder`, after verifying the checkpoint's files; None for step
+    0: the model before training has no checkpoint.
 
     Args:
         step: step of the checkpoint; None: the newest checkpoint that verifies and is of the run's model.
@@ -23,11 +24,16 @@ def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
         CheckpointError: the checkpoint's files differ from what was written.
     """
     checkpoints = folder / "checkpoints"
+    if step == 0:
+        return None
     if step is None:
         checkpoint, skipped = newest(checkpoints, model_sha256)
         if checkpoint is None:
             why = f" ({skipped[0].path.name}: {skipped[0].reason})" if skipped else ""
-            raise InputError(f"{folder}: has no checkpoint yet{why}; it gets one every checkpoint.every steps")
+            raise InputError(
+                f"{folder}: has no checkpoint yet{why}; it gets one every "
+                "checkpoint.every steps; --step 0 takes the model before training"
+            )
         return checkpoint.path
     path = checkpoints / folder_name(step)
     there = listed(checkpoints)
@@ -42,14 +48,14 @@ def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
 
 
 def ask_worker(
-    verb: str, folder: Path, checkpoint: Path, runner: Runner, does: str, **question: object
+    verb: str, folder: Path, checkpoint: Path | None, runner: Runner, does: str, **question: object
 ) -> dict[str, Any]:
-    """Return the answer of a new worker process to a request about a run's checkpoint.
+    """Return the answer of a new worker process to a request about a run's model.
 
     Args:
         verb: command of `hpctrain.worker`: eval or export.
         folder: the run folder.
-        checkpoint: folder of the checkpoint.
+        checkpoint: folder of the checkpoint; None: the model before training.
         does: what the process does, as a verb for error messages ("exports").
         question: values of the request, besides `folder` and `checkpoint`.
 
@@ -57,8 +63,13 @@ def ask_worker(
         InputError: the worker reported wrong input.
         HpctrainError: the worker reported another error, or ended without an answer.
     """
-    places = {"folder": str(folder.resolve()), "checkpoint": str(checkpoint.resolve())}
+    places = {"folder": str(folder.resolve()), "checkpoint": None if checkpoint is None else str(checkpoint.resolve())}
     code, answer = worker_reply(verb, places | question, runner, does)
     if "error" in answer:
         raise (InputError if code == InputError.exit_code else HpctrainError)(answer["error"])
     return answer
+
+
+def step_of(checkpoint: Path | None) -> int:
+    """Return the step of a checkpoint's folder; 0 for None, the model before training."""
+    return 0 if checkpoint is None else int(checkpoint.name.rpartition("-")[2])

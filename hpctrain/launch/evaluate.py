@@ -1,5 +1,5 @@
-"""Evaluates a run's checkpoint on given data. This module checks the request and tokenizes text; a worker process
-computes the loss."""
+"""Evaluates a run's model on given data. This module checks the request and tokenizes text; worker processes compute
+the loss."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.tokens import Split, describe_tokenizer, read_index, same_tokens, tokenizer_option
-from hpctrain.launch.checkpoints import ask_worker, checkpoint_of
+from hpctrain.launch.checkpoints import ask_worker, checkpoint_of, step_of
 from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
 from hpctrain.records.history.run_log import perplexity
+from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.folder import check_trusted
 
@@ -40,29 +42,34 @@ class CheckpointEvaluation:
 
 
 def evaluate(
-    folder: Path, data: Sequence[str], step: int | None, split: Split, samples: int | None, runner: Runner
-) -> tuple[int, list[CheckpointEvaluation]]:
+    folder: Path, data: Sequence[str], step: int | None, split: Split, samples: int | None, runner: Runner,
+    processes: int = 1, pp: int = 1,
+) -> tuple[int, list[CheckpointEvaluation]]:  # fmt: skip
     """Return the step of the evaluated checkpoint, and one result for each item of `data`, in order.
 
     Args:
         folder: the run folder.
         data: paths of corpus folders or of text, from which the run's tokenizer makes temporary corpora.
-        step: step of the checkpoint; None: the newest complete one.
+        step: step of the checkpoint; 0: the model before training; None: the newest complete checkpoint.
         split: the part of a corpus folder to evaluate; a text is evaluated as a whole.
         samples: most sequences to evaluate of each item of `data`; None: all.
+        processes: number of processes of this machine that share the sequences.
+        pp: number of pipeline stages into which each replica of the model is cut, a divisor of `processes`.
 
     Raises:
-        InputError: there is no such checkpoint, others can write to the run folder, or the data is missing or has
-            another tokenizer than the run.
+        InputError: there is no such checkpoint, others can write to the run folder, the data is missing or has
+            another tokenizer than the run, or the model cannot be cut so.
         CheckpointError: the checkpoint's files differ from what was written.
         HpctrainError: the worker failed.
     """
     check_trusted(folder)
     run = run_of(folder)
+    _check_cut(run.spec(), processes, pp)
     checkpoint = checkpoint_of(folder, step, run.spec().sha256())
     with _corpora(run, data) as corpora:
         paths = [str(path.resolve()) for path in corpora]
-        answer = ask_worker("eval", folder, checkpoint, runner, "evaluates", data=paths, split=split, samples=samples)
+        asked: dict[str, Any] = {"data": paths, "split": split, "samples": samples, "processes": processes, "pp": pp}
+        answer = ask_worker("eval", folder, checkpoint, runner, "evaluates", **asked)
     judged = [
         CheckpointEvaluation(
             name, item["loss"], perplexity(item["loss"]),
@@ -70,7 +77,22 @@ def evaluate(
         )
         for name, item in zip(data, answer["sets"], strict=True)
     ]  # fmt: skip
-    return int(checkpoint.name.rpartition("-")[2]), judged
+    return step_of(checkpoint), judged
+
+
+def _check_cut(spec: Spec, processes: int, pp: int) -> None:
+    """Check that the model can be cut into `pp` stages, and that the processes can share its replicas.
+
+    Raises:
+        InputError: it cannot; the message says what is allowed.
+    """
+    if processes % pp:
+        raise InputError(f"--pp {pp}: a replica has one process a stage; allowed: divisors of --processes {processes}")
+    if pp > spec.layers:
+        raise InputError(f"--pp {pp}: the model has {spec.layers} layers; allowed: up to one stage a layer")
+    refusal = spec.pipeline_error(pp)
+    if refusal is not None:
+        raise InputError(f"--pp {pp}: {refusal}; use --pp 1")
 
 
 @contextlib.contextmanager

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hpctrain.model.decoder import Decoder, Gpt2
 from hpctrain.model.encoder import Encoder
@@ -23,14 +23,14 @@ from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 
 
 @torch.no_grad()
-def initialise(module: nn.Module, spec: FamilySpec, seed: int) -> None:
-    """Initialise every parameter of a stage: biases with zeros, norms so that they multiply by one, all others from a
-    normal distribution.
+def initialise(named: Iterable[tuple[str, Tensor]], spec: FamilySpec, seed: int) -> None:
+    """Initialise parameters by name: biases with zeros, norms so that they multiply by one, all others from a normal
+    distribution.
 
     Each random parameter has its own generator, seeded by (seed, name), so the weights do not depend on the cut.
     """
     norm = 0.0 if isinstance(spec, DecoderSpec) and spec.norm_offset else 1.0
-    for name, parameter in module.named_parameters():
+    for name, parameter in named:
         if parameter.dim() < 2:
             parameter.fill_(0.0 if name.endswith(".bias") else norm)
             continue
@@ -89,7 +89,10 @@ def build_part(spec: Spec, blocks: StageBlocks, seed: int, fill: Fill | None = N
         fill: sets the weights; None: they come from the seed.
     """
     if isinstance(spec, ImportedSpec):
-        return build_imported(spec, blocks, seed)
+        part = build_imported(spec, blocks, seed)
+        if fill is not None:
+            fill(part)
+        return part
     with torch.device("meta"):
         module = build_modules(spec, blocks)
     module.to_empty(device="cpu")
@@ -97,7 +100,7 @@ def build_part(spec: Spec, blocks: StageBlocks, seed: int, fill: Fill | None = N
     if fill is not None:
         fill(module)
     else:
-        initialise(module, spec, seed)
+        initialise(module.named_parameters(), spec, seed)
     return module
 
 

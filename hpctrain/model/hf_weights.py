@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +35,19 @@ class HfWeights:
                 "or start a new run"
             )
 
-    @torch.no_grad()
     def fill(self, module: nn.Module) -> None:
-        """Set every parameter of a stage, whose parameters are not split over devices yet, to the folder's weights,
-        converted to the parameter's dtype.
+        """Set every parameter of a stage, whose parameters are not split over devices yet, to the folder's weights."""
+        self.copy_to(module.named_parameters())
+
+    @torch.no_grad()
+    def copy_to(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy the folder's weights into whole parameters, given as (name, tensor), and convert them to their dtype.
 
         The method reads only the bytes of these parameters, one tensor at a time.
         """
         with contextlib.ExitStack() as stack, ACTIVITY.doing("read the weights of model.hf"):
             files: dict[Path, Any] = {}
-            for name, parameter in module.named_parameters():
+            for name, parameter in named:
                 tensor, number = self._tensors[name]
                 stored = find_stored(tensor, self._stored)
                 assert stored is not None, "a folder was checked when the run was made, and is the same"
@@ -73,4 +76,6 @@ def to_hf_tensor(tensor: HfTensor, own: Sequence[Tensor]) -> Tensor:
     `tensor`.
     """
     parts = [part.t() if tensor.transposed else part for part in own]
-    return torch.cat(parts, dim=tensor.axis).contiguous()
+    if len(parts) == 1:
+        return parts[0].clone(memory_format=torch.contiguous_format)
+    return torch.cat(parts, dim=tensor.axis)

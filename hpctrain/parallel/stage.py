@@ -266,13 +266,16 @@ class InstrumentedStage(PipelineStage):
             if self._before is not None:
                 self._before.read(fwd_chunk_id)
             try:
-                return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+                output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
             except RuntimeError as error:
                 # torch wraps the model's own error in one that says only "failed to run forward".
                 raised = error.__cause__ if "failed to run forward" in str(error) else None
                 if raised is None:
                     raise
-            raise raised
+                raise raised from None
+        if self.is_last and not torch.is_grad_enabled():
+            self.fwd_cache.clear()  # torch would keep the logits of all micro-batches for backward passes
+        return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         part = "backward" if kwargs.get("full_backward", True) else "backward of inputs,"

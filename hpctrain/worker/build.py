@@ -22,8 +22,6 @@ from hpctrain.checkpoint.published import verify
 from hpctrain.checkpoint.save_and_load import CheckpointSaver, load, load_with_prefix
 from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
 from hpctrain.compress.reducers.reducer import Reducer
-from hpctrain.model.build import Fill
-from hpctrain.model.hf_weights import HfWeights
 from hpctrain.parallel.gradient_reducer import build_plan_reducer
 from hpctrain.parallel.loss import LossScaler
 from hpctrain.parallel.mesh import Coordinate, build_mesh
@@ -37,6 +35,7 @@ from hpctrain.schedule.resolve import schedule_of
 from hpctrain.schedule.runnable import check_runnable
 from hpctrain.worker.batch_loader import BatchLoader, open_batch_loaders
 from hpctrain.worker.store import open_store
+from hpctrain.worker.weights import first_fill
 
 CUBLAS_WORKSPACE = ":4096:8"
 """Value of CUBLAS_WORKSPACE_CONFIG: the faster of the two settings with which cuBLAS is deterministic."""
@@ -197,7 +196,7 @@ def build(folder: Path, order: StartOrder) -> Trainer:
     scaler = LossScaler(LossScale()) if run.precision == "fp16" else None
     inputs = PipelineInputs(
         plan, run.spec(), schedule, run.data.seq_len, run.seed, device, AUTOCAST[run.precision], scaler, run.compile,
-        timeout=timeout, objective=run.effective_objective(), fill=_first_weights(order, run),
+        timeout=timeout, objective=run.effective_objective(), fill=None if order.restore else first_fill(run),
     )  # fmt: skip
     pipeline = build_pipeline(inputs, mesh, coordinate)
     optimizer = _optimizer(run, pipeline, plan)
@@ -258,14 +257,6 @@ def _join(order: StartOrder, plan: Plan, device: torch.device, timeout: timedelt
         device_id=device if device.type == "cuda" else None,
     )  # fmt: skip
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "0")) or torch.get_num_threads())
-
-
-def _first_weights(order: StartOrder, run: Run) -> Fill | None:
-    """Return the function that fills the new model's weights from a Hugging Face folder; None if the run begins with
-    random weights or goes on from a checkpoint."""
-    if run.model.hf is None or run.model.hf_model is None or order.restore is not None:
-        return None
-    return HfWeights(run.model.hf_model, Path(run.model.hf)).fill
 
 
 def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimizer:

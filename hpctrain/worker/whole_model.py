@@ -3,96 +3,72 @@
 from __future__ import annotations
 
 import sys
-import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch import nn
 
 from hpctrain.base.errors import InputError
-from hpctrain.checkpoint.save_and_load import load
-from hpctrain.model.build import build_stage
+from hpctrain.model.build import build_part
+from hpctrain.model.layers import StageBlocks
 from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.run.run import Run
-
-PREFIX = "model."
-"""Before the name of a parameter in a checkpoint; other tensors of a checkpoint are the optimizer's."""
+from hpctrain.worker.weights import copy_weights, fill_of, weights_of
 
 
-def whole_model(run: Run, checkpoint: Path) -> nn.Module:
+def whole_model(run: Run, checkpoint: Path | None) -> nn.Module:
     """Return the run's whole model on the CPU, in evaluation mode, with a checkpoint's weights in the dtype in which
     they were saved. The code of an imported model has to be on sys.path.
 
     Args:
-        checkpoint: folder of a verified checkpoint.
+        checkpoint: folder of a verified checkpoint; None: the model before training.
 
     Raises:
         InputError: an imported model cannot be built.
         CheckpointError: the checkpoint cannot be loaded.
     """
     spec = run.spec()
-    model = build_stage(spec, 0, spec.layers, run.seed)
-    load_weights(model, checkpoint)
-    return model.eval()
+    return build_part(spec, StageBlocks(0, spec.layers, True, True), run.seed, fill_of(run, checkpoint)).eval()
 
 
-def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Copy the weights of a verified checkpoint into the model's parameters, which keep their device and their dtype.
+def load_weights(model: nn.Module, run: Run, checkpoint: Path | None) -> None:
+    """Copy the weights of a verified checkpoint, or without one those before training, into the model's parameters,
+    which keep their device and their dtype.
 
     Raises:
         InputError: parameters of the model are not in the checkpoint, or have other shapes there.
         CheckpointError: the checkpoint cannot be loaded.
     """
-    parameters = {f"{PREFIX}{name}": parameter.detach() for name, parameter in model.named_parameters()}
-    saved = _saved_weights(checkpoint)
-    _check_alike(parameters, saved, checkpoint)
-    # torch reads into tensors of the saved dtype only.
-    read = {
-        name: tensor
-        if tensor.dtype == saved[name].properties.dtype and tensor.device.type == "cpu"
-        else torch.empty(tensor.shape, dtype=saved[name].properties.dtype)
-        for name, tensor in parameters.items()
-    }
-    with warnings.catch_warnings():
-        # torch warns that one process loads alone, as if that were a mistake.
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        load(read, checkpoint, None)
-    for name, tensor in parameters.items():
-        if read[name] is not tensor:
-            tensor.copy_(read[name])
+    weights = weights_of(run, checkpoint)
+    parameters = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    _check_alike(parameters, weights.shapes, "the run before training" if checkpoint is None else str(checkpoint))
+    copy_weights(weights, model)
 
 
-def _saved_weights(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
-    entries = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    return {
-        name: entry
-        for name, entry in entries.items()
-        if name.startswith(PREFIX) and isinstance(entry, TensorStorageMetadata)
-    }
+def _check_alike(model: dict[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Check that a model and the weights of a run have parameters of the same names and shapes.
 
-
-def _check_alike(parameters: dict[str, Tensor], saved: dict[str, TensorStorageMetadata], checkpoint: Path) -> None:
-    """Check that model and checkpoint have the same parameters.
+    Args:
+        model: name -> shape of the model's parameters.
+        saved: name -> shape of the weights.
+        where: what holds the weights, for errors.
 
     Raises:
         InputError: a parameter is missing in one of the two, or has another shape.
     """
-    missing = [name for name in parameters if name not in saved]
-    surplus = [name for name in saved if name not in parameters]
-    other = [name for name in parameters if name in saved and parameters[name].shape != saved[name].size]
+    missing = [name for name in model if name not in saved]
+    surplus = [name for name in saved if name not in model]
+    other = [name for name in model if name in saved and model[name] != saved[name]]
     if not (missing or surplus or other):
         return
     if missing:
-        words = f"it has no {missing[0].removeprefix(PREFIX)}, which the model has"
+        words = f"it has no {missing[0]}, which the model has"
     elif surplus:
-        words = f"it has {surplus[0].removeprefix(PREFIX)}, which the model has not"
+        words = f"it has {surplus[0]}, which the model has not"
     else:
-        shapes = f"{list(saved[other[0]].size)}, in the model {list(parameters[other[0]].shape)}"
-        words = f"{other[0].removeprefix(PREFIX)} has the shape {shapes}"
+        words = f"{other[0]} has the shape {list(saved[other[0]])}, in the model {list(model[other[0]])}"
     raise InputError(
-        f"model: {checkpoint} is of another model: {words} ({len(missing) + len(surplus) + len(other)} parameters "
+        f"model: {where} is of another model: {words} ({len(missing) + len(surplus) + len(other)} parameters "
         "differ); leave the argument out, and the run's model is built"
     )
 

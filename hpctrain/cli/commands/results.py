@@ -93,21 +93,35 @@ def _compared(folders: list[Path], now: float) -> list[ComparedRun]:
     return rows
 
 
+PROCESSES_MAX = 1024
+"""Most processes of one machine."""
+STEP_HELP = "The checkpoint of that step; 0: the model before training. Default: the newest."
+
+
 @click.command("eval")
 @click.argument("folder", metavar="RUN", type=RUN)
 @click.argument("data", metavar="DATA...", nargs=-1, required=True)
-@click.option("--step", type=click.IntRange(min=1), help="The checkpoint of that step. Default: the newest.")
+@click.option("--step", type=click.IntRange(min=0), help=STEP_HELP)
 @click.option(
     "--split", type=click.Choice(["all", "train", "valid"]), default="all", help="Which part of corpus folders."
 )
 @click.option("--samples", type=click.IntRange(min=1), metavar="N", help="At most N sequences of each. Default: all.")
+@click.option(
+    "--processes", type=click.IntRange(1, PROCESSES_MAX), metavar="N", default=1, show_default=True,
+    help="Processes of this machine that share the sequences; with GPUs, one a GPU.",
+)  # fmt: skip
+@click.option(
+    "--pp", type=click.IntRange(1, PROCESSES_MAX), metavar="P", default=1, show_default=True,
+    help="Pipeline stages into which each copy of the model is cut, one a process; divides N.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 def eval_command(folder: Path, data: tuple[str, ...], as_json: bool, **which: Any) -> None:
     """Loss and perplexity of a run's checkpoint on other data.
 
     DATA is a folder made by `hpctrain data prepare` with the run's tokenizer, or text (files, folders, .gz), which is
-    tokenized into a temporary folder. Each DATA gets its own loss, by the run's objective, computed in one process. The
-    checkpoint may be of any plan, and the run may still be in progress.
+    tokenized into a temporary folder. Each DATA gets its own loss, by the run's objective. The checkpoint may be of any
+    plan, and the run may still be in progress. The processes all run on this machine; with --pp, none of them holds the
+    whole model. The loss does not depend on their number.
 
     Only whole sequences of data.seq_len tokens count; a shorter rest at the end of a shard is left out.
     """
@@ -130,22 +144,28 @@ def _words(item: CheckpointEvaluation) -> str:
 @click.command()
 @click.argument("folder", metavar="RUN", type=RUN)
 @click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder to make.")
-@click.option("--step", type=click.IntRange(min=1), help="The checkpoint of that step. Default: the newest.")
+@click.option("--step", type=click.IntRange(min=0), help=STEP_HELP)
 @click.option(
     "--dtype", type=click.Choice(list(BYTES)), default="float32", help="Type of the numbers; float32 loses nothing."
 )
 @click.option("--max-shard-size", default="5GB", metavar="SIZE", help="The largest file.")
+@click.option(
+    "--processes", type=click.IntRange(1, PROCESSES_MAX), metavar="N", default=1, show_default=True,
+    help="Processes that share the tensors; each holds one tensor at a time.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the model that lies in DIR.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 def export_command(
-    folder: Path, output: Path, step: int | None, dtype: str, max_shard_size: str, force: bool, as_json: bool
-) -> None:
+    folder: Path, output: Path, step: int | None, dtype: str, max_shard_size: str, processes: int, force: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Write a run's checkpoint as a Hugging Face folder: weights, config.json, tokenizer and a model card.
 
     The checkpoint may be of any plan, and the run may still be in progress. `AutoModel…from_pretrained(DIR)` of
-    transformers loads the folder; hpctrain itself needs no transformers.
+    transformers loads the folder; hpctrain itself needs no transformers. A model of your own (model.import) is written
+    as safetensors files with its own names, and a README.md that says how your code loads them.
     """
-    done = export(folder, output, step, dtype, shard_bytes(max_shard_size), force, SystemRunner())
+    done = export(folder, output, step, dtype, shard_bytes(max_shard_size), force, SystemRunner(), processes)
     if as_json:
         click.echo(json.dumps({"folder": str(output.resolve()), **asdict(done)}))
         return

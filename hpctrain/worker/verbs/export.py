@@ -1,4 +1,4 @@
-"""`python -m hpctrain.worker export`: writes a checkpoint of any plan as safetensors files that transformers reads.
+"""`python -m hpctrain.worker export`: writes a run's model, whatever plan saved its checkpoint, as safetensors files.
 
 The request is JSON on the command line, the reply is JSON on stdout: {"files": …} or {"error": …}.
 """
@@ -6,85 +6,114 @@ The request is JSON on the command line, the reply is JSON on stdout: {"files": 
 from __future__ import annotations
 
 import json
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from hpctrain.base.atomic import storage_errors, sync
-from hpctrain.base.errors import HpctrainError, StorageError
-from hpctrain.checkpoint.save_and_load import load
+from hpctrain.base.atomic import storage_errors, sync, write_json
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.system.kernel import die_with_parent
 from hpctrain.hf.config import export_architecture
-from hpctrain.hf.tensors import BYTES, HfTensor, assign_to_shards
+from hpctrain.hf.safetensors_layout import PlacedTensor, lay_out, share_tensors
+from hpctrain.hf.tensors import BYTES, HfTensor, assign_to_shards, index_of
 from hpctrain.model.hf_weights import to_hf_tensor
 from hpctrain.records.model.imported_spec import ImportedSpec
-from hpctrain.records.run.run import run_of
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.code_copy import CODE_FOLDER, import_code_first
+from hpctrain.worker.forked_ranks import run_forked
 from hpctrain.worker.verbs.json_reply import json_reply
+from hpctrain.worker.weights import Weights, weights_of
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """A request to export a checkpoint: which one, to which folder, and in which dtype."""
+    """A request to export a model: which one, to which folder, in which dtype, and in how many processes."""
 
     folder: str
     """The run folder."""
-    checkpoint: str
-    """Path of a verified checkpoint folder."""
+    checkpoint: str | None
+    """Path of a verified checkpoint folder; None: the model before training."""
     output: str
     """Existing folder to which the safetensors files are written."""
     dtype: str
     """Dtype of the files: float32, bfloat16 or float16."""
     shard_bytes: int
     """Size limit of one file in bytes. A file is larger only if a single tensor is."""
+    processes: int = 1
+    """Number of processes, which share the tensors."""
 
 
 def main(argv: list[str]) -> int:
-    """Export the checkpoint that the request names. Return 0, or the exit code of an error that the reply describes."""
+    """Export the model that the request names. Return 0, or the exit code of an error that the reply describes."""
+    die_with_parent(os.getppid())
     question = ExportRequest(**json.loads(argv[0]))
+    import_code_first(Path(question.folder) / CODE_FOLDER)
     return json_reply(lambda: {"files": export(question)})
 
 
 def export(question: ExportRequest) -> list[str]:
-    """Write the checkpoint's weights as safetensors files and return the names of the files. At any time the memory
-    holds the tensors of one file only, in the dtype of the files.
+    """Write the model's weights as safetensors files, and for several files an index, and return the names of the
+    files with tensors. A process holds one tensor at a time.
 
     Raises:
+        InputError: the model before training cannot be made.
         CheckpointError: the checkpoint cannot be loaded.
         StorageError: a file cannot be written.
-        HpctrainError: a weight is not finite in the dtype.
+        HpctrainError: a weight is not finite in the dtype, or a process failed.
     """
-    run = run_of(Path(question.folder))
-    spec = run.spec()
-    assert not isinstance(spec, ImportedSpec), "refused before a process was started"
-    stored = export_architecture(run.model.hf_model, spec).tensors(spec)
-    files = assign_to_shards(stored, BYTES[question.dtype], question.shard_bytes)
-    dtype: torch.dtype = getattr(torch, question.dtype)
-    for name, tensors in files.items():
-        loaded = {tensor.name: _loaded(tensor, Path(question.checkpoint), dtype) for tensor in tensors}
-        _write(loaded, Path(question.output) / name)
+    run, output = run_of(Path(question.folder)), Path(question.output)
+    weights = weights_of(run, None if question.checkpoint is None else Path(question.checkpoint))
+    named = assign_to_shards(_tensors(run, weights), BYTES[question.dtype], question.shard_bytes)
+    files = {name: lay_out(name, tensors, question.dtype) for name, tensors in named.items()}
+    for name, file in files.items():
+        with storage_errors(output / name), (output / name).open("wb") as opened:
+            opened.write(file.header)
+            opened.truncate(file.size_bytes)
+    # A user's factory has built its whole model in this process, and perhaps started threads, which would not survive a
+    # fork.
+    processes = 1 if question.checkpoint is None and isinstance(run.spec(), ImportedSpec) else question.processes
+    shares = share_tensors(files, processes)
+    run_forked(processes, lambda rank: _write(shares[rank], weights, question))
+    for name in files:
+        with storage_errors(output / name):
+            sync(output / name)
+    if len(files) > 1:
+        write_json(output / "model.safetensors.index.json", index_of(named, BYTES[question.dtype]))
     return list(files)
 
 
-def _loaded(tensor: HfTensor, checkpoint: Path, dtype: torch.dtype) -> Tensor:
-    shapes = zip(tensor.parameters, tensor.parameter_shapes, strict=True)
-    parameters = {f"model.{name}": torch.empty(shape) for name, shape in shapes}
-    load(parameters, checkpoint, None)
-    whole = to_hf_tensor(tensor, list(parameters.values())).to(dtype)
-    if not torch.isfinite(whole).all():
+def _tensors(run: Run, weights: Weights) -> list[HfTensor]:
+    """Return the tensors of an export: those of transformers' class for the model; those of an imported model have the
+    names in the user's code."""
+    spec = run.spec()
+    if isinstance(spec, ImportedSpec):
+        return [HfTensor(name, shape, (name,)) for name, shape in weights.shapes.items()]
+    return list(export_architecture(run.model.hf_model, spec).tensors(spec))
+
+
+@torch.no_grad()
+def _write(share: list[PlacedTensor], weights: Weights, question: ExportRequest) -> None:
+    """Write tensors to their places in the files."""
+    dtype: torch.dtype = getattr(torch, question.dtype)
+    for placed in share:
+        whole = to_hf_tensor(placed.tensor, [weights.read(name) for name in placed.tensor.parameters]).to(dtype)
+        _check_finite(whole, placed.tensor.name)
+        path = Path(question.output) / placed.file
+        with storage_errors(path), path.open("r+b", buffering=0) as file:
+            file.seek(placed.offset)
+            rest = whole.flatten().view(torch.uint8).numpy().data
+            while rest:
+                rest = rest[file.write(rest) :]
+
+
+def _check_finite(tensor: Tensor, name: str) -> None:
+    extremes = tensor.aminmax() if tensor.numel() else ()  # NaN passes through
+    if not all(math.isfinite(value) for value in extremes):
         raise HpctrainError(
-            f"{tensor.name}: has numbers that are not finite in {str(dtype).removeprefix('torch.')}; "
+            f"{name}: has numbers that are not finite in {str(tensor.dtype).removeprefix('torch.')}; "
             "use --dtype float32 or bfloat16, or an earlier checkpoint with --step"
         )
-    return whole
-
-
-def _write(tensors: dict[str, Tensor], path: Path) -> None:
-    try:
-        save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise StorageError(f"{path}: cannot write: {error}; free some space or choose another folder") from None
-    with storage_errors(path):
-        sync(path)

@@ -1,0 +1,133 @@
+"""The weights of a run's model at a step, one parameter at a time: those of a checkpoint, or those before training."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from hpctrain.checkpoint.save_and_load import CheckpointReader, load
+from hpctrain.model.build import Fill, build_modules, build_part, initialise
+from hpctrain.model.hf_weights import HfWeights
+from hpctrain.model.layers import StageBlocks
+from hpctrain.records.model.imported_spec import ImportedSpec
+from hpctrain.records.run.run import Run
+
+PREFIX = "model."
+"""Before the name of a parameter in a checkpoint; other tensors of a checkpoint are the optimizer's."""
+
+
+class Weights(Protocol):
+    """The weights of a whole model, of which a process holds only those that it has just read."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return name -> shape of every parameter, a shared one once."""
+
+    def read(self, name: str) -> Tensor:
+        """Return the whole parameter `name`, on the CPU.
+
+        Raises:
+            CheckpointError: the parameter cannot be read.
+        """
+
+
+class SavedWeights:
+    """The weights in a verified checkpoint of any plan."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        self._reader = CheckpointReader(checkpoint)
+        entries = self._reader.read_metadata().state_dict_metadata
+        self._entries = {
+            name.removeprefix(PREFIX): entry
+            for name, entry in entries.items()
+            if name.startswith(PREFIX) and isinstance(entry, TensorStorageMetadata)
+        }
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(entry.size) for name, entry in self._entries.items()}
+
+    def read(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
+        with warnings.catch_warnings():
+            # torch warns that one process loads alone, as if that were a mistake.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            load({f"{PREFIX}{name}": tensor}, self._checkpoint, None, self._reader)
+        return tensor
+
+
+class FirstWeights:
+    """The weights before training: from the run's seed, from the folder `model.hf`, or from the user's factory, which
+    builds its whole model at once."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        spec, whole = run.spec(), StageBlocks(0, run.spec().layers, True, True)
+        if isinstance(spec, ImportedSpec):
+            model = build_part(spec, whole, run.seed, first_fill(run))
+        else:
+            with torch.device("meta"):
+                model = build_modules(spec, whole)
+                model.tie()
+        self._model = dict(model.named_parameters())
+        self._hf = _hf_weights(run)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(parameter.shape) for name, parameter in self._model.items()}
+
+    def read(self, name: str) -> Tensor:
+        spec, known = self._run.spec(), self._model[name].detach()
+        if isinstance(spec, ImportedSpec):
+            return known
+        tensor = torch.empty_like(known, device="cpu")
+        if self._hf is not None:
+            self._hf.copy_to([(name, tensor)])
+        else:
+            initialise([(name, tensor)], spec, self._run.seed)
+        return tensor
+
+
+def weights_of(run: Run, checkpoint: Path | None) -> Weights:
+    """Return the weights of a verified checkpoint of the run; without a checkpoint, those before training. The code of
+    an imported model has to be on sys.path.
+
+    Raises:
+        InputError: the folder `model.hf` or the user's factory no longer gives the run's model.
+    """
+    return FirstWeights(run) if checkpoint is None else SavedWeights(checkpoint)
+
+
+def fill_of(run: Run, checkpoint: Path | None) -> Fill | None:
+    """Return the function that gives a new stage its weights from a verified checkpoint or, without a checkpoint, those
+    before training; None if a new stage has these already."""
+    return first_fill(run) if checkpoint is None else partial(copy_weights, SavedWeights(checkpoint))
+
+
+def first_fill(run: Run) -> Fill | None:
+    """Return the function that gives a new stage the weights of the folder `model.hf`; None if the run begins with
+    those that a new stage has."""
+    weights = _hf_weights(run)
+    return None if weights is None else weights.fill
+
+
+@torch.no_grad()
+def copy_weights(weights: Weights, module: nn.Module) -> None:
+    """Copy weights into all parameters of a module, which keep their device and their dtype."""
+    for name, parameter in module.named_parameters():
+        parameter.copy_(weights.read(name))
+
+
+def _hf_weights(run: Run) -> HfWeights | None:
+    if run.model.hf is None or run.model.hf_model is None:
+        return None
+    return HfWeights(run.model.hf_model, Path(run.model.hf))
