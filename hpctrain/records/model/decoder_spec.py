@@ -209,12 +209,15 @@ class DecoderSpec(EqualBlocks):
         Widths are q (all query heads), kv (all key heads) and f (`hidden`). The backward pass needs queries, keys and
         values, which count twice, before and after the rotation by position (2·(q + 2·kv)), and the attention output
         (q). In the gated feed-forward layer it needs two matrix products, the activation of the first one, and the
-        activation times the second one (4·f). A norm of queries and keys adds its inputs and outputs (2·(q + kv)).
-        Results of matrix products and attention are queries, keys, values, attention output and the feed-forward
-        layer's two products.
+        activation times the second one (4·f). A norm of queries and keys adds its inputs and outputs (2·(q +
+        kv)). With a window or a soft cap, keys and values are repeated for each query head (2·(q - kv)). Results of
+        matrix products and attention are queries, keys, values, attention output and the feed-forward layer's two
+        products.
         """
         query, key_value = self.query_width, self.key_value_width
         backward = 2 * (query + 2 * key_value) + query + 4 * self.hidden
         if self.qk_norm != "none":
             backward += 2 * (query + key_value)
+        if self.window is not None or self.score_cap is not None:
+            backward += 2 * (query - key_value)
         return backward, 2 * query + 2 * key_value + 2 * self.hidden

@@ -169,7 +169,7 @@ def test_without_arguments_megatron_needs_the_keys_of_config_json(tmp_path: Path
         ("megatron-llama/iter_0000007", ("num_attention_heads=8",), "num_attention_heads: found 4; --set says 8"),
         ("torchtitan-tied/step-10", (*TITAN[1:], "num_attention_heads=3"), "no multiple of num_attention_heads 3"),
         ("torchtitan-tied/step-10", (*TITAN[1:], "num_attention_heads=many"), "found 'many'; a whole number"),
-        ("megatron-llama/iter_0000007", ("hidden_act=gelu",), "hidden_act"),
+        ("megatron-llama/iter_0000007", ("hidden_act=relu",), "hidden_act"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line(case: str, words: tuple[str, ...], expected: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.read.objective import SpecialTokens
-from hpctrain.hf.config import architecture_for, config_of, continued_config, spec_of
+from hpctrain.hf.config import architecture, architecture_for, config_of, continued_config, spec_of
 from hpctrain.hf.tensors import assign_to_shards, index_of, shard_bytes
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
@@ -63,6 +63,88 @@ def test_what_no_model_here_has_is_refused_by_its_key(change: dict[str, Any], sa
     assert said in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
     assert str(refused.value).startswith("x/config.json: ")
+
+
+WIDE_VOCABULARY = 262_144
+PUBLISHED: list[tuple[int, dict[str, Any]]] = [
+    (1_235_814_400, {
+        "model_type": "llama", "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True,
+        "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 8192}}),
+    (7_241_732_096, {
+        "model_type": "mistral", "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "sliding_window": 4096}),
+    (12_247_782_400, {
+        "model_type": "mistral", "vocab_size": 131_072, "hidden_size": 5120, "intermediate_size": 14_336,
+        "head_dim": 128, "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "sliding_window": None}),
+    (494_032_768, {
+        "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    (596_049_920, {
+        "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True}),
+    (2_614_341_888, {
+        "model_type": "gemma2", "vocab_size": 256_000, "hidden_size": 2304, "intermediate_size": 9216, "head_dim": 256,
+        "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4}),
+    (999_885_952, {
+        "model_type": "gemma3_text", "vocab_size": WIDE_VOCABULARY, "hidden_size": 1152, "intermediate_size": 6912,
+        "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 512}),
+    (3_821_079_552, {
+        "model_type": "phi3", "vocab_size": 32_064, "hidden_size": 3072, "intermediate_size": 8192,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "sliding_window": 2047}),
+    (3_836_021_760, {
+        "model_type": "phi3", "vocab_size": 200_064, "hidden_size": 3072, "intermediate_size": 8192,
+        "num_hidden_layers": 32, "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75,
+        "tie_word_embeddings": True}),
+    (1_484_916_736, {
+        "model_type": "olmo2", "vocab_size": 100_352, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 16}),
+]  # fmt: skip
+"""Parameters and config.json of published models, keys with the default of transformers left out."""
+
+
+@pytest.mark.parametrize(("count", "config"), PUBLISHED)
+def test_published_models_have_their_size(count: int, config: dict[str, Any]) -> None:
+    spec = spec_of(config, "config.json")
+    assert spec.parameters() == count
+    assert sum(tensor.count for tensor in architecture(config, "config.json").tensors(spec)) == count
+
+
+def test_windows_and_angles_of_published_models() -> None:
+    gemma = spec_of(PUBLISHED[6][1], "config.json")
+    assert isinstance(gemma, DecoderSpec)
+    assert [gemma.block_window(block) for block in range(7)] == [512] * 5 + [None, 512]
+    assert (gemma.rope_base, gemma.window_rope_base, gemma.head_dim) == (1e6, 1e4, 256)
+    nested = {**PUBLISHED[6][1], "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0},
+              "sliding_attention": {"rope_type": "default", "rope_theta": 5e3}}}  # fmt: skip
+    scaled = spec_of(nested, "config.json")
+    assert isinstance(scaled, DecoderSpec)
+    assert (scaled.rope_base, scaled.window_rope_base) == (1e6, 5e3)
+    assert scaled.rope_scaling is not None
+    phi = spec_of(PUBLISHED[8][1], "config.json")
+    assert isinstance(phi, DecoderSpec)
+    assert (phi.rotary_dim, phi.window) == (96, None)
+    # Qwen's folders name a window that is switched off.
+    off = {**PUBLISHED[3][1], "use_sliding_window": False, "sliding_window": 32_768, "max_window_layers": 21}
+    assert spec_of(off, "config.json") == spec_of(PUBLISHED[3][1], "config.json")
+
+
+def test_a_decoder_is_exported_as_the_first_class_that_has_its_settings() -> None:
+    llama = DecoderSpec(layers=2, dim=64, heads=4, vocab=100)
+    for name, settings in {
+        "LlamaForCausalLM": {"head_dim": 6, "attention_bias": "all"},
+        "MistralForCausalLM": {"window": 7},
+        "Qwen2ForCausalLM": {"attention_bias": "qkv", "window": 7, "full_blocks": (0,)},
+        "Qwen3ForCausalLM": {"qk_norm": "head"},
+        "Olmo2ForCausalLM": {"norms": "after", "qk_norm": "width"},
+        "Phi3ForCausalLM": {"rotary_dim": 8},
+    }.items():
+        assert architecture_for(llama.model_copy(update=settings)).name == name
+    with pytest.raises(InputError) as refused:
+        architecture_for(llama.model_copy(update={"norms": "both", "rotary_dim": 8}))
+    assert str(refused.value) == "model.dims: no class of transformers has these settings together: norms, rotary_dim"
 
 
 def test_all_that_is_refused_is_told_at_once() -> None:

@@ -25,7 +25,19 @@ T5 = EncoderDecoderSpec(
 )
 GATED = T5.model_copy(update={"gated": True, "tied": False})
 DECODER = DecoderSpec(layers=3, dim=24, heads=3, vocab=50, tied=True)
-FAMILIES: dict[str, FamilySpec] = {"decoder": DECODER, "gpt2": GPT2, "encoder": ENCODER, "t5": T5, "t5 gated": GATED}
+LIKE_GEMMA = DECODER.model_copy(
+    update={
+        "head_dim": 12, "kv_heads": 1, "norms": "both", "norm_offset": True, "qk_norm": "head",
+        "embedding_scaled": True, "activation": "gelu_tanh", "score_width": 20, "score_cap": 5.0, "logit_cap": 3.0,
+        "window": 5, "full_blocks": (1,), "window_rope_base": 100.0,
+    }
+)  # fmt: skip
+LIKE_OLMO = DECODER.model_copy(update={"norms": "after", "qk_norm": "width", "attention_bias": "all", "tied": False})
+LIKE_QWEN = DECODER.model_copy(update={"attention_bias": "qkv", "window": 7, "rotary_dim": 4})
+DECODERS: dict[str, FamilySpec] = {
+    "decoder": DECODER, "like Gemma": LIKE_GEMMA, "like OLMo": LIKE_OLMO, "like Qwen": LIKE_QWEN,
+}  # fmt: skip
+FAMILIES: dict[str, FamilySpec] = {**DECODERS, "gpt2": GPT2, "encoder": ENCODER, "t5": T5, "t5 gated": GATED}
 TOKENS = torch.arange(2 * 12).view(2, 12) * 7 % 50
 DECODER_TOKENS = torch.arange(2 * 7).view(2, 7) * 11 % 50
 
@@ -244,7 +256,7 @@ def test_the_parts_of_a_model_have_all_its_weights(spec: FamilySpec) -> None:
             assert count == spec.stage_parameters(stop - start, **ends)
 
 
-@pytest.mark.parametrize("spec", [GPT2, ENCODER, T5, GATED], ids=["gpt2", "encoder", "t5", "t5 gated"])
+@each_family
 def test_blocks_keep_for_their_backward_pass_what_was_counted(spec: FamilySpec) -> None:
     model = build_stage(spec, 0, spec.layers, seed=0)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}

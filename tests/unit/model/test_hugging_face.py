@@ -15,7 +15,7 @@ from torch import nn
 
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.read.objective import SpecialTokens
-from hpctrain.hf.config import architecture_for, config_of
+from hpctrain.hf.config import architecture_for, config_of, continued_config, spec_of
 from hpctrain.hf.folder import read_folder
 from hpctrain.hf.tensors import assign_to_shards, index_of
 from hpctrain.model.build import build_part
@@ -67,6 +67,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-scaled": ("Gemma3:ForCausalLM", {**LLAMA, **GEMMA, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
     "phi3": ("Phi3:ForCausalLM", {**LLAMA, **PHI}),
     "phi4-mini": ("Phi3:ForCausalLM", {**LLAMA, **PHI, "partial_rotary_factor": 0.5, "rope_scaling": LONGROPE}),
+    "phi3-short": (
+        "Phi3:ForCausalLM",
+        {
+            **LLAMA,
+            **PHI,
+            "rope_scaling": {**LONGROPE, "short_factor": [1.0, 1.5, 2.0, 4.0], "long_factor": [9.0] * 4},
+            "original_max_position_embeddings": 64,
+            "max_position_embeddings": 256,
+        },
+    ),
     "olmo2": ("Olmo2:ForCausalLM", LLAMA),
     "gpt2": ("GPT2:LMHeadModel", GPT2),
     "gpt2-untied": ("GPT2:LMHeadModel", {**GPT2, "tie_word_embeddings": False}),
@@ -149,6 +159,8 @@ def test_logits_agree_both_ways(case: str, tmp_path: Path) -> None:
         assert (whole(TOKENS, **named) - theirs(loaded.eval())).abs().max() <= TOLERANCE
     again = read_folder(out)
     assert again.dims == found.dims
+    # A run that started from the folder is exported with the folder's config.json, changed where it must be.
+    assert spec_of(continued_config(found.config, found.dims, 64), "config.json") == found.dims
 
 
 @pytest.fixture(scope="module")

@@ -81,6 +81,48 @@ def test_presets_have_the_size_in_their_names(preset: str, vocabulary: int, coun
     assert PRESETS[preset].model_copy(update={"vocab": vocabulary}).parameters() == count
 
 
+def test_settings_of_later_models_change_no_hash_of_an_earlier_one() -> None:
+    """Checkpoints hold this hash of the time before there were such settings."""
+    llama = PRESETS["llama-8b"]
+    assert llama.sha256() == "02ffcb2dc7372cf3106feb44688d415cb5a546d6ed739bd48b30d6ae8be605ca"
+    assert not llama.to_json().keys() & llama.later_fields
+    window = llama.model_copy(update={"window": 4096})
+    assert window.sha256() != llama.sha256()
+    assert DecoderSpec.model_validate(window.to_json()) == window
+
+
+def test_a_window_takes_away_the_flops_of_scores_that_it_hides() -> None:
+    spec = DecoderSpec(layers=4, dim=64, heads=4, head_dim=32, vocab=100, window=16, full_blocks=(1, 3))
+    scores = 4.0 * 2 * 128  # of two blocks, for a visible position; queries are wider than the model
+    for start in range(5):
+        full, windowed = (sum(block >= start for block in blocks) for blocks in ((1, 3), (0, 2)))
+        visible = 64 * (64 + 1) / 2 * full + (16 * 17 / 2 + 48 * 16) * windowed
+        found = spec.forward_flops(2, 64, start) - spec.forward_flops(2, 64, 4)
+        products = (4 - start) * 2.0 * spec.block_weights * 2 * 64
+        # The formula counts half of a position's own score.
+        assert found - products == pytest.approx(scores * visible, rel=0.04)
+    assert spec.forward_flops(2, 16) == spec.model_copy(update={"window": None}).forward_flops(2, 16)
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        ("layers: 2, dim: 8, heads: 2, full_blocks: [0]", "full_blocks and window_rope_base need a window"),
+        ("layers: 2, dim: 8, heads: 2, window: 4, full_blocks: [1, 0]", "full_blocks: allowed: numbers from 0 to 1"),
+        ("layers: 2, dim: 8, heads: 2, window: 4, full_blocks: [2]", "full_blocks: allowed: numbers from 0 to 1"),
+        ("layers: 2, dim: 8, heads: 2, rotary_dim: 6", "rotary_dim 6 is more than the width of a head, 4"),
+        ("layers: 2, dim: 8, heads: 3", "dim 8 is not a multiple of heads 3; give head_dim"),
+        ("layers: 2, dim: 8, heads: 3, head_dim: 3", "the rotated width of a head is 3; rotary positions need an even"),
+        ("layers: 2, dim: 8, heads: 2, rope_scaling: {mode: dynamic}", r"rope_scaling\.mode: found 'dynamic'; allowed"),
+        ("layers: 2, dim: 8, heads: 2, norms: none", r"norms: found 'none'; input should be 'before', 'after'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_told(tmp_path: Path, dims: str, message: str) -> None:
+    with pytest.raises(FileError, match=message) as refused:
+        read(tmp_path, dims)
+    assert len(str(refused.value).splitlines()) == 1
+
+
 @given(st.integers(1, 6), st.integers(1, 6), st.booleans(), st.integers(1, 4))
 def test_stages_share_out_flops_and_tensor_parallelism_divides(
     encoders: int, decoders: int, gated: bool, cuts: int
