@@ -271,8 +271,8 @@ def _too_few(
 
 
 def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str]) -> Decision:
-    """Return the decision to fail, for agents that are less than half of the last generation. It names the remaining
-    nodes only if no missing node is merely silent, because a silent node may be going on.
+    """Return the decision to fail, for agents that are less than half of the last generation. The decision names the
+    remaining nodes only if no missing node is merely silent, because a silent node may be going on.
 
     Args:
         members: the nodes that could go on together.

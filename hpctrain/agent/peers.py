@@ -168,8 +168,8 @@ class PeerMesh:
 
     def _is_peer(self, claims: Message) -> bool:
         """Return whether the caller is another node of this run that meant to call this node. A process on a dead
-        agent's port could forward calls for that agent to this one, and each such call would replace a living
-        connection.
+        agent's port could forward calls for that agent to this one, and each such call would replace the living
+        connection between the caller and this agent.
 
         Args:
             claims: what the caller has proved about itself.

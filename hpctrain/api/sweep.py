@@ -83,7 +83,7 @@ def load_sweep(name: AnyPath) -> list[LoadedRun]:
 
     Args:
         name: the sweep's folder, or its name, which is that of its run file (of several sweeps the newest is taken).
-            They are looked up where `load_run` looks.
+            Folder and name are looked up where `load_run` looks.
 
     Raises:
         InputError: there is no such sweep.

@@ -41,7 +41,7 @@ EXIT_NO_PROGRESS = 77
 """Only of workers, agents and jobs: several generations or attempts in a row ended without a new checkpoint."""
 
 LINES_MAX = 50
-"""Number of mistakes of one file that an error lists; it counts the others."""
+"""Most mistakes of one file that an error lists; further mistakes are only counted."""
 TEXT_MAX = 1000
 """Number of characters of the text about one mistake that an error shows."""
 

@@ -76,7 +76,7 @@ def has_user_namespaces(limit: Path = Path("/proc/sys/user/max_user_namespaces")
     """Whether this system lets users create user namespaces.
 
     Args:
-        limit: the kernel's file with the largest number of them.
+        limit: the kernel's file with the largest allowed number of user namespaces.
     """
     return (kernel_number(limit) or 0) > 0
 

@@ -123,8 +123,8 @@ def definition(recipe: ImageRecipe, commit: str, inputs: str | None = None) -> s
     """Return the text of the Apptainer definition file of an image.
 
     Args:
-        commit: git commit of the hpctrain that builds the image. It is no input of the image, because each run brings
-            its own hpctrain.
+        commit: git commit of the hpctrain that builds the image. The commit is no input of the image, because each run
+            brings its own hpctrain.
         inputs: hash of the inputs, for a label; None: `inputs_sha256(recipe)`.
     """
     kind = recipe.base.kind

@@ -203,7 +203,7 @@ def _slurm_jobs(folder: Path) -> list[str]:
 def _telling(jobs: Sequence[str], known: Mapping[str, JobInfo]) -> JobInfo | None:
     """Return the job that determines the state of the run; None if Slurm does not know it.
 
-    It is the first of `jobs` that has not ended, or jobs[0] if all have ended.
+    The job is the first of `jobs` that has not ended, or jobs[0] if all have ended.
 
     Args:
         jobs: ids of the run's newest job and its successors.

@@ -2,7 +2,7 @@
 the run without its bad nodes.
 
 A successor starts when the job before has ended in any way, even if no process of hpctrain was left to queue a job. A
-successor is queued before the job before it has ended, so it is recorded before it can start.
+successor is queued while the job before it waits or runs, so it is recorded before it can start.
 
 Before a running job is cancelled, its agents get time to save a checkpoint.
 """

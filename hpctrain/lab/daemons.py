@@ -46,7 +46,7 @@ def slurmd_argv(layout: LabLayout, name: str, control: CpuController | None) -> 
     """Return the argv of a node's slurmd, in the node's network namespace and under the node's host name; if the lab's
     spec gives the node a CPU share, also in the node's cgroup.
 
-    It uses nsenter, because `ip netns exec` remounts /sys, after which slurmd finds no cgroups and ends.
+    The argv begins with nsenter, because `ip netns exec` remounts /sys, after which slurmd finds no cgroups and ends.
 
     Args:
         control: this machine's `cpu` controller; None: without a cgroup.

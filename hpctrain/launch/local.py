@@ -33,8 +33,8 @@ def local_nodes(count: int) -> list[str]:
 
 
 def local_environment(count: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables of one of `count` virtual nodes. Unless set already, its number of threads is an
-    equal share of the cores that this process may use.
+    """Return the environment variables of one of `count` virtual nodes. Unless set already, OMP_NUM_THREADS is the
+    node's equal share of the cores that this process may use.
 
     Args:
         environ: variables to begin with; None: those of this process.

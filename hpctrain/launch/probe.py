@@ -285,7 +285,7 @@ def has_part_of_nodes(slurm: Slurm, environ: Mapping[str, str]) -> bool:
 
 
 def probe_argv(folder: Path, request: ProbeRequest) -> list[str]:
-    """Return the argv of a node's part in a probe. It takes the node's name from Slurm's environment."""
+    """Return the argv of a node's part in a probe. The process takes the node's name from Slurm's environment."""
     return [*program("hpctrain.node"), "probe", "--folder", str(folder), *request.options]
 
 

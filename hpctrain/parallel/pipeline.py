@@ -136,8 +136,9 @@ class Pipeline:
                 the current micro-batch as an argument of the name `decoder_tokens`.
 
         Returns:
-            This replica's share of the global batch's mean loss in nats, a number on the device; 0 on ranks without the
-            last stage. Reading it waits for the GPU, and so for any rank that the GPU waits for.
+            This replica's share of the global batch's mean loss, a number on the device: the loss in nats summed over
+            the replica's targets, divided by the targets of the global batch. 0 on ranks without the last stage.
+            Reading it waits for the GPU, and so for any rank that the GPU waits for.
         """
         start = mark(self.device)
         loss = self._run(tokens, targets, decoder_tokens, train=True)
@@ -155,8 +156,8 @@ class Pipeline:
                 self.stages[0].counters.sent_bytes += self._tied.all_reduce_gradients()
 
     def evaluate(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
-        """Return this replica's share of the batch's mean loss, from a forward pass with the modules in evaluation
-        mode.
+        """Return this replica's share of the global batch's mean loss, from a forward pass with the modules in
+        evaluation mode.
 
         Arguments and result are those of `Pipeline.step`.
         """
@@ -170,7 +171,8 @@ class Pipeline:
 
     @torch.no_grad()
     def replay_forward(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
-        """Return this replica's share of the batch's mean loss, from a forward pass in the current mode of the modules.
+        """Return this replica's share of the global batch's mean loss, from a forward pass in the current mode of the
+        modules.
 
         Arguments and result are those of `Pipeline.step`. In training mode, dropout draws the same random numbers as
         `step` draws in the training step whose number is in this pipeline's `random.step`.

@@ -90,7 +90,7 @@ def rows_of(kind: type[RecordT], values: list[Any]) -> Iterator[RecordT]:
 
 
 ROWS = 2000
-"""Most metrics rows that a live view keeps in memory; it needs only the last ones."""
+"""Most metrics rows that a live view keeps in memory; the view shows figures of the last rows only."""
 
 
 class LiveRun:

@@ -117,20 +117,23 @@ def robustness(rows: Sequence[MetricRow]) -> tuple[float, int] | None:
 
 
 def steady_step_time(rows: Sequence[MetricRow]) -> float | None:
-    """Return the median step time in seconds, without the first step of each generation, which includes warm-up; None
-    without steps."""
+    """Return the median over the steps of the step time in seconds, without the first step of each generation, which
+    includes warm-up; None without steps.
+    """
     return _median([row.step_time_s for row in _warm(rows)])
 
 
 def steady_tokens_per_s(rows: Sequence[MetricRow]) -> float | None:
-    """Return the median throughput in tokens per second, without the first step of each generation; None without
-    steps."""
+    """Return the median over the steps of the whole job's tokens per second, without the first step of each generation;
+    None without steps.
+    """
     return _median([row.tokens_per_s for row in _warm(rows)])
 
 
 def steady_mfu(rows: Sequence[MetricRow]) -> float | None:
-    """Return the median model FLOPs utilization of a step as a share, without the first step of each generation if
-    there are others; None if no such step has a value."""
+    """Return the median over the steps of the model FLOPs utilization as a share, without the first step of each
+    generation if there are other steps; None if no such step has a value.
+    """
     return _median([row.mfu for row in _warm(rows) if row.mfu is not None])
 
 

@@ -22,8 +22,9 @@ def billing_rule(flags: str) -> BillingRule:
 
 def parse_billing_weights(text: str) -> dict[str, float]:
     """Return the weights in a partition's TRESBillingWeights by the resource's name in lower case:
-    'CPU=1.0,Mem=0.25G,GRES/gpu:a100=16' -> {'cpu': 1.0, 'mem': 0.25 / 1024, 'gres/gpu:a100': 16.0}. That of memory is
-    per MiB. An item that is no weight is left out."""
+    'CPU=1.0,Mem=0.25G,GRES/gpu:a100=16' -> {'cpu': 1.0, 'mem': 0.25 / 1024, 'gres/gpu:a100': 16.0}. The weight of
+    memory is per MiB. An item that is no weight is left out.
+    """
     weights = {}
     for item in text.split(","):
         match = _WEIGHT.fullmatch(item.strip())

@@ -146,8 +146,8 @@ class Slurm:
         return {job.job_id: job for job in parse_squeue(_answer(done))}
 
     def ended_jobs(self, ids: Sequence[str]) -> dict[str, JobInfo]:
-        """Return accounting's description of those jobs in `ids` that have ended, by id; it also has jobs that the
-        controller has forgotten.
+        """Return accounting's description of those jobs in `ids` that have ended, by id; accounting also has jobs that
+        the controller has forgotten.
 
         Many clusters have no accounting, or none that this machine can reach. The result is then {}, and no error is
         raised.
@@ -241,7 +241,9 @@ class Slurm:
         return required(next(records(text, "JobId"), {}), "JobId")
 
     def requeue(self, job_id: str) -> None:
-        """Requeue a running or ended job. It cannot start again for cred_expire seconds (AuthInfo; 120 by default)."""
+        """Requeue a running or ended job. The job cannot start again for cred_expire seconds (AuthInfo; 120 by
+        default).
+        """
         _answer(self._run(["scontrol", "requeue", _checked(job_id)]))
 
     def release(self, job_id: str) -> None:

@@ -220,8 +220,8 @@ class Loop:
             trainer.saver.save(tensors, manifest_of(trainer))
 
     def _forward_backward(self, step: int) -> tuple[Tensor, list[Tensor]]:
-        """Run forward and backward. Return (this replica's share of the batch's mean loss, this rank's gradients before
-        their reduction over replicas).
+        """Run forward and backward. Return (this replica's share of the global batch's mean loss, this rank's gradients
+        before their reduction over replicas).
 
         Args:
             step: number of steps done before.

@@ -105,7 +105,7 @@ def gather_step_metrics(
     """Combine this rank's figures of a step with those of all ranks. Collective: one all-gather of a few numbers.
 
     Args:
-        loss_share: this replica's share of the mean loss.
+        loss_share: this replica's share of the global batch's mean loss, as `Pipeline.step` returns it.
         counters: stage -> its times, bytes and micro-batches on this rank.
         dp_bytes: bytes that this rank sent for the reduction over replicas.
         tp_bytes: bytes that this rank sent for tensor parallelism.

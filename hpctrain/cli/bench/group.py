@@ -118,8 +118,9 @@ def _loss(replan: dict[str, Any] | None) -> tuple[str, str]:
 
 
 def show_own_runs(record: dict[str, Any], console: Console) -> None:
-    """Print each run with the errors of its predicted time and memory, without and with the fitted profile; then mean
-    errors."""
+    """Print each run with the errors of its predicted time and memory, without and with the fitted profile; then the
+    mean errors over all runs.
+    """
     table = Table(
         "plan", "model", "step", "error %", "with profile", "peak", "error %", "with profile", "load", "",
         title=f"our own runs of {record['settings']['steps']} steps",

@@ -90,8 +90,8 @@ def submit_command(
     checkpoint. Inside an existing allocation (salloc) the run starts immediately. With --own-job, as in
     slurm/train.sbatch, your batch job becomes the run's job, and continues the run when it is requeued.
 
-    Slurm's options (-p to --gpus-per-node) mean what they mean to sbatch. They count before the run file, where the
-    same things have keys in `cluster`; -J is the run's name.
+    Slurm's options (-p to --gpus-per-node) mean what they mean to sbatch. They override the keys of `cluster` in the
+    run file that mean the same; -J is the run's name.
 
     With --sweep and --sweep-file, the runs of a sweep become the tasks of one job array, each with its own folder and
     its own recovery. `hpctrain list`, `status`, `compare`, `report`, `cancel` and `resubmit` take the sweep's name.

@@ -140,7 +140,7 @@ def show(file: Path, matrix: str | None, as_json: bool) -> None:
     """Show the faults in the topology FILE, then devices, clusters, and the matrices of latency and bandwidth.
 
     With more than 16 nodes, the matrices have a row for each cluster. Colours show how far a link is from the median of
-    its kind. Only terminals get colours, and NO_COLOR turns them off.
+    the links of its class. Only terminals get colours, and NO_COLOR turns them off.
     """
     topology = Topology.read(file)
     if as_json:

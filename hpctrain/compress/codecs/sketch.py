@@ -28,8 +28,8 @@ _WORD = 0xFFFFFFFF
 _PIECE = 1 << 15
 """Largest count of slots in a piece, so that peeling a piece stays in a processor's cache."""
 _ONE = 1 << 40
-"""Unit of the count in a cell's census, which is `_ONE` times the count of numbers plus the sum of their slots. It is
-larger than any sum of slots.
+"""Unit of the count in a cell's census, which is `_ONE` times the count of numbers plus the sum of their slots. `_ONE`
+is larger than any sum of slots.
 """
 _HOPELESS_LOAD = 4
 """Count of numbers per cell above which `unfold` decodes nothing, because hardly any cell would hold a single number.

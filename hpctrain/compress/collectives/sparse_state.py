@@ -9,7 +9,7 @@ residual, a the corrected gradient that the codec compresses, C(a) what was sent
     none        a = g           no residual
 
 Equation (5) is no error feedback in the usual sense: a number that is sent leaves the residual −(1−β)·e, and the
-residual of a number that is never sent settles at g/(1−β). It is offered only for comparison.
+residual of a number that is never sent settles at g/(1−β). The mode paper is offered only for comparison.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class ErrorFeedback:
         return self._mode != "none" and self._reset == "flush" and step % self._reset_every == 0
 
     def norm(self) -> float:
-        """Return the Euclidean norm over all residuals together."""
+        """Return the L2 norm of all residuals of this rank, taken together."""
         if not self._residuals:
             return 0.0
         return float(torch.stack(torch._foreach_norm(list(self._residuals.values()), dtype=torch.float32)).norm())
@@ -306,7 +306,9 @@ class SparseState(Residuals):
         self.feedback.end_step(self._step)
 
     def stats(self) -> ResidualStats:
-        """Return the counts and the squared norms of the last step on this rank."""
+        """Return this rank's figures of the last step: counts of sent and of all compressed numbers, squared L2 norms
+        of gradient and residuals.
+        """
         return ResidualStats(self._sent, self._of, self._square, self.feedback.norm() ** 2)
 
     def state(self) -> dict[str, Tensor]:

@@ -108,7 +108,7 @@ class PowerSgdReducer(CodecReducer):
     def metrics(self) -> dict[str, float]:
         """Return `residual_norm_ratio` of the last step; empty if the step was not compressed.
 
-        The ratio is the norm of this rank's residuals divided by that of its gradient.
+        The ratio is the L2 norm of this rank's residuals divided by that of its compressed gradients.
         """
         if not self._norms:
             return {}

@@ -206,8 +206,8 @@ class CodecReducer(Reducer):
     """Base class of reducers that send some gradients by a codec and sum the others exactly."""
 
     def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int]) -> None:
-        """Create the exact reducers: of the gradients that the codec never sends, and of those that it sends, for the
-        steps in which these are summed exactly.
+        """Create two exact reducers: one for the exempt gradients, and one for the gradients that the codec sends, for
+        the steps in which they are summed exactly too.
 
         Args:
             group: the replicas.

@@ -169,9 +169,9 @@ class TagcReducer(CodecReducer):
     def metrics(self) -> dict[str, float]:
         """Return figures of the last step; empty if the step was not compressed.
 
-        density: share of the numbers that this rank sent. union_density: share of the numbers that any rank sent.
-        unread: of the numbers that any rank sent, the share that could not be decoded. residual_norm_ratio: norm of
-        this rank's residuals divided by that of its gradient.
+        density: share of the compressed tensors' numbers that this rank sent. union_density: share of these numbers
+        that any rank sent. unread: of the numbers that any rank sent, the share that could not be decoded.
+        residual_norm_ratio: L2 norm of this rank's residuals divided by that of its compressed gradients.
         """
         return self._metrics | residual_ratio_metric(self._feedback.norm(), float(self._norm)) if self._metrics else {}
 
@@ -243,8 +243,8 @@ def union_of(positions: Tensor, numel: int, group: dist.ProcessGroup) -> tuple[T
     group.
 
     All ranks get the same positions. Each rank combines one slice of all ranks' bitmaps and sends the result to the
-    others. This takes 2·(n−1)/n bits per number at n ranks. NCCL has no reduction by OR: a sum of bits would wrap, and
-    a maximum takes a byte per number.
+    others. At n ranks, each rank sends 2·(n−1)/n bits for each of the `numel` numbers. NCCL has no reduction by OR: a
+    sum of bits would wrap, and a maximum takes a byte per number.
 
     Args:
         positions: int64, distinct, in [0, numel): the positions of this rank.

@@ -278,7 +278,8 @@ class AdaptiveSendCounts(SendCounts):
     """Decides how many numbers of each tensor every rank sends in a step, by the variance of the tensor's gradients
     (equations 2 to 4 of the paper).
 
-    The variances are measured over `warmup_steps` steps, and again every `reprofile_every` steps.
+    The variances are measured over the first `warmup_steps` steps, and again every `reprofile_every` steps (settings of
+    the codec).
     """
 
     def __init__(self, group: dist.ProcessGroup, layers: int, codec: Adaptive) -> None:

@@ -34,8 +34,9 @@ _KEPT = {
     "batch": "the checkpoint counts samples in batches of this size",
     "precision": "the checkpoint holds what this precision needs, the loss scale for one",
 }
-"""Reasons why a key cannot change, by key. A key that neither `ALLOWED` nor this table names cannot change either; its
-message gives no reason."""
+"""Reasons why a key cannot change, by key. A key that neither `ALLOWED` nor this table names cannot change either; the
+message about such a key gives no reason.
+"""
 
 
 def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool = False) -> Run:

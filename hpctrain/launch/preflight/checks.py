@@ -134,7 +134,7 @@ def drop_stale_topology(
     again.
 
     It must not be used if it is unreadable, `is_usable` is false, it is older than a fault after which nodes have to be
-    measured again, or one of it and the attempt has whole nodes and the other a part of each.
+    measured again, or only one of topology and attempt has whole nodes, and the other has a part of each.
 
     Args:
         nodes: names of the attempt's nodes.

@@ -25,7 +25,9 @@ from hpctrain.slurm.values import format_time_limit
 
 UNKNOWN_GPU_FLOPS, CPU_NODE_FLOPS = 5e12, 5e10
 """FLOP/s that the estimate of a time limit counts on for a GPU without a data sheet, and for a node without GPUs:
-assumptions. Of a GPU with a data sheet it counts on the share of the peak that nine of ten published runs reached."""
+assumptions. Of a GPU with a data sheet, the estimate counts on the share of the peak that nine of ten published runs
+reached.
+"""
 LEAST_STEP_S = 0.1
 """Least seconds of a step in the estimate of a time limit, however small the model: an assumption."""
 START_UP_S = 900.0
