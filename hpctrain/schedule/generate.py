@@ -100,8 +100,8 @@ def warmup_count(rank: int, pp: int, chunks: int, micro_batches: int, split: boo
     """Return the number of warm-up forwards of a rank in interleaved 1F1B: those before forwards and backwards
     alternate.
 
-    A rank starts two forwards ahead of the next rank, so that gradients arrive without a wait; with split backwards,
-    one forward is enough.
+    A rank has two warm-up forwards more than the next rank, so that gradients arrive without a wait; with split
+    backwards, one more is enough.
 
     Args:
         rank: pipeline rank.

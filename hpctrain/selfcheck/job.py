@@ -33,7 +33,7 @@ def selfcheck_job(
 
     Raises:
         CommandError: srun is not on the path.
-        HpctrainError: the job was refused, or ended without any result; the message has its last line.
+        HpctrainError: the job was refused, or ended without any result; the message has the last line of srun's output.
     """
     folder = folder.resolve()
     probe = shlex.join(probe_argv(folder, request))

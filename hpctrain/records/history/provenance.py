@@ -124,7 +124,7 @@ class RunProvenance(Document):
     schema_kind: ClassVar[str] = "run_provenance"
 
     created: str
-    """Time in UTC."""
+    """When the file was made, in UTC."""
     software: SoftwareVersions
     slurm: str | None = None
     """Version of Slurm's commands."""
@@ -146,12 +146,12 @@ class NodeEnvironment(Document):
     node: str = Field(pattern=NODE_NAME)
     """Name of the node."""
     time_s: float
-    """Seconds since 1970."""
+    """When the line was written, seconds since 1970."""
     software: SoftwareVersions
     driver: str | None = None
     """Version of the GPU driver."""
     gpus: list[str] = []
-    """Kinds of the node's GPUs, each once."""
+    """Models of the node's NVIDIA GPUs, each once."""
     network: dict[str, str] = {}
     """Version of each library and device of the fast network, such as libibverbs or mlx5_0."""
     packages: dict[str, str] | None = None

@@ -90,7 +90,7 @@ class Event(Document):
     """What happened; `EVENTS` describes each kind."""
 
     time_s: float
-    """Seconds since 1970."""
+    """When the event was written, seconds since 1970."""
     attempt: int
     """Number of the attempt."""
     generation: int
@@ -224,11 +224,12 @@ class MetricRow(Document):
     source_samples: dict[str, int] | None = None
     """Path of a training folder -> sequences consumed from it since the start of the run; only with weights."""
     tokens_per_s: float
-    """`tokens` by `step_time_s`."""
+    """`tokens` divided by `step_time_s`."""
     mfu: float | None = None
     """Model FLOPs utilization (Chowdhery et al. 2022): FLOPs of the model's forward and backward pass, without
-    recomputation, as a share of what the plan's GPUs do in the time of the step by their data sheets, in dense 16-bit
-    matrix products. Absent in fp32, and for GPUs without a known data sheet."""
+    recomputation, as a share of the dense 16-bit FLOPs that the plan's GPUs, by their data sheets, can do in the time
+    of the step. Absent in fp32, and for GPUs without a known data sheet.
+    """
     bytes_sent: BytesSent
     compression: CompressionFigures | None = None
     """Figures of gradient compression; only with codecs that have such figures."""

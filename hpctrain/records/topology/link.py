@@ -26,7 +26,9 @@ class BackendFigures(Part):
     beta_s_per_byte: float = Field(gt=0)
     """Time per byte of a message, seconds."""
     break_bytes: int | None = None
-    """Size in bytes from which alpha and beta hold, if smaller messages follow another line."""
+    """Smallest measured size in bytes to which `beta_s_per_byte` applies, if small messages have another time per byte.
+    `alpha_s` is then the start-up time of small messages.
+    """
     network: str | None = None
     """Network that NCCL reports for messages between nodes, such as IB or Socket."""
 

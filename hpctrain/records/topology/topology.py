@@ -182,7 +182,7 @@ class NodeCluster(Part):
     members: list[str]
     """Names of the cluster's nodes."""
     source: str = "measured"
-    """How the cluster is known: measured, slurm (Slurm's topology file), or prior (an earlier topology)."""
+    """How the cluster is known: measured, slurm (declared by Slurm), or prior (an earlier topology)."""
     oversubscription: float | None = None
     """Bandwidth from a node of the cluster to a node outside while only this pair sends, divided by the bandwidth of
     the pair while all members of the cluster send to another cluster."""

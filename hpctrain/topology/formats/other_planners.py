@@ -63,7 +63,8 @@ def metis_files(topology: Topology) -> dict[str, str]:
     """Return file name -> content of Metis's files: clusterfile.json and hostfile.
 
     The memory of a node is that of its smallest device, in GiB, rounded down. If a node has one device, the bandwidth
-    to other nodes also stands for the bandwidth between devices, and in a topology of one node the reverse holds.
+    to other nodes also stands for the bandwidth between its devices. In a topology of one node, the bandwidth between
+    devices also stands for the bandwidth to other nodes.
 
     Raises:
         InputError: the format cannot express a node, or needs a figure that is absent.
