@@ -133,9 +133,10 @@ def _hung(view: AgentView, limit_s: float) -> Decision:
 
 
 def _peer_end(peer: PeerView, view: AgentView) -> Decision | None:
-    """Return what follows if another agent is done, stopped or failed; None if nothing does. The end of a spectator
-    (an agent outside of the generation) changes nothing, because the members may still be saving. But an agent that
-    failed in a newer generation counts, and while this agent knows no generation, any that failed."""
+    """Return what follows if another agent is done, stopped or failed; None if nothing does. The end of a spectator (an
+    agent outside of the generation) changes nothing, because the members may still be saving. But an agent that failed
+    in a newer generation counts; while this agent knows no generation, any agent that failed counts.
+    """
     if peer.phase not in ("done", "stopped", "failed"):
         return None
     member = _is_same_member(peer, view)

@@ -64,7 +64,7 @@ class WorkerProcess:
     log_start: int
     """Bytes of the worker's log file that earlier workers wrote."""
     exit_code: int | None = None
-    """None while the worker runs."""
+    """Exit code of the process; None while the worker runs."""
     failure: WorkerFailure | None = None
     """The worker's error, once its agent knows one."""
     raised: bool = False

@@ -26,7 +26,7 @@ class JobPrice:
     gpus: int
     """Billed GPUs of all nodes: with whole nodes all their GPUs, else those of the job's part."""
     used_gpus: int
-    """GPUs that the job computes with."""
+    """GPUs of all nodes with which the job computes."""
     peaks: tuple[tuple[str, float], ...]
     """(Slurm's name, peak FLOP/s of 16-bit products by the data sheet) of each kind of GPU that the job may get. ()
     without GPUs, or if a kind has no data sheet."""

@@ -29,8 +29,8 @@ class NodeShare:
 
 
 def with_node_share(run: Run, state: ClusterState, given: int | None) -> tuple[Run, list[str]]:
-    """Return the run with true or false for `cluster.exclusive`, and a line that says which, why, and for whole nodes
-    which GPUs stay idle.
+    """Return the run with true or false for `cluster.exclusive`, and a line that says whether the job gets whole nodes
+    or a part of each, why, and for whole nodes which GPUs stay idle.
 
     If it is false, `cluster.sbatch` of the returned run also asks for the CPUs and the memory of the part, unless the
     run file asks for others there. One task runs on each node, so its CPUs are those of the part.

@@ -142,8 +142,9 @@ def classify(state: AttemptState) -> AttemptEnd:
     attempts before.
 
     An attempt without a new checkpoint gets the class no_progress if another attempt would probably have none either. A
-    resumable attempt that was not preempted gets it at the first time, because its time limit is too short for one
-    checkpoint. An attempt with an infrastructure failure gets it after MAX_ATTEMPTS_WITHOUT_CHECKPOINT such attempts.
+    resumable attempt that was not preempted gets this class at once, because its time limit is too short for one
+    checkpoint. An attempt with an infrastructure failure gets this class if at least MAX_ATTEMPTS_WITHOUT_CHECKPOINT
+    attempts right before it left no new checkpoint either.
     """
     outcome = with_slurm_state(state.outcome, state.job)
     cause = stop_cause(outcome, state.job, state.now, state.notice_s)

@@ -150,7 +150,7 @@ class LocalJobResult:
     """How an attempt of a local run ended."""
 
     exit_code: int
-    """Exit code of the command: 0 done, 1 failed or stopped, 2 wrong input, 4 refused."""
+    """Exit code of `hpctrain train`: 0 done, 1 failed or stopped, 2 wrong input, 4 refused."""
     reason: str
     """Why the attempt ended, as a sentence."""
     stopped: bool = False

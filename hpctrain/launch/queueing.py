@@ -1,5 +1,6 @@
 """Starts runs as jobs of the cluster, or in the background of this machine: `hpctrain submit` and `hpctrain.api.submit`
-call these functions, in this order."""
+call the functions of this module in the order in which they are defined.
+"""
 
 from __future__ import annotations
 

@@ -123,10 +123,11 @@ def _square(grad: Tensor) -> Tensor:
 
 
 def clip_gradients(parameters: list[nn.Parameter], norm: Tensor, largest: float) -> None:
-    """Scale all gradients so that their norm, which is `norm` now, becomes at most `largest`.
+    """Scale this rank's gradients so that the norm of the whole model's gradient, which is `norm` now, becomes at most
+    `largest`.
 
     On a GPU nothing here waits for the norm. If the norm is NaN, the gradients stay as they are, so that the first
-    wrong one can be found.
+    non-finite gradient can be found.
     """
     if norm.device.type == "cuda" or norm > largest:
         factor = (largest / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0)

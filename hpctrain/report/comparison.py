@@ -250,8 +250,8 @@ def _value_text(value: object) -> str:
 
 
 def write_comparison(title: str, rows: Sequence[ComparedRun], target: Path, now: float) -> None:
-    """Write a comparison as one HTML file that needs no network and no other file: the loss curves in one chart each,
-    and the table.
+    """Write a comparison as one HTML file that needs no network and no other file: a chart with the training losses of
+    all runs, a chart with their validation losses, and the table.
 
     Args:
         title: heading of the page.

@@ -113,7 +113,7 @@ def _measure_steps(
         rates: rates of the lab's links, such as 100mbit.
         methods: names of methods; (): all.
         count: steps of each row of the table.
-        together: methods that take turns in one launch; None: all.
+        together: number of methods that take turns in one launch; None: all of them.
         preset: preset of the model; None: the bench's own small model.
         activations: measure pipelines over the nodes instead of gradient synchronisations.
         output: folder in which the rows are kept; None: nowhere.

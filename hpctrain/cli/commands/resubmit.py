@@ -237,7 +237,7 @@ def begin_own_job() -> str:
 
 
 def earlier_run(job: str) -> Path | None:
-    """Return the folder of the run that this job had before it was requeued.
+    """Return the folder of the run whose job was `job` before Slurm requeued the job.
 
     None at the job's first start, or if no run folder names the job.
     """

@@ -209,7 +209,7 @@ class SlurmOptions:
         """Check that no option was given, because the job exists already.
 
         Args:
-            option: the option that says so, for the error.
+            option: the option that says that the job exists, for the error.
             but: fields of the options that may be given.
 
         Raises:

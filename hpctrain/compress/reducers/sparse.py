@@ -177,7 +177,9 @@ class SparseReducer(CodecReducer):
     def _select_sums(
         self, step: int, total: Tensor, parts: OwnerParts, wanted: list[int], offsets: list[int]
     ) -> tuple[Tensor, Tensor]:
-        """Select among the sums of this rank's part, from each tensor in it with the tensor's density.
+        """Select among the sums of this rank's part: of each tensor's numbers in the part, the share that `wanted` is
+        of the whole tensor. With the selector random, all ranks selected the same positions, and the sums at these
+        positions are selected.
 
         Args:
             step: number of the step, counted from 1.

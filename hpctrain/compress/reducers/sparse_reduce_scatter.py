@@ -224,8 +224,8 @@ class _Choice:
         return torch.cat(positions), torch.cat([parts.values[owner] for parts in self._parts])
 
     def read(self, rank: int) -> list[Tensor]:
-        """Return for each parameter the selected values [k] as their owners read them: rounded to the precision of
-        the message, except for the values that `rank` owns, which it sends to nobody.
+        """Return for each parameter the selected values [k] as their owners read them: rounded to the precision of the
+        message, except for the values that this rank (`rank`) owns itself and sends to nobody.
         """
         by_owner = []
         for owner, values in enumerate(zip(*(parts.values for parts in self._parts), strict=True)):

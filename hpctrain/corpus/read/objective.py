@@ -62,7 +62,8 @@ class SpecialTokens:
 
 
 def special_tokens(folders: Sequence[str | Path], objective: AnyObjective, seq_len: int) -> SpecialTokens:
-    """Return the special tokens that an objective needs on the data of the corpus folders.
+    """Return the special tokens that an objective needs on the data of the corpus folders, for sequences of `seq_len`
+    tokens.
 
     Raises:
         InputError: a folder is missing, or the folders' tokenizers differ.

@@ -162,8 +162,8 @@ def drop_stale_topology(
 
 
 def other_share(topology: Topology, shared: bool) -> list[str]:
-    """Return a line if a topology of whole nodes is to be used for a part of each, or the other way round: devices,
-    CPUs and memory of the job are then others; [] otherwise, and for figures from data sheets.
+    """Return a line if a topology of whole nodes is to be used for a part of each, or the other way round: the job then
+    has other devices, CPUs and memory than were measured; [] otherwise, and for figures from data sheets.
 
     Args:
         shared: whether the run has only a part of each node.

@@ -84,7 +84,7 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
         InputError: there is no Slurm here, a value cannot be read, an option is not allowed, the time limit leaves no
             time to train, or the run folder would lie on a file system in this machine's memory.
         RefusedError: the request exceeds the limits of the partition, or of all partitions if none is named; the
-            message has every reason. Or a run or job that must succeed before this run did not.
+            message has every reason. Or a run or job that has to succeed before this run starts has failed.
         CommandError: the controller does not answer, and the run has to wait for another one.
     """
     why = slurm.why_unavailable()

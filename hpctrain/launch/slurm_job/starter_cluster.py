@@ -45,7 +45,7 @@ class Choice(NamedTuple):
     """A value of a starter run's run file, and the reason for it."""
 
     value: str | None
-    """None: the key is left out."""
+    """Value of the key, as text; None: the key is left out."""
     why: str
     """Text of the comment beside the key."""
 
@@ -334,7 +334,8 @@ def _gpu_type(fit: PartitionFit, state: ClusterState, asked: Run) -> tuple[str |
 
 def _precision(fit: PartitionFit, state: ClusterState, gpu_type: str | None) -> tuple[str | None, Choice]:
     """Return the name by which the GPUs are known (their type, else a feature of all GPU nodes, else the partition's
-    name; None: not known), and the precision."""
+    name; None: not known), and the choice of the precision.
+    """
     if not fit.has_gpus:
         return None, Choice("fp32", "there are no GPUs, and few CPUs are faster in bf16; or bf16, fp16")
     features = [set(node.features) for node in _gpu_nodes(fit.partition, state, gpu_type)]

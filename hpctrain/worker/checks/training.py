@@ -97,8 +97,8 @@ def check_checkpoint(order: CheckOrder) -> CheckResult:
 
 
 def check_all_reduce(order: CheckOrder) -> CheckResult:
-    """Sum a tensor over all ranks, with NCCL on GPUs and gloo on CPUs. Return the tensor's bytes per second of one
-    all-reduce (the algorithm bandwidth of nccl-tests).
+    """Sum a tensor over all ranks, with NCCL on GPUs and gloo on CPUs. Return the tensor's bytes divided by the seconds
+    of one all-reduce (the algorithm bandwidth of nccl-tests).
 
     Raises:
         HpctrainError: the sum is wrong.

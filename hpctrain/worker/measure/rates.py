@@ -108,7 +108,9 @@ def copy_bytes_per_s(timer: DeviceTimer, limit_s: float = COPY_S) -> float:
 
 
 def launch_seconds(timer: DeviceTimer) -> float:
-    """Return the median seconds of one tiny operation (a sum of 8 floats). CUDA is synchronized after each batch."""
+    """Return the seconds of one tiny operation (a sum of 8 floats): the median over batches of operations, each of
+    which ends with a synchronization of CUDA.
+    """
     x = torch.ones(8, device=timer.device)
     samples = []
     for _ in range(TINY_BATCHES):
