@@ -112,14 +112,14 @@ def config_of(spec: FamilySpec, seq_len: int, special: SpecialTokens) -> dict[st
     end = special.end_of_text
     match spec:
         case DecoderSpec():
-            tokens = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": None}
+            tokens = {"bos_token_id": None, "eos_token_id": end}
             return config | {"max_position_embeddings": seq_len, "attention_dropout": 0.0, **tokens}
         case Gpt2Spec():
             dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
             return config | dropout | {"bos_token_id": end, "eos_token_id": end}
         case EncoderSpec():
             dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-            return config | dropout | {"pad_token_id": None}
+            return config | dropout
         case EncoderDecoderSpec():
             tokens = {"pad_token_id": special.start, "decoder_start_token_id": special.start, "eos_token_id": end}
             return config | {"dropout_rate": 0.0, **tokens}

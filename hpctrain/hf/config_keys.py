@@ -58,6 +58,16 @@ class ConfigKeys:
         self.refuse(key, "true or false")
         return default
 
+    def padding(self, default: int | None) -> int | None:
+        """Return the padding token at the key `pad_token_id`, `default` if the key is absent, None if it is null. A
+        number below 0 counts from the end of the vocabulary, as in torch. For any other value, record an error and
+        return None."""
+        value, vocabulary = self._values.get("pad_token_id", default), self.size("vocab_size")
+        if value is None or (type(value) is int and -vocabulary <= value < vocabulary):
+            return None if value is None else value % vocabulary
+        self.refuse("pad_token_id", f"null, or a token of the vocabulary of {vocabulary}")
+        return None
+
     def only(self, key: str, *allowed: Any, default: Any = None) -> Any:
         """Return the value at `key` of the config.json, and record an error unless it is one of `allowed`.
 

@@ -8,7 +8,20 @@ from collections.abc import Iterator
 from hpctrain.hf.architecture import Architecture
 from hpctrain.hf.attention_settings import Rope, Windows
 from hpctrain.hf.config_keys import ConfigKeys
-from hpctrain.hf.settings import INIT_STD, SIZES, TIED, UNTIED, Fixed, HeadWidth, Number, OneOf, Only, Setting, Size
+from hpctrain.hf.settings import (
+    INIT_STD,
+    SIZES,
+    TIED,
+    UNTIED,
+    Fixed,
+    HeadWidth,
+    Number,
+    OneOf,
+    Only,
+    Padding,
+    Setting,
+    Size,
+)
 from hpctrain.hf.tensors import ModuleNames, TensorNames
 from hpctrain.records.model.decoder_spec import DecoderSpec
 
@@ -68,6 +81,7 @@ _CONSTANT_ANGLES = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 def _row(
     name: str, model_type: str, *settings: Setting, names: ModuleNames = _LLAMA_NAMES, kv_heads: int | None = None,
     activation: str = "hidden_act", head_width: int | None = None, tied: Setting = UNTIED, norm_eps: float = 1e-6,
+    padding: int | None = None,
 ) -> Architecture:  # fmt: skip
     """Return the row of a class: the settings that all decoders have, and `settings`.
 
@@ -81,11 +95,12 @@ def _row(
         head_width: width of a head that transformers assumes if the key is absent; None: width divided by heads.
         tied: the setting of the tied head.
         norm_eps: number under the root of norms that transformers assumes if the key is absent.
+        padding: padding token that transformers assumes if the key is absent.
     """
     first = "gelu_pytorch_tanh" if activation == "hidden_activation" else "silu"
     every = (
         *SIZES, _kv_heads(kv_heads), HeadWidth(head_width), OneOf("activation", activation, _ACTIVATIONS, first),
-        tied, Number("norm_eps", "rms_norm_eps", norm_eps), INIT_STD,
+        tied, Number("norm_eps", "rms_norm_eps", norm_eps), INIT_STD, Padding(padding),
     )  # fmt: skip
     return Architecture(name, model_type, DecoderSpec, (*every, *settings), TensorNames(names), _CONSTANT_ANGLES)
 
@@ -99,9 +114,9 @@ def decoder_rows() -> Iterator[Architecture]:
     qwen3 = Fixed({"qk_norm": "head"})
     yield _row("Qwen3ForCausalLM", "qwen3", _BIAS, qwen3, Rope(), qwen, kv_heads=32, head_width=128)
     olmo = Fixed({"norms": "after", "qk_norm": "width"})
-    yield _row("Olmo2ForCausalLM", "olmo2", _BIAS, olmo, Rope(), names=_OUTPUT_NORMS, norm_eps=1e-5)
+    yield _row("Olmo2ForCausalLM", "olmo2", _BIAS, olmo, Rope(), names=_OUTPUT_NORMS, norm_eps=1e-5, padding=1)
     rope = Rope(("longrope",), partial=True)
-    yield _row("Phi3ForCausalLM", "phi3", rope, Windows(), names=_FUSED, norm_eps=1e-5)
+    yield _row("Phi3ForCausalLM", "phi3", rope, Windows(), names=_FUSED, norm_eps=1e-5, padding=32_000)
     yield from _gemma_rows()
 
 
@@ -115,6 +130,7 @@ def _gemma_rows() -> Iterator[Architecture]:
             Number("score_cap", "attn_logit_softcapping", caps[0], or_null=True),
             Number("logit_cap", "final_logit_softcapping", caps[1], or_null=True),
             names=_OUTPUT_NORMS, kv_heads=4, activation="hidden_activation", head_width=256, tied=TIED,
+            padding=0,
         )  # fmt: skip
 
     yield row("Gemma2ForCausalLM", "gemma2", (50.0, 30.0), Rope(), Windows(4096, full_every=(None, 2)))

@@ -1,16 +1,17 @@
-"""The rows of GPT-2, BERT and T5 in the table of architectures. Pure."""
+"""The rows of GPT-2, BERT, RoBERTa and T5 in the table of architectures. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from hpctrain.hf.architecture import Architecture
 from hpctrain.hf.config_keys import ConfigKeys
-from hpctrain.hf.settings import INIT_STD, SIZES, TIED, Number, Only, Size
-from hpctrain.hf.tensors import ModuleNames, TensorNames, bert_tensors, t5_tensors
+from hpctrain.hf.settings import INIT_STD, SIZES, TIED, Number, Only, Padding, Size
+from hpctrain.hf.tensors import EncoderNames, ModuleNames, TensorNames, t5_tensors
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import SEGMENTS, EncoderSpec, Gpt2Spec
+from hpctrain.records.model.families import EncoderSpec, Gpt2Spec
 
 
 class _T5:
@@ -51,7 +52,7 @@ class _T5:
 
 
 def other_rows() -> Iterator[Architecture]:
-    """Yield the rows of GPT-2, BERT and T5."""
+    """Yield the rows of GPT-2, BERT, RoBERTa and T5."""
     gpt2: ModuleNames = {
         "transformer.wte": "embedding",
         "transformer.wpe": "positions",
@@ -80,26 +81,7 @@ def other_rows() -> Iterator[Architecture]:
         ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
         renamed=((r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),),
     )  # fmt: skip
-    bert = (
-        *SIZES, Only("hidden_act", ("gelu",), "gelu"), Only("position_embedding_type", ("absolute",), "absolute"),
-        Only("type_vocab_size", (SEGMENTS,), SEGMENTS), Only("is_decoder", (False,), False),
-        Only("add_cross_attention", (False,), False), Size("positions", "max_position_embeddings", 512), TIED,
-        Number("norm_eps", "layer_norm_eps", 1e-12), INIT_STD,
-    )  # fmt: skip
-    for name in ("BertForMaskedLM", "BertForPreTraining"):
-        yield Architecture(
-            name,
-            "bert",
-            EncoderSpec,
-            bert,
-            bert_tensors,
-            ignored=(
-                r"bert\.embeddings\.(position|token_type)_ids",
-                r"bert\.pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)",
-            ),
-            ignored_if_tied=(r"cls\.predictions\.decoder\.(weight|bias)",),
-            renamed=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
-        )
+    yield from _encoder_rows()
     yield Architecture(
         "T5ForConditionalGeneration",
         "t5",
@@ -112,3 +94,48 @@ def other_rows() -> Iterator[Architecture]:
             r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         ),
     )
+
+
+class _RobertaPositions:
+    """The padding token and the table of positions of a RoBERTa, in which positions begin after the row of padding."""
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        padding, rows = keys.padding(1), keys.size("max_position_embeddings", 512)
+        if padding is None:
+            keys.refuse("pad_token_id", "a token: positions begin after its number")
+        offset = 0 if padding is None else padding + 1
+        if rows <= offset:
+            keys.refuse("max_position_embeddings", f"more than {offset}, which is pad_token_id + 1")
+        return {"padding_id": padding, "position_offset": offset, "positions": rows - offset}
+
+    def write(self, spec: EncoderSpec) -> dict[str, Any]:
+        return {"pad_token_id": spec.padding_id, "max_position_embeddings": spec.position_rows}
+
+
+def _encoder_rows() -> Iterator[Architecture]:
+    every = (
+        *SIZES, Only("hidden_act", ("gelu",), "gelu"), Only("position_embedding_type", ("absolute",), "absolute"),
+        Size("segments", "type_vocab_size", 2), Only("is_decoder", (False,), False),
+        Only("add_cross_attention", (False,), False), TIED, Number("norm_eps", "layer_norm_eps", 1e-12), INIT_STD,
+    )  # fmt: skip
+    bert = (*every, Padding(0), Size("positions", "max_position_embeddings", 512))
+    bert_names = EncoderNames("bert", "cls.predictions", "transform.dense", "transform.LayerNorm")
+    roberta, roberta_names = (*every, _RobertaPositions()), EncoderNames("roberta", "lm_head", "dense", "layer_norm")
+    for name, model_type, settings, names in (
+        ("BertForMaskedLM", "bert", bert, bert_names), ("BertForPreTraining", "bert", bert, bert_names),
+        ("RobertaForMaskedLM", "roberta", roberta, roberta_names),
+        ("XLMRobertaForMaskedLM", "xlm-roberta", roberta, roberta_names),
+    ):  # fmt: skip
+        yield Architecture(
+            name,
+            model_type,
+            EncoderSpec,
+            settings,
+            names,
+            ignored=(
+                rf"{names.body}\.embeddings\.(position|token_type)_ids",
+                rf"{names.body}\.pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)",
+            ),
+            ignored_if_tied=(rf"{re.escape(names.head)}\.decoder\.(weight|bias)",),
+            renamed=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
+        )

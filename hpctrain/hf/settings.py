@@ -141,6 +141,20 @@ class Only:
 
 
 @dataclass(frozen=True)
+class Padding:
+    """The key `pad_token_id`, in classes whose embedding has the `padding_idx` of torch's `nn.Embedding`."""
+
+    default: int | None = None
+    """Token that transformers assumes if the key is absent."""
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        return {"padding_id": keys.padding(self.default)}
+
+    def write(self, spec: Any) -> dict[str, Any]:
+        return {"pad_token_id": spec.padding_id}
+
+
+@dataclass(frozen=True)
 class Fixed:
     """Fields that all models of the architecture have with these values, without a key."""
 

@@ -17,7 +17,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.hf.parameter_shapes import parameter_shapes
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import SEGMENTS, EncoderSpec, Gpt2Spec
+from hpctrain.records.model.families import EncoderSpec, Gpt2Spec
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Type of an export's numbers -> bytes of a number."""
@@ -108,14 +108,32 @@ class TensorNames:
             )  # fmt: skip
 
 
-def bert_tensors(spec: EncoderSpec) -> Iterator[HfTensor]:
-    dim, hidden, tables = spec.dim, spec.hidden, "bert.embeddings"
+@dataclass(frozen=True)
+class EncoderNames:
+    """The names of the tensors of a BERT or RoBERTa, as far as the two differ."""
+
+    body: str
+    """Prefix of all names but those of the head."""
+    head: str
+    """Prefix of the names of the head."""
+    transform: str
+    """Name of the head's matrix, after the prefix."""
+    transform_norm: str
+    """Name of the head's norm, after the prefix."""
+
+    def __call__(self, spec: EncoderSpec) -> Iterator[HfTensor]:
+        """Yield the tensors of a model in the model's order."""
+        return _encoder_tensors(spec, self)
+
+
+def _encoder_tensors(spec: EncoderSpec, names: EncoderNames) -> Iterator[HfTensor]:
+    dim, hidden, tables = spec.dim, spec.hidden, f"{names.body}.embeddings"
     yield _same(f"{tables}.word_embeddings.weight", "embedding.weight", spec.vocabulary, dim)
-    yield _same(f"{tables}.position_embeddings.weight", "positions.weight", spec.positions, dim)
-    yield _same(f"{tables}.token_type_embeddings.weight", "segments.weight", SEGMENTS, dim)
+    yield _same(f"{tables}.position_embeddings.weight", "positions.weight", spec.position_rows, dim)
+    yield _same(f"{tables}.token_type_embeddings.weight", "segments.weight", spec.segments, dim)
     yield from _biased_norm(f"{tables}.LayerNorm", "embedding_norm", dim)
     for layer in range(spec.layers):
-        theirs, ours = f"bert.encoder.layer.{layer}", f"layers.{layer}"
+        theirs, ours = f"{names.body}.encoder.layer.{layer}", f"layers.{layer}"
         for part, name in (("query", "wq"), ("key", "wk"), ("value", "wv")):
             yield from _linear(f"{theirs}.attention.self.{part}", f"{ours}.attention.{name}", dim, dim)
         yield from _linear(f"{theirs}.attention.output.dense", f"{ours}.attention.wo", dim, dim)
@@ -123,9 +141,9 @@ def bert_tensors(spec: EncoderSpec) -> Iterator[HfTensor]:
         yield from _linear(f"{theirs}.intermediate.dense", f"{ours}.feed_forward.w1", dim, hidden)
         yield from _linear(f"{theirs}.output.dense", f"{ours}.feed_forward.w2", hidden, dim)
         yield from _biased_norm(f"{theirs}.output.LayerNorm", f"{ours}.feed_forward_norm", dim)
-    head = "cls.predictions"
-    yield from _linear(f"{head}.transform.dense", "transform", dim, dim)
-    yield from _biased_norm(f"{head}.transform.LayerNorm", "transform_norm", dim)
+    head = names.head
+    yield from _linear(f"{head}.{names.transform}", "transform", dim, dim)
+    yield from _biased_norm(f"{head}.{names.transform_norm}", "transform_norm", dim)
     # Two names of one bias; where the values differ, transformers adds the decoder's.
     biases = (f"{head}.bias", f"{head}.decoder.bias")
     if not spec.tied:

@@ -18,7 +18,7 @@ from hpctrain.hf.folder import hf_tokenizer
 from hpctrain.hf.output import check_output, made_whole
 from hpctrain.hf.tensors import BYTES
 from hpctrain.launch.checkpoints import ask_worker, checkpoint_of, step_of
-from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.families import BiasedSpec, FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.folder import check_trusted
@@ -133,7 +133,8 @@ def _write_config(made: Path, run: Run, spec: FamilySpec, special: SpecialTokens
         # The model was trained to end with the end token of its data, whatever the original Hugging Face folder names.
         config["eos_token_id"] = special.end_of_text
     write_json(made / CONFIG_NAME, config)
-    longest = config.get("n_positions") or config.get("max_position_embeddings") or run.data.seq_len
+    learned = isinstance(spec, BiasedSpec) and spec.position_rows > 0
+    longest = spec.positions if learned else config.get("max_position_embeddings") or run.data.seq_len
     text, tokenizer_config = hf_tokenizer(Path(run.data.train_folders[0]), special, longest)
     write_text(made / "tokenizer.json", text)
     write_json(made / "tokenizer_config.json", tokenizer_config)

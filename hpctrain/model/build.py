@@ -25,17 +25,21 @@ from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 @torch.no_grad()
 def initialise(named: Iterable[tuple[str, Tensor]], spec: FamilySpec, seed: int) -> None:
     """Initialise parameters by name: biases with zeros, norms so that they multiply by one, all others from a normal
-    distribution.
+    distribution. The row of the padding token in an embedding is zero, as in torch.
 
     Each random parameter has its own generator, seeded by (seed, name), so the weights do not depend on the cut.
     """
     norm = 0.0 if isinstance(spec, DecoderSpec) and spec.norm_offset else 1.0
+    counts_text = isinstance(spec, EncoderSpec) and spec.position_offset > 0
+    tables = ("embedding.weight", "positions.weight") if counts_text else ("embedding.weight",)
     for name, parameter in named:
         if parameter.dim() < 2:
             parameter.fill_(0.0 if name.endswith(".bias") else norm)
             continue
         generator = torch.Generator().manual_seed((seed << 32 | zlib.crc32(name.encode())) & (2**63 - 1))
         parameter.normal_(0.0, standard_deviation(spec, name), generator=generator)
+        if spec.padding_id is not None and name in tables:
+            parameter[spec.padding_id] = 0.0
 
 
 def standard_deviation(spec: FamilySpec, name: str) -> float:

@@ -203,5 +203,5 @@ class Gpt2(DecoderPart):
             blocks,
             lambda _: PreNormBlock(norm, BiasedAttention(spec, causal=True), GeluLayer(spec, "tanh")),
             norm,
-            Positions(spec.positions, spec.dim) if blocks.first else None,
+            Positions(spec) if blocks.first else None,
         )

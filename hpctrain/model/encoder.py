@@ -1,4 +1,6 @@
-"""An encoder-only Transformer in the form of BERT (Devlin et al. 2019), with the head that predicts masked tokens."""
+"""Encoder-only Transformers in the form of BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019), with the head that
+predicts masked tokens.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpctrain.model.layers import BiasedAttention, GeluLayer, LayerNorm, Positions, StageBlocks, TransformerPart
-from hpctrain.records.model.families import SEGMENTS, EncoderSpec
+from hpctrain.model.layers import (
+    BiasedAttention,
+    GeluLayer,
+    LayerNorm,
+    Positions,
+    StageBlocks,
+    TextPositions,
+    TransformerPart,
+    token_embedding,
+)
+from hpctrain.records.model.families import EncoderSpec
 
 
 class EncoderBlock(nn.Module):
@@ -41,9 +52,10 @@ class Encoder(TransformerPart):
         super().__init__(spec, blocks)
         _, _, first, last = blocks
         self.norm = None  # each block ends with a norm
-        self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or self.tied_here else None
-        self.positions = Positions(spec.positions, spec.dim) if first else None
-        self.segments = FirstSegment(SEGMENTS, spec.dim) if first else None
+        self.embedding = token_embedding(spec) if first or self.tied_here else None
+        positions = TextPositions if spec.position_offset else Positions
+        self.positions = positions(spec) if first else None
+        self.segments = FirstSegment(spec.segments, spec.dim) if first else None
         self.embedding_norm = LayerNorm(spec.dim, spec.norm_eps) if first else None
         self.layers = nn.ModuleDict({str(index): EncoderBlock(spec) for index in range(blocks.start, blocks.stop)})
         self.transform = nn.Linear(spec.dim, spec.dim) if last else None

@@ -18,6 +18,7 @@ from hpctrain.model.layers import (
     StageBlocks,
     TransformerPart,
     relative_position_bias,
+    token_embedding,
 )
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 
@@ -106,7 +107,7 @@ class EncoderDecoder(TransformerPart):
         self.max_distance = spec.max_distance
         self.logit_scale = spec.dim**-0.5 if spec.tied else 1.0
         cut_at_seam = start <= seam < stop
-        self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or cut_at_seam or self.tied_here else None
+        self.embedding = token_embedding(spec) if first or cut_at_seam or self.tied_here else None
         self.relative_encoder = nn.Embedding(spec.buckets, spec.heads) if start < min(stop, seam) else None
         self.encoder_norm = RMSNorm(spec.dim, spec.norm_eps) if cut_at_seam else None
         self.relative_decoder = nn.Embedding(spec.buckets, spec.heads) if max(start, seam) < stop else None

@@ -151,12 +151,35 @@ class GeluLayer(nn.Module):
         return self.w2(F.gelu(self.w1(x), approximate=self.form))
 
 
+def token_embedding(spec: TransformerSpec) -> nn.Embedding:
+    """Return the embedding of a model's tokens. The row of the padding token gets no gradient from inputs."""
+    return nn.Embedding(spec.vocabulary, spec.dim, padding_idx=spec.padding_id)
+
+
 class Positions(nn.Embedding):
     """Learned position embeddings: one vector per position of a sequence."""
 
+    def __init__(self, spec: BiasedSpec, padding_id: int | None = None) -> None:
+        super().__init__(spec.position_rows, spec.dim, padding_idx=padding_id)
+        self.offset = spec.position_offset
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the position embeddings [1, seq, dim] for tokens [batch, seq]."""
-        return super().forward(torch.arange(x.shape[1], device=x.device)[None])
+        return super().forward(torch.arange(self.offset, self.offset + x.shape[1], device=x.device)[None])
+
+
+class TextPositions(Positions):
+    """Learned position embeddings of RoBERTa (Liu et al. 2019). They count the tokens that are not padding; the row of
+    padding has the number of the padding token and gets no gradient.
+    """
+
+    def __init__(self, spec: BiasedSpec) -> None:
+        super().__init__(spec, spec.padding_id)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the position embeddings [batch, seq, dim] for tokens [batch, seq]."""
+        is_text = (x != self.padding_idx).long()
+        return nn.Embedding.forward(self, is_text.cumsum(1) * is_text + self.padding_idx)
 
 
 def relative_position_bias(table: nn.Embedding, x: Tensor, largest: int, causal: bool) -> Tensor:
@@ -262,7 +285,7 @@ class DecoderPart(TransformerPart):
         """
         super().__init__(spec, blocks)
         held = blocks.first or self.tied_here
-        self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if held else None
+        self.embedding = token_embedding(spec) if held else None
         self.positions = positions
         self.layers = nn.ModuleDict({str(index): make_block(index) for index in range(blocks.start, blocks.stop)})
         self.norm = make_norm() if blocks.last else None

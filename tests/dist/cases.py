@@ -231,6 +231,11 @@ PLANS |= {
 
 GPT2 = Gpt2Spec(layers=4, dim=32, heads=4, vocab=64, positions=20)
 ENCODER = EncoderSpec(layers=4, dim=32, heads=4, vocab=64, positions=20)
+ROBERTA = EncoderSpec(
+    layers=4, dim=32, heads=4, vocab=64, positions=18, position_offset=6, padding_id=5, segments=1, norm_eps=1e-5
+)
+PADDED = SPEC.model_copy(update={"padding_id": 0})
+"""Token 0 is among the inputs, and its embedding gets no gradient from them."""
 T5 = EncoderDecoderSpec(layers=4, dim=32, heads=4, vocab=64, buckets=8, max_distance=10)
 GATED = T5.model_copy(update={"gated": True, "tied": False, "encoder_layers": 1, "vocab": 67})
 PLANS |= {
@@ -241,6 +246,10 @@ PLANS |= {
     "pp2 full and selective, encoder-decoder": (PLANS["pp2 full and selective"][0], GATED),
     "tp2, encoder-decoder": (PLANS["tp2"][0], GATED),
     "tp2 sequence, encoder": (PLANS["tp2 sequence"][0], ENCODER),
+    "tp2 sequence, roberta": (PLANS["tp2 sequence"][0], ROBERTA),
+    "pp2 tied ends, roberta": (PLANS["pp2 uneven"][0], ROBERTA),
+    "tp2, padding token": (PLANS["tp2"][0], PADDED),
+    "zero3 dp2, padding token": (PLANS["zero3 dp2"][0], PADDED),
     "pp4, encoder-decoder": (PLANS["pp4"][0], T5),
     "pp2 dp2 uneven, encoder-decoder": (PLANS["pp2 dp2 uneven"][0], T5),
     "zero3 pp2 dp2, encoder-decoder": (PLANS["zero3 pp2 dp2"][0], T5),

@@ -191,6 +191,8 @@ def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tupl
             spec = spec.model_copy(
                 update={"vocab": special_tokens_for(run, resolved_objective(run.objective, spec)).vocabulary}
             )
+            if reason := spec.vocabulary_error(spec.vocabulary):
+                raise InputError(f"model.dims: {reason} (counted in the data)")
         if isinstance(spec, EncoderDecoderSpec) and spec.decoder_seq is None:
             outputs = lengths(resolved_objective(run.objective, spec), run.data.seq_len).outputs
             spec = spec.model_copy(update={"decoder_seq": outputs})

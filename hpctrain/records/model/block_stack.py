@@ -158,6 +158,21 @@ class TransformerSpec(BlockStack):
     """Size of the vocabulary. Default: the vocabulary of the data's tokenizer."""
     tied: bool = False
     """Whether the head uses the embedding's matrix."""
+    padding_id: int | None = Field(default=None, ge=0, lt=VOCAB_MAX)
+    """Token whose embedding gets no gradient from inputs, as `padding_idx` of torch's `nn.Embedding`; a tied head still
+    trains it. None: there is no such token."""
+
+    @model_validator(mode="after")
+    def _padding_is_a_token(self) -> TransformerSpec:
+        if self.vocab is not None and (reason := self.vocabulary_error(self.vocab)):
+            raise ValueError(reason)
+        return self
+
+    def vocabulary_error(self, vocabulary: int) -> str | None:
+        """Return why the model cannot have a vocabulary of this size; None if it can."""
+        if self.padding_id is None or self.padding_id < vocabulary:
+            return None
+        return f"padding_id {self.padding_id} is no token: the vocabulary has {vocabulary}"
 
     def sha256(self) -> str:
         """Return the SHA-256 of the dimensions; weights fit only models with the same hash."""

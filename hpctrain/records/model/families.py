@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from hpctrain.records.format.document import SEQ_MAX, WIDTH_MAX, Part
 from hpctrain.records.model.block_stack import EqualBlocks, require_family
@@ -24,6 +24,8 @@ class BiasedSpec(EqualBlocks):
     """Whether the head uses the embedding's matrix."""
     positions: int = Field(ge=1, le=SEQ_MAX)
     """Number of learned positions, which is the length of the longest sequence in tokens."""
+    position_offset: int = Field(default=0, ge=0, le=SEQ_MAX)
+    """Number of rows of the table of positions before the row of a sequence's first token."""
     norm_eps: float = Field(gt=0)
     """Number added to the variance in LayerNorm."""
     init_std: float = Field(default=0.02, gt=0)
@@ -32,6 +34,11 @@ class BiasedSpec(EqualBlocks):
     @property
     def hidden(self) -> int:
         return self.ffn_dim or 4 * self.dim
+
+    @property
+    def position_rows(self) -> int:
+        """Return the number of rows of the table of positions."""
+        return self.positions + self.position_offset
 
     @property
     def block_weights(self) -> int:
@@ -75,17 +82,12 @@ class Gpt2Spec(BiasedSpec):
         """Return the number of parameters that one of `tp` devices holds of a stage outside its blocks: of embedding
         and positions in the `first` stage, of the last norm and the head in the `last` stage."""
         tables = self.tables(first, last) * self.embedding_parameters() // self.head_shards(tp)
-        return tables + self.positions * self.dim * first + 2 * self.dim * last
-
-
-SEGMENTS = 2
-"""Rows of BERT's segment embedding. BERT uses the second row for the second text of a pair; hpctrain trains on single
-texts and uses only the first row."""
+        return tables + self.position_rows * self.dim * first + 2 * self.dim * last
 
 
 class EncoderSpec(BiasedSpec):
-    """An encoder-only Transformer like BERT (Devlin et al. 2019): LayerNorm after each attention and feed-forward
-    layer, GELU, and a head with a matrix, a GELU and a norm before the output embedding."""
+    """An encoder-only Transformer like BERT (Devlin et al. 2019) or RoBERTa (Liu et al. 2019): LayerNorm after each
+    attention and feed-forward layer, GELU, and a head with a matrix, a GELU and a norm before the output embedding."""
 
     hidden_by_mask = 0.0
 
@@ -95,15 +97,27 @@ class EncoderSpec(BiasedSpec):
     """The kind of Transformer."""
     positions: int = Field(default=512, ge=1, le=SEQ_MAX)
     """Number of learned positions, which is the length of the longest sequence in tokens."""
+    position_offset: int = Field(default=0, ge=0, le=SEQ_MAX)
+    """Number of rows of the table of positions before the row of a sequence's first token. RoBERTa has `padding_id` + 1
+    such rows, and does not count padding tokens as positions: they get the last of these rows. BERT has 0."""
+    segments: int = Field(default=2, ge=1, le=SEQ_MAX)
+    """Number of rows of the segment embedding: 2 in BERT, which uses the second row for the second text of a pair, and
+    1 in RoBERTa. hpctrain trains on single texts and uses only the first row."""
     norm_eps: float = Field(default=1e-12, gt=0)
     """Number added to the variance in LayerNorm."""
+
+    @model_validator(mode="after")
+    def _check(self) -> EncoderSpec:
+        if self.position_offset and self.position_offset - 1 != self.padding_id:
+            raise ValueError(f"position_offset is {self.position_offset}; allowed: 0, or padding_id + 1 as in RoBERTa")
+        return self
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
         """Return the number of parameters that one of `tp` devices holds of a stage outside its blocks: of the
         embeddings of tokens, positions and segments and their norm in the `first` stage, of the head in the `last`
         stage. Every device holds the whole d × d matrix of the head (d: `dim`)."""
         shards = self.head_shards(tp)
-        front = (self.positions + SEGMENTS + 2) * self.dim
+        front = (self.position_rows + self.segments + 2) * self.dim
         back = self.dim * self.dim + 3 * self.dim + self.vocabulary // shards
         return self.tables(first, last) * self.embedding_parameters() // shards + front * first + back * last
 

@@ -12,7 +12,7 @@ from hpctrain.hf.config import architecture, architecture_for, config_of, contin
 from hpctrain.hf.tensors import assign_to_shards, index_of, shard_bytes
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import PRESETS
+from hpctrain.records.model.families import PRESETS, EncoderSpec
 
 LLAMA = config_of(DecoderSpec(layers=2, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5))
 T5 = config_of(EncoderDecoderSpec(layers=4, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5, start=0))
@@ -55,6 +55,7 @@ def test_every_preset_comes_back(preset: str) -> None:
         ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope", "short_factor": [1],
           "long_factor": [2], "original_max_position_embeddings": 64}}, "short_factor has 1 numbers, a head 8 angles"),
         ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "llama3"}}, "rope_type default, longrope"),
+        ({"pad_token_id": 100}, "pad_token_id: found 100; allowed: null, or a token of the vocabulary of 100"),
     ],
 )  # fmt: skip
 def test_what_no_model_here_has_is_refused_by_its_key(change: dict[str, Any], said: str) -> None:
@@ -145,6 +146,32 @@ def test_a_decoder_is_exported_as_the_first_class_that_has_its_settings() -> Non
     with pytest.raises(InputError) as refused:
         architecture_for(llama.model_copy(update={"norms": "both", "rotary_dim": 8}))
     assert str(refused.value) == "model.dims: no class of transformers has these settings together: norms, rotary_dim"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"pad_token_id": None}, "pad_token_id: found null; allowed: a token: positions begin after its number"),
+        ({"max_position_embeddings": 2}, "max_position_embeddings: found 2; allowed: more than 2, which is pad_token"),
+        ({"vocab_size": 1}, "pad_token_id: not there; allowed: null, or a token of the vocabulary of 1"),
+    ],
+)  # fmt: skip
+def test_positions_of_a_roberta_begin_after_its_padding_token(change: dict[str, Any], said: str) -> None:
+    bert = config_of(EncoderSpec(layers=2, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5))
+    named = {key: value for key, value in bert.items() if key != "pad_token_id"}
+    roberta = {**named, "architectures": ["RobertaForMaskedLM"], "max_position_embeddings": 514, "type_vocab_size": 1}
+    spec = spec_of(roberta, "config.json")
+    assert isinstance(spec, EncoderSpec)
+    assert (spec.positions, spec.position_offset, spec.padding_id, spec.segments) == (512, 2, 1, 1)
+    assert (spec.sequence_length_error(512), spec.sequence_length_error(513) is None) == (None, False)
+    with pytest.raises(FileError) as refused:
+        spec_of({**roberta, **change}, "config.json")
+    assert str(refused.value).splitlines()[0].startswith(f"config.json: {said}")
+
+
+@pytest.mark.parametrize(("number", "row"), [(None, None), (7, 7), (-1, 99)])
+def test_a_padding_token_is_a_row_as_in_torch(number: int | None, row: int | None) -> None:
+    assert spec_of({**LLAMA, "pad_token_id": number}, "config.json").padding_id == row
 
 
 def test_all_that_is_refused_is_told_at_once() -> None:

@@ -24,6 +24,9 @@ T5 = EncoderDecoderSpec(
     layers=5, encoder_layers=2, dim=24, heads=3, head_dim=4, vocab=50, buckets=8, max_distance=10, decoder_seq=7
 )
 GATED = T5.model_copy(update={"gated": True, "tied": False})
+ROBERTA = EncoderSpec(
+    layers=3, dim=24, heads=3, vocab=50, positions=16, position_offset=8, padding_id=7, segments=1, norm_eps=1e-5
+)
 DECODER = DecoderSpec(layers=3, dim=24, heads=3, vocab=50, tied=True)
 LIKE_GEMMA = DECODER.model_copy(
     update={
@@ -37,7 +40,14 @@ LIKE_QWEN = DECODER.model_copy(update={"attention_bias": "qkv", "window": 7, "ro
 DECODERS: dict[str, FamilySpec] = {
     "decoder": DECODER, "like Gemma": LIKE_GEMMA, "like OLMo": LIKE_OLMO, "like Qwen": LIKE_QWEN,
 }  # fmt: skip
-FAMILIES: dict[str, FamilySpec] = {**DECODERS, "gpt2": GPT2, "encoder": ENCODER, "t5": T5, "t5 gated": GATED}
+FAMILIES: dict[str, FamilySpec] = {
+    **DECODERS,
+    "gpt2": GPT2,
+    "encoder": ENCODER,
+    "t5": T5,
+    "t5 gated": GATED,
+    "roberta": ROBERTA,
+}
 TOKENS = torch.arange(2 * 12).view(2, 12) * 7 % 50
 DECODER_TOKENS = torch.arange(2 * 7).view(2, 7) * 11 % 50
 

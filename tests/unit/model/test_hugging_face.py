@@ -46,6 +46,7 @@ BERT: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 56,
     "max_position_embeddings": 64,
 }  # fmt: skip
+ROBERTA: dict[str, Any] = {**BERT, "max_position_embeddings": 50, "type_vocab_size": 1}
 T5: dict[str, Any] = {
     "vocab_size": 97, "d_model": 32, "d_kv": 6, "d_ff": 56, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 4,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
@@ -82,6 +83,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-untied": ("GPT2:LMHeadModel", {**GPT2, "tie_word_embeddings": False}),
     "bert": ("Bert:ForMaskedLM", BERT),
     "bert-untied": ("Bert:ForMaskedLM", {**BERT, "tie_word_embeddings": False}),
+    "roberta": ("Roberta:ForMaskedLM", ROBERTA),
+    "roberta-untied": ("Roberta:ForMaskedLM", {**ROBERTA, "tie_word_embeddings": False, "pad_token_id": 4}),
+    "xlm-roberta": ("XLMRoberta:ForMaskedLM", ROBERTA),
     "bert-two-heads": ("Bert:ForPreTraining", BERT),
     "t5": ("T5:ForConditionalGeneration", T5),
     "t5-v1.1": ("T5:ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
@@ -241,16 +245,25 @@ def test_files_that_are_no_weights_are_refused(gpt2: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.requires("transformers")
-def test_the_row_of_the_padding_is_read_and_trained_as_any_other(tmp_path: Path) -> None:
-    """transformers would not train it; here that id comes up only where a sample asks for it."""
-    model = built("llama-padded")
+@pytest.mark.parametrize("case", ["llama-padded", "bert", "bert-untied", "roberta", "roberta-untied"])
+def test_the_row_of_the_padding_gets_the_gradient_of_transformers(case: str, tmp_path: Path) -> None:
+    """No gradient from inputs, though the token is among them; with a tied head, that of the softmax."""
+    model = built(case)
     model.save_pretrained(tmp_path / "in")
     found = read_folder(tmp_path / "in")
+    padding, tokens = model.config.pad_token_id, TOKENS.clone()
+    tokens[0, 3:5] = padding
+    assert found.dims.padding_id == padding
     fill = HfWeights(found, tmp_path / "in").fill
     part = build_part(found.dims, StageBlocks(0, found.dims.layers, True, True), seed=0, fill=fill)
-    weight = part.get_parameter("embedding.weight")
-    assert torch.equal(weight[5], model.get_input_embeddings().weight[5])
-    assert weight[5].any()
-    part(torch.tensor([[5, 6, 5]])).square().sum().backward()
-    assert weight.grad is not None
-    assert weight.grad[5].any()
+    for logits in (part(tokens), model(input_ids=tokens).logits):
+        nn.functional.cross_entropy(logits.flatten(0, 1), tokens.roll(1).flatten()).backward()
+    for tensor in architecture_for(found.dims).tensors(found.dims):
+        if tensor.parameters[0] in ("embedding.weight", "positions.weight"):
+            gradient, expected = (
+                module.get_parameter(name).grad for module, name in ((part, tensor.parameters[0]), (model, tensor.name))
+            )
+            torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+    gradient = part.get_parameter("embedding.weight").grad
+    assert gradient is not None
+    assert bool(gradient[padding].any()) == found.dims.tied
