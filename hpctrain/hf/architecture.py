@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.hf.config_keys import ConfigKeys
@@ -33,6 +33,8 @@ class Architecture:
     """Patterns of the same kind for models with a tied head."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Pattern and replacement for names of tensors in early folders."""
+    dropout: Mapping[str, float] = field(default_factory=lambda: {"attention_dropout": 0.0})
+    """Key of a dropout in config.json -> rate that transformers assumes if the key is absent."""
 
     def read(self, keys: ConfigKeys) -> FamilySpec:
         """Return the spec that a config.json describes.
@@ -41,6 +43,8 @@ class Architecture:
             FileError: keys have values that hpctrain's models lack; all are listed.
         """
         fields: dict[str, Any] = {}
+        if keys.get("quantization_config") is not None:
+            keys.refuse("quantization_config", "null; save the model dequantized")
         for setting in self.settings:
             fields |= setting.read(keys)
         return keys.build_spec(self.spec, **fields)
@@ -48,6 +52,7 @@ class Architecture:
     def write(self, spec: FamilySpec) -> dict[str, Any]:
         """Return the values of a config.json that describes the spec, as far as the architecture has its settings."""
         config: dict[str, Any] = {"architectures": [self.name], "model_type": self.model_type}
+        config |= dict.fromkeys(self.dropout, 0.0)
         for setting in self.settings:
             config |= setting.write(spec)
         return config

@@ -19,11 +19,6 @@ from hpctrain.records.model.families import EncoderSpec, FamilySpec, Gpt2Spec, H
 
 CONFIG_NAME = "config.json"
 
-_DROPOUT = (
-    "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob",
-    "attention_probs_dropout_prob", "dropout_rate",
-)  # fmt: skip
-
 
 def spec_of(config: Mapping[str, Any], source: str) -> FamilySpec:
     """Return the model's spec from the values of a config.json.
@@ -53,7 +48,8 @@ def architecture(config: Mapping[str, Any], source: str) -> Architecture:
                 return row
     if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) and named[0] in ARCHITECTURES:
         return ARCHITECTURES[named[0]]
-    text = f"found {short_repr(named)} (model_type {short_repr(kind)}); allowed: {', '.join(ARCHITECTURES)}"
+    names = ", ".join(ARCHITECTURES)
+    text = f"found {short_repr(named)} (model_type {short_repr(kind)}); allowed: {names}; name a folder of such a model"
     raise FileError(source, [FieldError("architectures", text)])
 
 
@@ -91,9 +87,10 @@ def _values(spec: FamilySpec) -> dict[str, Any]:
 
 
 def dropout_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a config.json with a dropout above 0, each with its value, as 'resid_pdrop 0.1'. hpctrain's
-    models have no dropout."""
-    rates = [(key, config.get(key)) for key in _DROPOUT]
+    """Return the dropouts above 0 with which transformers trains the model of a config.json, each with its rate, as
+    'resid_pdrop 0.1'. hpctrain's models have no dropout. A rate whose key is absent is that of transformers."""
+    row = architecture(config, "config.json")
+    rates = [(key, config.get(key, default)) for key, default in row.dropout.items()]
     return [f"{key} {value:g}" for key, value in rates if isinstance(value, int | float) and value > 0]
 
 
@@ -113,16 +110,15 @@ def config_of(spec: FamilySpec, seq_len: int, special: SpecialTokens) -> dict[st
     match spec:
         case DecoderSpec():
             tokens = {"bos_token_id": None, "eos_token_id": end}
-            return config | {"max_position_embeddings": seq_len, "attention_dropout": 0.0, **tokens}
+            return config | {"max_position_embeddings": seq_len, **tokens}
         case Gpt2Spec():
-            dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-            return config | dropout | {"bos_token_id": end, "eos_token_id": end}
+            longest = {} if spec.rotary_dim is None else {"max_position_embeddings": seq_len}
+            return config | longest | {"bos_token_id": end, "eos_token_id": end}
         case EncoderSpec():
-            dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-            return config | dropout
+            return config
         case EncoderDecoderSpec():
             tokens = {"pad_token_id": special.start, "decoder_start_token_id": special.start, "eos_token_id": end}
-            return config | {"dropout_rate": 0.0, **tokens}
+            return config | tokens
 
 
 def continued_config(recorded: Mapping[str, Any], spec: FamilySpec, seq_len: int) -> dict[str, Any]:
@@ -141,6 +137,7 @@ def continued_config(recorded: Mapping[str, Any], spec: FamilySpec, seq_len: int
     if isinstance(spec, EncoderDecoderSpec) and not spec.tied:
         # By this key transformers 5 recognizes a T5 without scaling; it scales the one that it wrote itself.
         config["tie_word_embeddings"] = False
-    if isinstance(spec, DecoderSpec) and spec.rope_scaling is None:
+    rotary = isinstance(spec, Gpt2Spec) and spec.rotary_dim is not None
+    if rotary or (isinstance(spec, DecoderSpec) and spec.rope_scaling is None):
         config["max_position_embeddings"] = max(seq_len, config.get("max_position_embeddings") or 0)
     return config

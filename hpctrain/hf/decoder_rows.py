@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hpctrain.hf.architecture import Architecture
 from hpctrain.hf.attention_settings import Rope, Windows
@@ -116,7 +117,8 @@ def decoder_rows() -> Iterator[Architecture]:
     olmo = Fixed({"norms": "after", "qk_norm": "width"})
     yield _row("Olmo2ForCausalLM", "olmo2", _BIAS, olmo, Rope(), names=_OUTPUT_NORMS, norm_eps=1e-5, padding=1)
     rope = Rope(("longrope",), partial=True)
-    yield _row("Phi3ForCausalLM", "phi3", rope, Windows(), names=_FUSED, norm_eps=1e-5, padding=32_000)
+    phi = _row("Phi3ForCausalLM", "phi3", rope, Windows(), names=_FUSED, norm_eps=1e-5, padding=32_000)
+    yield replace(phi, dropout=dict.fromkeys(("resid_pdrop", "embd_pdrop", "attention_dropout"), 0.0))
     yield from _gemma_rows()
 
 

@@ -40,6 +40,8 @@ from hpctrain.records.run.run import Run
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16", "F64")
+_SAVED_TOGETHER = "take config.json and weights from one save_pretrained"
+"""What to do about weights that do not fit config.json."""
 _SAMPLE = 1024
 """Number of bytes at the beginning of each tensor that are hashed, to distinguish weights of equal shapes."""
 
@@ -86,10 +88,11 @@ def with_hf_folder(run: Run) -> Run:
 
 
 def dropout_warning(run: Run) -> list[str]:
-    """Return a list with a warning if the model in the run's Hugging Face folder was trained with dropout, which
-    hpctrain's models do not have; else an empty list."""
+    """Return a list with a warning if transformers would train the model in the run's Hugging Face folder with dropout,
+    which hpctrain's models do not have; else an empty list."""
     dropout = [] if run.model.hf_model is None else dropout_of(run.model.hf_model.config)
-    return [f"model.hf: the folder's config.json has {', '.join(dropout)}; models here have no dropout"] * bool(dropout)
+    text = f"model.hf: transformers would train this model with {', '.join(dropout)}; models here have no dropout"
+    return [text] * bool(dropout)
 
 
 def _check_tokenizer(run: Run, folder: Path) -> None:
@@ -131,8 +134,9 @@ def read_folder(path: Path) -> HfModel:
         FileError: hpctrain does not support the model in config.json, or tensors are missing, unknown or of other
             shapes.
     """
-    if not path.is_dir():
-        raise InputError(f"model.hf: {path}: no such folder; name one with config.json and safetensors files in it")
+    if not (path / CONFIG_NAME).is_file():
+        missing = f"has no {CONFIG_NAME}" if path.is_dir() else "no such folder"
+        raise InputError(f"model.hf: {path}: {missing}; name one with config.json and safetensors files in it")
     config = read_json(path / CONFIG_NAME)
     if not isinstance(config, dict):
         raise FileError(path / CONFIG_NAME, [FieldError("", "found no keys; name the folder of a model")])
@@ -180,11 +184,10 @@ def _check(path: Path, spec: FamilySpec, row: Architecture, stored: dict[str, St
         known.add(tensor.name)
         place = find_stored(tensor, stored)
         if place is None:
-            mistakes.append(
-                FieldError(tensor.name, f"no such tensor; config.json says it has shape {list(tensor.shape)}")
-            )
+            text = f"no such tensor; config.json says it has shape {list(tensor.shape)}; {_SAVED_TOGETHER}"
+            mistakes.append(FieldError(tensor.name, text))
         elif place.shape != tensor.shape:
-            text = f"found shape {list(place.shape)}; config.json says {list(tensor.shape)}"
+            text = f"found shape {list(place.shape)}; config.json says {list(tensor.shape)}; {_SAVED_TOGETHER}"
             mistakes.append(FieldError(tensor.name, text))
         elif place.dtype not in READABLE:
             text = f"found numbers of type {place.dtype}; allowed: {', '.join(READABLE)}; save the model in one of them"
@@ -192,7 +195,7 @@ def _check(path: Path, spec: FamilySpec, row: Architecture, stored: dict[str, St
     strange = [name for name in stored if name not in known and not row.is_ignorable(spec, name)]
     mistakes += [FieldError(name, f"no part of a {row.name} here; name a folder without it") for name in strange]
     if mistakes:
-        more = [FieldError("", f"{len(mistakes) - 8} tensors more are wrong")] if len(mistakes) > 8 else []
+        more = [FieldError("", f"and {len(mistakes) - 8} more tensors like these")] if len(mistakes) > 8 else []
         raise FileError(path, [*mistakes[:8], *more])
 
 
@@ -210,16 +213,20 @@ def _shard_files(path: Path) -> list[Path]:
             raise FileError(path / INDEX, [FieldError("weight_map", "not a table of tensors and files of this folder")])
         shards = sorted(set(names.values()))
         files = [path / plain_name_in(path / INDEX, "weight_map", name, "copy the folder again") for name in shards]
-    else:
-        files = [path / SINGLE]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        pickled = next(path.glob("*.bin"), None)
-        hint = (
-            f" ({pickled.name} is a pickle, which is not opened: save_pretrained writes safetensors)" if pickled else ""
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            text = f"{len(missing)} of {len(files)} files are not there, such as {missing[0]}; copy the folder again"
+            raise FileError(path / INDEX, [FieldError("weight_map", text)])
+        return files
+    if not (path / SINGLE).is_file():
+        other = next((file.name for pattern in ("*.safetensors", "*.bin") for file in sorted(path.glob(pattern))), "")
+        pickled = ", a pickle, which is never opened" * other.endswith(".bin")
+        hint = f" (found {other}{pickled})" * bool(other)
+        raise InputError(
+            f"model.hf: {path}: has no {SINGLE} and no {INDEX}{hint}; copy the folder again, or write it "
+            "with save_pretrained of transformers"
         )
-        raise InputError(f"model.hf: {path}: has no {missing[0]}{hint}")
-    return files
+    return [path / SINGLE]
 
 
 def tensors_in(path: Path) -> list[StoredTensor]:
@@ -231,7 +238,12 @@ def tensors_in(path: Path) -> list[StoredTensor]:
     try:
         with os.fdopen(open_input(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
+            first = file.read(8)
+            if first == b"version ":
+                raise FileError(
+                    path, [FieldError("", "found a pointer of Git LFS, not the weights; run `git lfs pull`")]
+                )
+            length = int.from_bytes(first, "little")
             if length > min(_HEADER_LIMIT, size - 8):
                 raise _error(path, f"not a safetensors file: its header claims {length} bytes, the file has {size}")
             header = file.read(length)

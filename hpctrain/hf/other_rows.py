@@ -1,4 +1,4 @@
-"""The rows of GPT-2, BERT, RoBERTa and T5 in the table of architectures. Pure."""
+"""The rows of GPT-2, OPT, GPT-NeoX, BERT, RoBERTa and T5 in the table of architectures. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from hpctrain.hf.architecture import Architecture
 from hpctrain.hf.config_keys import ConfigKeys
-from hpctrain.hf.settings import INIT_STD, SIZES, TIED, Number, Only, Padding, Size
+from hpctrain.hf.settings import INIT_STD, SIZES, TIED, UNTIED, Fixed, Flag, Number, OneOf, Only, Padding, Size
 from hpctrain.hf.tensors import EncoderNames, ModuleNames, TensorNames, t5_tensors
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import EncoderSpec, Gpt2Spec
@@ -52,7 +52,7 @@ class _T5:
 
 
 def other_rows() -> Iterator[Architecture]:
-    """Yield the rows of GPT-2, BERT, RoBERTa and T5."""
+    """Yield the rows of GPT-2, OPT, GPT-NeoX, BERT, RoBERTa and T5."""
     gpt2: ModuleNames = {
         "transformer.wte": "embedding",
         "transformer.wpe": "positions",
@@ -80,7 +80,9 @@ def other_rows() -> Iterator[Architecture]:
         TensorNames(gpt2, transposed=tuple(name for name in gpt2 if ".c_" in name)),
         ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
         renamed=((r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),),
+        dropout={"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1},
     )  # fmt: skip
+    yield from _biased_rows()
     yield from _encoder_rows()
     yield Architecture(
         "T5ForConditionalGeneration",
@@ -93,6 +95,7 @@ def other_rows() -> Iterator[Architecture]:
             # The first releases contain a table that no computation uses.
             r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         ),
+        dropout={"dropout_rate": 0.1},
     )
 
 
@@ -138,4 +141,102 @@ def _encoder_rows() -> Iterator[Architecture]:
             ),
             ignored_if_tied=(rf"{re.escape(names.head)}\.decoder\.(weight|bias)",),
             renamed=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
+            dropout={"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
         )
+
+
+_GELUS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
+"""Value of config.json -> value of the spec."""
+
+
+class _OptWidth:
+    """The key `word_embed_proj_dim`, the width of the embedding, which must be that of the blocks."""
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        keys.only("word_embed_proj_dim", None, keys.size("hidden_size"))
+        return {}
+
+    def write(self, spec: Gpt2Spec) -> dict[str, Any]:
+        return {"word_embed_proj_dim": spec.dim}
+
+
+class _NeoxRope:
+    """The rotary positions of GPT-NeoX: `rope_parameters` (transformers 5), else `rotary_pct` and `rotary_emb_base`."""
+
+    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        width = keys.size("hidden_size") // keys.size("num_attention_heads")
+        key = next((key for key in ("rope_parameters", "rope_scaling") if keys.get(key) is not None), "rotary_pct")
+        values = keys.get(key) if key != "rotary_pct" else {}
+        if not isinstance(values, dict) or values.get("rope_type", values.get("type", "default")) != "default":
+            keys.refuse(key, "null, or rope_type default")
+            values = {}
+        share = values.get("partial_rotary_factor", keys.get("rotary_pct", 0.25))
+        if not isinstance(share, int | float) or not 2 <= int(width * share) <= width:
+            keys.refuse(key, f"a share of the {width} numbers of a head, at least 2 of them")
+            share = 1.0
+        inside = "rope_theta" in values
+        base = keys.number(key if inside else "rotary_emb_base", 10_000.0, "rope_theta" if inside else None)
+        return {"rotary_dim": int(width * share), "rope_base": base}
+
+    def write(self, spec: Gpt2Spec) -> dict[str, Any]:
+        return {"rotary_pct": (spec.rotary_dim or spec.head_width) / spec.head_width, "rotary_emb_base": spec.rope_base}
+
+
+def _biased_rows() -> Iterator[Architecture]:
+    at = "model.decoder.layers.{}"
+    opt: ModuleNames = {
+        "model.decoder.embed_tokens": "embedding",
+        "model.decoder.embed_positions": "positions",
+        f"{at}.self_attn_layer_norm": "layers.{}.attention_norm",
+        **{f"{at}.self_attn.{part}_proj": f"layers.{{}}.attention.w{part}" for part in "qkv"},
+        f"{at}.self_attn.out_proj": "layers.{}.attention.wo",
+        f"{at}.final_layer_norm": "layers.{}.feed_forward_norm",
+        f"{at}.fc1": "layers.{}.feed_forward.w1",
+        f"{at}.fc2": "layers.{}.feed_forward.w2",
+        "model.decoder.final_layer_norm": "norm",
+        "lm_head": "head",
+    }
+    yield Architecture(
+        "OPTForCausalLM",
+        "opt",
+        Gpt2Spec,
+        (
+            Size("dim", "hidden_size"), Size("heads", "num_attention_heads"), Size("layers", "num_hidden_layers"),
+            Size("ffn_dim", "ffn_dim"), Size("vocab", "vocab_size"), _OptWidth(),
+            OneOf("activation", "activation_function", {"relu": "relu", **_GELUS}, "relu"),
+            Only("do_layer_norm_before", (True,), True), Only("_remove_final_layer_norm", (False,), False),
+            Only("enable_bias", (True,), True), Only("layer_norm_elementwise_affine", (True,), True),
+            Size("positions", "max_position_embeddings", 2048), Fixed({"position_offset": 2, "norm_eps": 1e-5}), TIED,
+            Number("init_std", "init_std", 0.02), Padding(1),
+        ),
+        TensorNames(opt),
+        renamed=((r"^decoder\.", "model.decoder."),),
+        dropout={"dropout": 0.1, "attention_dropout": 0.0, "layerdrop": 0.0},
+    )  # fmt: skip
+    at = "gpt_neox.layers.{}"
+    neox: ModuleNames = {
+        "gpt_neox.embed_in": "embedding",
+        f"{at}.input_layernorm": "layers.{}.attention_norm",
+        f"{at}.attention.query_key_value": tuple(f"layers.{{}}.attention.w{part}" for part in "qkv"),
+        f"{at}.attention.dense": "layers.{}.attention.wo",
+        f"{at}.post_attention_layernorm": "layers.{}.feed_forward_norm",
+        f"{at}.mlp.dense_h_to_4h": "layers.{}.feed_forward.w1",
+        f"{at}.mlp.dense_4h_to_h": "layers.{}.feed_forward.w2",
+        "gpt_neox.final_layer_norm": "norm",
+        "embed_out": "head",
+    }
+    yield Architecture(
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        Gpt2Spec,
+        (
+            *SIZES, OneOf("activation", "hidden_act", {**_GELUS, "relu": "relu"}, "gelu"),
+            Only("attention_bias", (True,), True), Flag("parallel_residual", "use_parallel_residual", True),
+            _NeoxRope(), UNTIED, Number("norm_eps", "layer_norm_eps", 1e-5), INIT_STD,
+        ),
+        TensorNames(neox, by_head=(f"{at}.attention.query_key_value",)),
+        ignored=(r"gpt_neox\.layers\.\d+\.attention\.((masked_)?bias|rotary_emb\.inv_freq)",),
+        ignored_if_tied=(r"embed_out\.weight",),
+        renamed=((r"^lm_head\.", "embed_out."),),
+        dropout={"attention_dropout": 0.0, "hidden_dropout": 0.0},
+    )  # fmt: skip

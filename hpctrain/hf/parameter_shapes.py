@@ -48,7 +48,8 @@ def _of_decoder(spec: DecoderSpec) -> Shapes:
 def _of_gpt2(spec: Gpt2Spec) -> Shapes:
     dim, hidden = spec.dim, spec.hidden
     yield "embedding.weight", (spec.vocabulary, dim)
-    yield "positions.weight", (spec.position_rows, dim)
+    if spec.rotary_dim is None:
+        yield "positions.weight", (spec.position_rows, dim)
     for layer in range(spec.layers):
         at, attention, feed = f"layers.{layer}", f"layers.{layer}.attention", f"layers.{layer}.feed_forward"
         yield from _layer_norm(f"{at}.attention_norm", dim)

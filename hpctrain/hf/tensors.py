@@ -37,6 +37,9 @@ class HfTensor:
     """Whether the tensor is a matrix [in, out], while hpctrain's parameter is [out, in]."""
     instead: str | None = None
     """Another name under which a folder may hold the tensor; None if there is none."""
+    groups: int = 1
+    """Number of equal parts of the tensor along `axis`, each of which holds a part of every parameter: 1, or the number
+    of heads where queries, keys and values of each head lie together."""
     widths: tuple[int, ...] = ()
     """Length of each parameter along `axis`, if there are several."""
 
@@ -78,6 +81,8 @@ class TensorNames:
     the output; {} stands for the number of a block. Modules that a model lacks are skipped."""
     transposed: tuple[str, ...] = ()
     """Modules of transformers whose matrix is [in, out]."""
+    by_head: tuple[str, ...] = ()
+    """Modules of transformers that hold the parts of each head together."""
 
     def __call__(self, spec: DecoderSpec | Gpt2Spec) -> Iterator[HfTensor]:
         """Yield the tensors of a model in the model's order.
@@ -104,7 +109,7 @@ class TensorNames:
             transposed = kind == "weight" and theirs in self.transposed
             yield HfTensor(
                 f"{theirs.format(number)}.{kind}", shape[::-1] if transposed else shape, parts, transposed,
-                widths=widths if len(parts) > 1 else (),
+                groups=spec.heads if theirs in self.by_head else 1, widths=widths if len(parts) > 1 else (),
             )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from hpctrain.model.layers import (
     BiasedAttention,
+    BiasedFeedForward,
     DecoderPart,
-    GeluLayer,
     LayerNorm,
     MultiHeadAttention,
     Positions,
@@ -190,18 +190,39 @@ class Decoder(DecoderPart):
         return self.logit_cap * torch.tanh(x / self.logit_cap)
 
 
-class Gpt2(DecoderPart):
-    """Blocks [start, stop) of GPT-2; the first stage also has embedding and positions, the last stage norm and head.
+class RotaryBiasedAttention(BiasedAttention):
+    """Causal self-attention of GPT-NeoX, with a bias for every matrix and rotary positions."""
 
-    GPT-2 (Radford et al. 2019) has learned positions, LayerNorm, GELU and biases.
+    def __init__(self, spec: Gpt2Spec) -> None:
+        super().__init__(spec, causal=True)
+        self.rotary_dim, self.rope_base = spec.rotary_dim or spec.head_width, spec.rope_base
+
+    def heads(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values as the base class does, queries and keys rotated by their positions."""
+        q, k, v = super().heads(x, memory)
+        angles = rotary_angles(x.shape[1], self.rotary_dim, self.rope_base, None, x.device)
+        return rotate(q, *angles), rotate(k, *angles), v
+
+
+class Gpt2(DecoderPart):
+    """Blocks [start, stop) of a GPT-2, OPT or GPT-NeoX; the first stage also has the embedding and learned positions,
+    the last stage norm and head.
+
+    These models have LayerNorm and biases.
     """
 
     def __init__(self, spec: Gpt2Spec, blocks: StageBlocks) -> None:
         norm = partial(LayerNorm, spec.dim, spec.norm_eps)
+
+        def block(_: int) -> PreNormBlock:
+            plain = spec.rotary_dim is None
+            attention = BiasedAttention(spec, causal=True) if plain else RotaryBiasedAttention(spec)
+            return PreNormBlock(norm, attention, BiasedFeedForward(spec, spec.activation), spec.parallel_residual)
+
         super().__init__(
             spec,
             blocks,
-            lambda _: PreNormBlock(norm, BiasedAttention(spec, causal=True), GeluLayer(spec, "tanh")),
+            block,
             norm,
-            Positions(spec) if blocks.first else None,
+            Positions(spec) if blocks.first and spec.rotary_dim is None else None,
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hpctrain.model.layers import (
     BiasedAttention,
-    GeluLayer,
+    BiasedFeedForward,
     LayerNorm,
     Positions,
     StageBlocks,
@@ -28,7 +28,7 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.attention = BiasedAttention(spec, causal=False)
         self.attention_norm = LayerNorm(spec.dim, spec.norm_eps)
-        self.feed_forward = GeluLayer(spec, "none")
+        self.feed_forward = BiasedFeedForward(spec, "gelu")
         self.feed_forward_norm = LayerNorm(spec.dim, spec.norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:

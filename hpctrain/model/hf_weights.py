@@ -67,6 +67,9 @@ def _part(file: Any, stored: StoredTensor, tensor: HfTensor, number: int) -> Ten
     """
     where = slice(*tensor.spans[number])
     piece = file.get_slice(stored.name)
+    if tensor.groups > 1:
+        within = slice(where.start // tensor.groups, where.stop // tensor.groups)
+        return piece[:].unflatten(0, (tensor.groups, -1))[:, within].flatten(0, 1)
     part: Tensor = piece[:, where] if tensor.axis == 1 else piece[where]
     return part.t() if tensor.transposed else part
 
@@ -75,6 +78,8 @@ def to_hf_tensor(tensor: HfTensor, own: Sequence[Tensor]) -> Tensor:
     """Return a tensor of a Hugging Face folder, made of the parameters `own` of hpctrain's model, in the order of
     `tensor`.
     """
+    if tensor.groups > 1:
+        return torch.cat([part.unflatten(0, (tensor.groups, -1)) for part in own], dim=1).flatten(0, 1)
     parts = [part.t() if tensor.transposed else part for part in own]
     if len(parts) == 1:
         return parts[0].clone(memory_format=torch.contiguous_format)

@@ -105,8 +105,19 @@ class PreNormBlock(nn.Module):
     connection.
     """
 
-    def __init__(self, make_norm: Callable[[], nn.Module], attention: nn.Module, feed_forward: nn.Module) -> None:
+    def __init__(
+        self, make_norm: Callable[[], nn.Module], attention: nn.Module, feed_forward: nn.Module, parallel: bool = False
+    ) -> None:
+        """Create the block.
+
+        Args:
+            make_norm: returns a new norm.
+            attention: the attention.
+            feed_forward: the feed-forward layer.
+            parallel: whether the feed-forward layer reads the block's input, as the attention does.
+        """
         super().__init__()
+        self.parallel = parallel
         self.attention_norm = make_norm()
         self.attention = attention
         self.feed_forward_norm = make_norm()
@@ -119,8 +130,8 @@ class PreNormBlock(nn.Module):
             x: [batch, seq, dim].
             added: tensors that the attention gets after the normed x, such as T5's bias of the scores.
         """
-        x = x + self.attention(self.attention_norm(x), *added)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        attended = x + self.attention(self.attention_norm(x), *added)
+        return attended + self.feed_forward(self.feed_forward_norm(x if self.parallel else attended))
 
 
 class BiasedAttention(MultiHeadAttention):
@@ -135,20 +146,23 @@ class BiasedAttention(MultiHeadAttention):
         return self.merged(F.scaled_dot_product_attention(*self.heads(x), is_causal=self.causal))
 
 
-class GeluLayer(nn.Module):
-    """Feed-forward layer w2(GELU(w1 x)) (Hendrycks & Gimpel 2016). GELU is exact if `form` is 'none', and the tanh
-    approximation if `form` is 'tanh'.
+class BiasedFeedForward(nn.Module):
+    """Feed-forward layer w2(f(w1 x)). The activation f is GELU (Hendrycks & Gimpel 2016), exact or in its tanh form, or
+    ReLU.
     """
 
-    def __init__(self, spec: BiasedSpec, form: Literal["none", "tanh"]) -> None:
+    def __init__(self, spec: BiasedSpec, activation: Literal["gelu", "gelu_tanh", "relu"]) -> None:
         super().__init__()
-        self.form = form
+        self.activation = activation
         self.w1 = nn.Linear(spec.dim, spec.hidden)
         self.w2 = nn.Linear(spec.hidden, spec.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [batch, seq, dim] for activations x [batch, seq, dim]."""
-        return self.w2(F.gelu(self.w1(x), approximate=self.form))
+        inner = self.w1(x)
+        if self.activation == "relu":
+            return self.w2(F.relu(inner))
+        return self.w2(F.gelu(inner, approximate="tanh" if self.activation == "gelu_tanh" else "none"))
 
 
 def token_embedding(spec: TransformerSpec) -> nn.Embedding:
@@ -178,7 +192,8 @@ class TextPositions(Positions):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the position embeddings [batch, seq, dim] for tokens [batch, seq]."""
-        is_text = (x != self.padding_idx).long()
+        assert self.padding_idx is not None, "only a model with a padding token has such positions"
+        is_text = x.ne(self.padding_idx).long()
         return nn.Embedding.forward(self, is_text.cumsum(1) * is_text + self.padding_idx)
 
 

@@ -236,10 +236,16 @@ ROBERTA = EncoderSpec(
 )
 PADDED = SPEC.model_copy(update={"padding_id": 0})
 """Token 0 is among the inputs, and its embedding gets no gradient from them."""
+OPT = GPT2.model_copy(update={"activation": "relu", "position_offset": 2, "padding_id": 1})
+NEOX = GPT2.model_copy(update={"activation": "gelu", "parallel_residual": True, "rotary_dim": 4, "tied": False})
 T5 = EncoderDecoderSpec(layers=4, dim=32, heads=4, vocab=64, buckets=8, max_distance=10)
 GATED = T5.model_copy(update={"gated": True, "tied": False, "encoder_layers": 1, "vocab": 67})
 PLANS |= {
     "pp2 V, gpt2": (PLANS["pp2 V"][0], GPT2),
+    "pp2 V, opt": (PLANS["pp2 V"][0], OPT),
+    "tp2, opt": (PLANS["tp2"][0], OPT),
+    "pp2 zero bubble, gpt-neox": (PLANS["pp2 zero bubble"][0], NEOX),
+    "tp2 sequence, gpt-neox": (PLANS["tp2 sequence"][0], NEOX),
     "pp2 V, encoder": (PLANS["pp2 V"][0], ENCODER),
     "pp2 V, encoder-decoder": (make_plan(2, 1, 1, QUARTERS, [(4, 2)], "custom", owner=V_OWNER, actions=V_WHOLE), T5),
     "pp2 1f1b, encoder-decoder": (PLANS["pp2 1f1b"][0], T5),

@@ -55,7 +55,10 @@ def test_the_loss_is_that_of_transformers_before_and_after(trained: Outcome, sit
     assert trained.code == 0, trained.said
     assert trained.folder is not None
     assert f"generation 0 starts from the folder {site.path / 'gpt2'} on 2 nodes" in trained.said
-    assert "resid_pdrop 0.1, embd_pdrop 0.1, attn_pdrop 0.1; models here have no dropout" in trained.said
+    assert (
+        "would train this model with resid_pdrop 0.1, embd_pdrop 0.1, attn_pdrop 0.1; models here have no dropout"
+        in trained.said
+    )
     corpus = Corpus.open([str(site.path / "data")], "train", 64)
     rows = [corpus.rows(3, 4 * step, 4) for step in range(3)]
     assert trained.losses()[0] == pytest.approx(loss_of(site.path / "gpt2", rows[0]), abs=1e-5)

@@ -275,17 +275,22 @@ class EqualBlocks(TransformerSpec):
         """Return the FLOPs of the head's matrix products in a forward pass of this number of tokens."""
         return 2.0 * tokens * self.vocabulary * self.dim
 
+    @property
+    def norm_values(self) -> int:
+        """Return the numbers per token in inputs and outputs of both norms of a block."""
+        return 4 * self.dim
+
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Return the bytes of activations that one block keeps for its backward pass, on one of `tp` devices, for a
-        micro-batch of `sequences` sequences: inputs and outputs of both norms (4·`dim` numbers per token), and a part
-        of the tensors that `tp` splits."""
+        micro-batch of `sequences` sequences: inputs and outputs of both norms, and a part of the tensors that `tp`
+        splits."""
         backward, _ = self.split_values()
-        return int(sequences * seq_len * bytes_per_value * (4 * self.dim + backward / tp))
+        return int(sequences * seq_len * bytes_per_value * (self.norm_values + backward / tp))
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
         """Return the part of `activation_bytes` that tensor parallelism does not split: inputs and outputs of both
         norms of a block."""
-        return sequences * seq_len * bytes_per_value * 4 * self.dim
+        return sequences * seq_len * bytes_per_value * self.norm_values
 
     def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Return the bytes of the results of a block's matrix products and attention, on one of `tp` devices, for a

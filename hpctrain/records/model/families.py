@@ -66,17 +66,61 @@ class BiasedSpec(EqualBlocks):
 
 
 class Gpt2Spec(BiasedSpec):
-    """A decoder-only Transformer like GPT-2 (Radford et al. 2019): LayerNorm before each attention and feed-forward
-    layer, GELU in its tanh form."""
+    """A decoder-only Transformer with biases like GPT-2 (Radford et al. 2019), and the settings by which OPT (Zhang et
+    al. 2022) and GPT-NeoX (Black et al. 2022) differ from it. The defaults are GPT-2's: LayerNorm before each attention
+    and feed-forward layer, GELU in its tanh form, learned positions."""
 
     model_config = ConfigDict(json_schema_extra=require_family)
 
     family: Literal["gpt2"] = "gpt2"
     """The kind of Transformer."""
     positions: int = Field(default=1024, ge=1, le=SEQ_MAX)
-    """Number of learned positions, which is the length of the longest sequence in tokens."""
+    """Number of learned positions, which is the length of the longest sequence in tokens. With `rotary_dim` it has no
+    meaning."""
     norm_eps: float = Field(default=1e-5, gt=0)
     """Number added to the variance in LayerNorm."""
+    activation: Literal["gelu_tanh", "gelu", "relu"] = "gelu_tanh"
+    """Activation in the feed-forward layer: GELU in its tanh form (GPT-2), exact GELU (GPT-NeoX), or ReLU (OPT)."""
+    parallel_residual: bool = False
+    """Whether attention and feed-forward layer both read the input of the block, and both outputs are added to it
+    (GPT-NeoX). Default: the feed-forward layer reads the sum of input and attention."""
+    rotary_dim: int | None = Field(default=None, ge=2, le=WIDTH_MAX)
+    """Numbers of each head that are rotated by position, from the first on, in place of learned positions (GPT-NeoX).
+    Default: learned positions."""
+    rope_base: float = Field(default=10_000.0, gt=0)
+    """Base of the rotary position angles (Su et al. 2021)."""
+
+    later_fields = frozenset({"position_offset", "activation", "parallel_residual", "rotary_dim", "rope_base"})
+
+    @model_validator(mode="after")
+    def _check(self) -> Gpt2Spec:
+        if self.rotary_dim is None:
+            return self
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_width:
+            raise ValueError(
+                f"rotary_dim is {self.rotary_dim}; allowed: even numbers up to the width of a head, {self.head_width}"
+            )
+        if self.position_offset:
+            raise ValueError("position_offset belongs to learned positions; leave it out with rotary_dim")
+        return self
+
+    @property
+    def position_rows(self) -> int:
+        return 0 if self.rotary_dim is not None else super().position_rows
+
+    def sequence_length_error(self, seq_len: int) -> str | None:
+        return None if self.rotary_dim is not None else super().sequence_length_error(seq_len)
+
+    @property
+    def norm_values(self) -> int:
+        return (3 if self.parallel_residual else 4) * self.dim
+
+    def split_values(self) -> tuple[int, int]:
+        backward, results = super().split_values()
+        # The backward pass of a ReLU needs only its output. The attention output of rotated queries lies in memory by
+        # heads, so that the last projection keeps a copy of it.
+        rotated = self.dim * (self.rotary_dim is not None)
+        return backward + rotated - self.hidden * (self.activation == "relu"), results
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
         """Return the number of parameters that one of `tp` devices holds of a stage outside its blocks: of embedding
@@ -105,6 +149,8 @@ class EncoderSpec(BiasedSpec):
     1 in RoBERTa. hpctrain trains on single texts and uses only the first row."""
     norm_eps: float = Field(default=1e-12, gt=0)
     """Number added to the variance in LayerNorm."""
+
+    later_fields = frozenset({"position_offset", "segments"})
 
     @model_validator(mode="after")
     def _check(self) -> EncoderSpec:

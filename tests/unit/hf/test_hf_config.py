@@ -8,11 +8,11 @@ import pytest
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.read.objective import SpecialTokens
-from hpctrain.hf.config import architecture, architecture_for, config_of, continued_config, spec_of
+from hpctrain.hf.config import architecture, architecture_for, config_of, continued_config, dropout_of, spec_of
 from hpctrain.hf.tensors import assign_to_shards, index_of, shard_bytes
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import PRESETS, EncoderSpec
+from hpctrain.records.model.families import PRESETS, EncoderSpec, Gpt2Spec
 
 LLAMA = config_of(DecoderSpec(layers=2, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5))
 T5 = config_of(EncoderDecoderSpec(layers=4, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5, start=0))
@@ -167,6 +167,66 @@ def test_positions_of_a_roberta_begin_after_its_padding_token(change: dict[str, 
     with pytest.raises(FileError) as refused:
         spec_of({**roberta, **change}, "config.json")
     assert str(refused.value).splitlines()[0].startswith(f"config.json: {said}")
+
+
+OPT: dict[str, Any] = {
+    "architectures": ["OPTForCausalLM"], "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+    "ffn_dim": 128, "vocab_size": 100,
+}  # fmt: skip
+NEOX: dict[str, Any] = {
+    "architectures": ["GPTNeoXForCausalLM"], "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+    "intermediate_size": 128, "vocab_size": 100,
+}  # fmt: skip
+
+
+def test_settings_of_opt_and_gpt_neox_are_read() -> None:
+    opt, neox = spec_of(OPT, "config.json"), spec_of(NEOX, "config.json")
+    assert isinstance(opt, Gpt2Spec)
+    assert (opt.activation, opt.positions, opt.position_offset, opt.padding_id) == ("relu", 2048, 2, 1)
+    assert opt.sequence_length_error(2049) is not None
+    assert isinstance(neox, Gpt2Spec)
+    assert (neox.activation, neox.parallel_residual, neox.rotary_dim, neox.rope_base) == ("gelu", True, 4, 10_000.0)
+    assert neox.sequence_length_error(4096) is None
+    early = {
+        **NEOX,
+        "rotary_pct": 0.5,
+        "rotary_emb_base": 5000,
+        "use_parallel_residual": False,
+        "hidden_act": "gelu_fast",
+    }
+    spec = spec_of(early, "config.json")
+    assert isinstance(spec, Gpt2Spec)
+    assert (spec.activation, spec.parallel_residual, spec.rotary_dim, spec.rope_base) == ("gelu_tanh", False, 8, 5000.0)
+    assert continued_config({**NEOX, "max_position_embeddings": 64}, neox, 128)["max_position_embeddings"] == 128
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({**OPT, "word_embed_proj_dim": 32}, "word_embed_proj_dim: found 32; allowed: null or 64"),
+        ({**OPT, "do_layer_norm_before": False}, "do_layer_norm_before: found false; allowed: true"),
+        ({**OPT, "enable_bias": False}, "enable_bias: found false; allowed: true"),
+        ({**OPT, "_remove_final_layer_norm": True}, "_remove_final_layer_norm: found true; allowed: false"),
+        ({**NEOX, "rotary_pct": 0.01}, "rotary_pct: found 0.01; allowed: a share of the 16 numbers of a head"),
+        ({**NEOX, "rope_scaling": {"type": "linear", "factor": 2.0}}, "allowed: null, or rope_type default"),
+        ({**NEOX, "rope_parameters": "linear"}, 'rope_parameters: found "linear"; allowed: null, or rope_type default'),
+        ({**NEOX, "rotary_emb_base": "x"}, 'rotary_emb_base: found "x"; allowed: a number above 0'),
+        ({**NEOX, "attention_bias": False}, "attention_bias: found false; allowed: true"),
+    ],
+)  # fmt: skip
+def test_what_no_opt_or_gpt_neox_here_has_is_refused_by_its_key(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(FileError) as refused:
+        spec_of(config, "config.json")
+    assert said in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_dropout_is_named_by_the_key_of_its_class() -> None:
+    assert dropout_of(OPT) == ["dropout 0.1"]
+    assert dropout_of({**OPT, "dropout": 0.0, "attention_dropout": 0.2, "resid_pdrop": 0.3}) == [
+        "attention_dropout 0.2"
+    ]
+    assert dropout_of(NEOX) == dropout_of(LLAMA) == dropout_of({**LLAMA, "hidden_dropout_prob": 0.1}) == []
 
 
 @pytest.mark.parametrize(("number", "row"), [(None, None), (7, 7), (-1, 99)])

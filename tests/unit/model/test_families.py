@@ -24,6 +24,10 @@ T5 = EncoderDecoderSpec(
     layers=5, encoder_layers=2, dim=24, heads=3, head_dim=4, vocab=50, buckets=8, max_distance=10, decoder_seq=7
 )
 GATED = T5.model_copy(update={"gated": True, "tied": False})
+OPT = GPT2.model_copy(update={"activation": "relu", "position_offset": 2})
+NEOX = GPT2.model_copy(
+    update={"activation": "gelu", "parallel_residual": True, "rotary_dim": 4, "rope_base": 50.0, "tied": False}
+)
 ROBERTA = EncoderSpec(
     layers=3, dim=24, heads=3, vocab=50, positions=16, position_offset=8, padding_id=7, segments=1, norm_eps=1e-5
 )
@@ -47,6 +51,8 @@ FAMILIES: dict[str, FamilySpec] = {
     "t5": T5,
     "t5 gated": GATED,
     "roberta": ROBERTA,
+    "opt": OPT,
+    "gpt-neox": NEOX,
 }
 TOKENS = torch.arange(2 * 12).view(2, 12) * 7 % 50
 DECODER_TOKENS = torch.arange(2 * 7).view(2, 7) * 11 % 50

@@ -47,6 +47,14 @@ BERT: dict[str, Any] = {
     "max_position_embeddings": 64,
 }  # fmt: skip
 ROBERTA: dict[str, Any] = {**BERT, "max_position_embeddings": 50, "type_vocab_size": 1}
+OPT: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 56,
+    "max_position_embeddings": 40,
+}  # fmt: skip
+NEOX: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 56,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e3, "partial_rotary_factor": 0.5},
+}  # fmt: skip
 T5: dict[str, Any] = {
     "vocab_size": 97, "d_model": 32, "d_kv": 6, "d_ff": 56, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 4,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
@@ -81,6 +89,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2:ForCausalLM", LLAMA),
     "gpt2": ("GPT2:LMHeadModel", GPT2),
     "gpt2-untied": ("GPT2:LMHeadModel", {**GPT2, "tie_word_embeddings": False}),
+    "opt": ("OPT:ForCausalLM", OPT),
+    "opt-untied-gelu": ("OPT:ForCausalLM", {**OPT, "tie_word_embeddings": False, "activation_function": "gelu"}),
+    "gpt-neox": ("GPTNeoX:ForCausalLM", NEOX),
+    "gpt-neox-serial-tied": (
+        "GPTNeoX:ForCausalLM",
+        {**NEOX, "tie_word_embeddings": True, "use_parallel_residual": False, "rope_parameters": None},
+    ),
     "bert": ("Bert:ForMaskedLM", BERT),
     "bert-untied": ("Bert:ForMaskedLM", {**BERT, "tie_word_embeddings": False}),
     "roberta": ("Roberta:ForMaskedLM", ROBERTA),
@@ -226,7 +241,7 @@ def test_weights_that_changed_since_are_refused(gpt2: Path, tmp_path: Path) -> N
 
 def test_files_that_are_no_weights_are_refused(gpt2: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((gpt2 / "config.json").read_bytes())
-    with pytest.raises(InputError, match=r"has no model\.safetensors$"):
+    with pytest.raises(InputError, match=r"has no model\.safetensors and no .*; copy the folder again"):
         read_folder(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(InputError, match=r"has no model\.safetensors.*is a pickle"):
