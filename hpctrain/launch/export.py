@@ -133,8 +133,9 @@ def _write_config(made: Path, run: Run, spec: FamilySpec, special: SpecialTokens
         # The model was trained to end with the end token of its data, whatever the original Hugging Face folder names.
         config["eos_token_id"] = special.end_of_text
     write_json(made / CONFIG_NAME, config)
-    learned = isinstance(spec, BiasedSpec) and spec.position_rows > 0
-    longest = spec.positions if learned else config.get("max_position_embeddings") or run.data.seq_len
+    longest = config.get("max_position_embeddings") or run.data.seq_len
+    if isinstance(spec, BiasedSpec) and spec.position_rows:
+        longest = spec.positions
     text, tokenizer_config = hf_tokenizer(Path(run.data.train_folders[0]), special, longest)
     write_text(made / "tokenizer.json", text)
     write_json(made / "tokenizer_config.json", tokenizer_config)
