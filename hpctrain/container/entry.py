@@ -180,8 +180,8 @@ def with_surviving_mount(environ: Mapping[str, str], folder: Path, which: Which,
     Args:
         folder: folder for the script, which only this node uses; made here.
         which: `shutil.which`, or a test's replacement.
-        alone: the node does not run under Slurm, which would end the processes of a killed node; so squashfuse_ll ends
-            with the process that started it.
+        alone: whether the node runs without Slurm, which would end the processes of a killed node. If so, squashfuse_ll
+            ends with the process that started it.
 
     Raises:
         StorageError: the script cannot be written.

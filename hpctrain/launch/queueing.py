@@ -151,13 +151,13 @@ def script_to_be(job: Run) -> str:
 
 
 def _taken_by_slurm(run: Run, slurm: Slurm, clock: Clock) -> tuple[CheckedRun, list[str]]:
-    """Return the run in the partition that fits best, and lines with Slurm's estimate of its start.
+    """Return the run in the partition that `check_queue` chose, and lines with Slurm's estimate of its start.
 
-    If sbatch refuses that partition, the next best one is tried.
+    If sbatch refuses the job there, the next best partition is tried.
 
     Raises:
-        RefusedError: sbatch refuses the partition that fits best, and the next best one if there is one; the message
-            is its answer for the one that fits best.
+        RefusedError: sbatch refuses the job in the chosen partition, and in the next best one if there is one; the
+            message is its answer for the chosen partition.
     """
     checked = check_queue(run, slurm, runs_folder(), os.environ, Path.cwd())
     try:

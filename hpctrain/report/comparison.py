@@ -47,19 +47,19 @@ class ComparedRun:
     loss: float | None = None
     """Training loss of the last step, in nats."""
     best_loss: float | None = None
-    """Smallest training loss of a step; losses of single steps scatter."""
+    """Smallest training loss of a step, in nats; losses of single steps scatter."""
     valid_loss: float | None = None
     """Newest validation loss, in nats; with several validation sets, that of the first."""
     best_valid_loss: float | None = None
     """Smallest validation loss so far, in nats, of the same validation set."""
     tokens_per_s: float | None = None
-    """Median tokens per second of the whole job, without the first step of each generation."""
+    """Median over the steps of the whole job's tokens per second, without the first step of each generation."""
     mfu: float | None = None
-    """Median model FLOPs utilization, without the first step of each generation."""
+    """Median over the steps of the model FLOPs utilization, without the first step of each generation."""
     node_hours: float | None = None
-    """Hours of its jobs times their nodes."""
+    """Hours of each of its jobs times the job's nodes, summed."""
     gpu_hours: float | None = None
-    """Hours of its jobs times their GPUs; None without GPUs, or if their number is not known."""
+    """Hours of each of its jobs times the job's GPUs, summed; None without GPUs, or if their number is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as JSON values."""
@@ -123,7 +123,7 @@ def _row(folder: Path, run: Run, status: RunStatus, settings: dict[str, Any], no
 
 def sort_rows(rows: Sequence[ComparedRun], key: SortKey) -> list[ComparedRun]:
     """Return the rows sorted by name, by the smallest loss, by the most tokens per second, or by the fewest node-hours;
-    rows without the value come last.
+    rows without a value for `key` come last.
 
     The loss is the newest validation loss if every run that has a loss has one, else the training loss of the last
     step.

@@ -173,8 +173,9 @@ def _start(file: LogFile, count: int | None) -> int:
 
 
 def _tail_offset(path: Path, count: int) -> int:
-    """Return the offset in bytes of a file's last `count` lines. A line longer than `BLOCK_BYTES` counts as several
-    lines."""
+    """Return the offset in bytes at which a file's last `count` lines begin. A line longer than `BLOCK_BYTES` counts as
+    several lines.
+    """
     end = _size(path)
     missing = count + (_block(path, max(0, end - 1)) == b"\n")
     for start, block in _blocks_before(path, end):

@@ -230,7 +230,8 @@ class Slurm:
         return [step for step in steps if _STEP_ID.fullmatch(step)]
 
     def number(self, job_id: str) -> str:
-        """Return the number by which srun knows the job; for a task of an array it is another than the array's.
+        """Return the number by which srun knows the job; for a task of an array, this number differs from the array's
+        id.
 
         Raises:
             CommandError: Slurm does not know the job.
@@ -341,8 +342,9 @@ class Slurm:
 
 
 def may_be_done(error: BaseException) -> bool:
-    """Whether Slurm may have done what a command asked for, although the command ended with `error`: Slurm neither
-    refused it, nor was out of reach from the start."""
+    """Whether Slurm may have done what a command asked for, although the command ended with `error`: the error neither
+    is Slurm's refusal, nor says that Slurm was never reached.
+    """
     return not isinstance(error, CommandError) or any(text in str(error) for text in _LATE)
 
 

@@ -115,8 +115,9 @@ def _advice(run: Run, weights_are_lost: bool) -> str:
 
 
 def _forward(trainer: Trainer, batch: SampleBatch, training: bool) -> tuple[float, NonFinite | None]:
-    """Run the forward pass again. Return (this replica's share of the batch's mean loss, the first non-finite
-    activation on this rank); the activation is None if all are finite."""
+    """Run the forward pass again. Return (this replica's share of the global batch's mean loss, the first non-finite
+    activation on this rank); the activation is None if all are finite.
+    """
     findings: list[NonFinite] = []
     pipeline = trainer.pipeline
     with _watched(trainer, findings), torch.compiler.set_stance("force_eager"):

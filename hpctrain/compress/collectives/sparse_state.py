@@ -267,7 +267,7 @@ class SparseState(Residuals):
 
     def wanted(self, step: int, first: int, count: int) -> list[int] | None:
         """Return how many numbers of each of `count` tensors this rank sends in step `step`, from tensor `first` on;
-        None: all of them.
+        None: all numbers of these tensors.
         """
         counts = None if self.feedback.is_flush_step(step) else self.counts.of(step, self.sizes)
         return None if counts is None else counts[first : first + count]

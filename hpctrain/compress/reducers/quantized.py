@@ -82,7 +82,7 @@ class IntegerResiduals(Residuals):
             exempt: rank whose part is not encoded, and stays unrounded in the buffer; None: all parts are encoded.
 
         Returns:
-            Squared norm of the gradients, before the residual was added.
+            Squared L2 norm of the gradients, before the residual was added.
         """
         residual = self._residuals[key]
         residual.square = torch.dot(residual.next, residual.next)

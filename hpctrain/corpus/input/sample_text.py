@@ -96,8 +96,8 @@ def _take(stream: Iterator[tuple[Path, int]], files: list[tuple[Path, int]], sha
 
 
 def _text_in(place: TextLocation) -> Iterator[tuple[Path, int]]:
-    """Yield (file, uncompressed bytes) for each text file of a location, in the order of the paths. Files whose
-    uncompressed size is outside of the range FILE_BYTES are left out.
+    """Yield (file, uncompressed bytes) for each text file of a location, folder by folder, each folder's files by name.
+    Files whose uncompressed size is outside of the range FILE_BYTES are left out.
     """
     for here, folders, names in os.walk(place.folder):
         folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")) and f != "site-packages")

@@ -43,7 +43,8 @@ class PrepareOptions:
     """Cleaning steps for the text."""
     workers: int | None = None
     """Number of processes; None: as many as there are processors, but not more than work units. The result does not
-    depend on it."""
+    depend on their number.
+    """
     sample_bytes: int = SAMPLE_BYTES
     """Size of the text sample on which a tokenizer is trained, in bytes."""
     unit_bytes: int | None = None

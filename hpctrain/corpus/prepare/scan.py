@@ -163,7 +163,8 @@ def smallest(samples: Iterable[TextSample], size_bytes: int) -> TextSample:
 
 class _Sample:
     """Collects a random sample of texts: those with the smallest sampling ranks, which follow from the texts' hashes.
-    The sample has up to a number of bytes, but at least one text."""
+    The sample has at most `size_bytes`, but at least one text.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         self._limit = size_bytes

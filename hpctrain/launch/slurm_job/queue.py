@@ -138,7 +138,8 @@ def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...],
 
 
 def ranked_partitions(run: Run, state: ClusterState) -> list[PartitionFit]:
-    """Return the partitions that take the job of a run that names none, the best first; at least one.
+    """Return the partitions that take the job of a run that names none, the best first (see `choose_partition`); at
+    least one.
 
     Raises:
         RefusedError: no partition takes the job; the message has every partition's reasons.

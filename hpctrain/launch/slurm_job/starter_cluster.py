@@ -73,10 +73,10 @@ class StarterCluster:
 
 @dataclass(frozen=True)
 class SeenCluster:
-    """What Slurm says about this cluster and its user, once."""
+    """What Slurm said about this cluster and its user when it was asked."""
 
     state: ClusterState | None
-    """None: Slurm is configured here and does not answer."""
+    """Settings, nodes and partitions of the cluster; None: Slurm is configured here and does not answer."""
     accounts: UserAccounts | None
     """The user's accounts; None: not known."""
     problem: str = ""
@@ -222,10 +222,12 @@ def _time_warnings(asked: Run, partition: Partition, time: Choice) -> list[str]:
 def _best(
     run: Run, state: ClusterState, accounts: Sequence[str | None], fixed: Mapping[str, str | None]
 ) -> tuple[Run, list[PartitionFit]]:
-    """Return the run with number of nodes and account, and the partitions that take it, the best first.
+    """Return the run with number of nodes and account, and the partitions that take it, the best first (see
+    `choose_partition`). The run has the most nodes that its file allows, or one node if no partition takes those or
+    only a job on one node gets GPUs.
 
     Args:
-        accounts: accounts to choose from, the best first; None: Slurm's default.
+        accounts: accounts to choose from, the preferred one first; an account None is Slurm's default.
         fixed: values of other keys of `cluster`.
 
     Raises:
@@ -259,8 +261,8 @@ def _nodes(asked: Run, run: Run, fit: PartitionFit) -> Choice:
 
 
 def _least_nodes(asked: Run, gpu: str | None, gpus_per_node: int) -> int:
-    """Return how many nodes have the memory for the model's state, by a rough estimate; 1 if the GPUs' memory is not
-    known.
+    """Return the smallest number of nodes whose GPUs together hold the model's weights, gradients and moments, by a
+    rough estimate; 1 if the GPUs' memory is not known.
 
     Args:
         gpu: name of the GPUs; None: not known.
