@@ -124,7 +124,7 @@ class PeerMesh:
         self._watch.remove(file)
 
     def wait(self, seconds: float) -> None:
-        """Return when something arrives, at the latest after `seconds`."""
+        """Return when bytes or a new connection from another agent arrive, at the latest after `seconds`."""
         self._watch.wait(seconds)
 
     def views(self) -> tuple[PeerView, ...]:

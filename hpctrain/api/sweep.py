@@ -53,11 +53,11 @@ def submit_sweep(
         progress: called with each line of the checks.
 
     Raises:
-        FileError, InputError: a file or a setting is wrong, two runs set the same, or there is no Slurm here.
+        FileError, InputError: a file or a setting is wrong, two runs set the same values, or there is no Slurm here.
         RefusedError: no partition takes the jobs, they differ in what they ask Slurm for, the model does not fit, or
             this process is inside of a job.
         CommandError: sbatch refused the job array.
-        StorageError: a folder cannot be written; nothing is left of them.
+        StorageError: a folder cannot be written; no folder of the sweep or its runs is left.
     """
     if not 1 <= len(runs) <= RUNS_MAX:
         raise InputError(f"submit_sweep: runs: found {len(runs)}; allowed: 1 to {RUNS_MAX}")

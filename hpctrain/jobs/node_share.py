@@ -123,8 +123,9 @@ def _why_no_cpus(gpus: int | None) -> str:
 
 
 def eligible_nodes(run: Run, state: ClusterState) -> list[NodeInfo]:
-    """Return the nodes that the job may get: those of its partitions with the constraints and enough GPUs. Nodes that
-    accept no jobs are left out, unless no other node is left."""
+    """Return the nodes that the job may get: the nodes of its partitions that meet the run's constraints and have
+    enough GPUs. Nodes that accept no jobs are left out, unless no other node is left.
+    """
     cluster, names = run.cluster, nodes_of_job(run, state)
     partitions = candidate_partitions(cluster.partition, state.partitions)
     constraints = [constraint for constraint, _ in node_groups(run)]

@@ -197,7 +197,8 @@ def queue_sweep(sweep: CheckedSweep, slurm: Slurm, runner: Runner, clock: Clock,
 
     Raises:
         CommandError: sbatch refused the array; nothing is left of the folders.
-        StorageError: a folder cannot be written; nothing is left of them, and the array is cancelled.
+        StorageError: a folder cannot be written; no folder of the sweep or its runs is left, and the array is
+            cancelled.
         KeptFolderError: the submission failed, and Slurm may have the array nevertheless; the folders are left.
     """
     base, jobs = runs_folder(), sweep.jobs

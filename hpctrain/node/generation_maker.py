@@ -209,7 +209,8 @@ class GenerationMaker:
         return f"checkpoints/{newest.path.name}" if newest else None
 
     def _check_no_checkpoint_lost(self, number: int, skipped: list[published.SkippedCheckpoint]) -> None:
-        """Check that a run without a usable checkpoint had not saved one. If it had, write the loss as events.
+        """Check that a run without a usable checkpoint had not saved one. If it had, write one event for each of the
+        skipped checkpoints, and one that says what to do.
 
         Checkpoints that do not verify keep their names, because a file system may come back.
 

@@ -318,7 +318,9 @@ def _decide_alive(events: list[Event], metrics: list[MetricRow]) -> tuple[State,
 
 
 def _warning(events: Sequence[Event], free: int | None) -> str | None:
-    """Return the warnings about the disk and about software that changed since the first attempt; None without any."""
+    """Return the warnings about the disk and about software that changed since the first attempt; None without a
+    warning.
+    """
     changed = _newest(_this_attempt(events), "environment_changed")
     texts = [disk_warning(events, free), describe_event(changed) if changed else None]
     return "; ".join(filter(None, texts)) or None

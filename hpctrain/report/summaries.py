@@ -108,7 +108,7 @@ def robustness(rows: Sequence[MetricRow]) -> tuple[float, int] | None:
     than two steps.
 
     The score is that of the paper (Sun 2026, section 4.1, metric 4): 1 − std(T_step) / mean(T_step) over the last 1,000
-    steps, with the standard deviation of a population.
+    steps, where T_step is the time of a step and std the standard deviation of a population.
     """
     times = [row.step_time_s for row in last_row_of_each_step(list(rows))][-ROBUSTNESS_STEPS:]
     if len(times) < 2:

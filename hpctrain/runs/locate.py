@@ -163,8 +163,9 @@ def _all_ids(folder: Path) -> list[str]:
 
 
 def scan_runs(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
-    """Return the run folders in ./runs and in $HPCTRAIN_RUNS: the trusted ones, oldest first, and for each untrusted
-    one the reason why it is not trusted."""
+    """Return the run folders in ./runs and in $HPCTRAIN_RUNS: the trusted ones, oldest first by the time in the
+    folder's name, and for each untrusted one the reason why it is not trusted.
+    """
     scanned = [runs_in(place) for place in _places(environ, cwd)]
     trusted = {path.resolve() for places in scanned for path in places.trusted}
     return ScannedFolders(sorted_by_age(trusted), [other for places in scanned for other in places.untrusted])

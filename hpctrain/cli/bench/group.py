@@ -81,7 +81,8 @@ def show(record: dict[str, Any], console: Console) -> None:
 
 def show_placement(record: dict[str, Any], console: Console) -> None:
     """Print the predicted step of each plan, and how much slower the step is if a plan of the same degrees takes the
-    devices in the order of the list or in random orders."""
+    devices in the order in which the nodes are listed, or in random orders.
+    """
     orders = record["settings"]["orders"]
     table = Table(
         "machines and model", "plan", "step", "nodes as listed", f"{orders} random orders: median", "least", "most",

@@ -124,7 +124,9 @@ def _ask(starter: Starter, given: dict[str, Any]) -> Starter:
 
 
 def _ask_account(seen: SeenCluster) -> dict[str, str]:
-    """Return {"account": the one that the person chooses}; {} if there is no choice."""
+    """Return {"account": the one that the person chooses}; {}, without a question, if Slurm knows fewer than two
+    accounts of the person.
+    """
     names = seen.accounts.names if seen.accounts else ()
     if len(names) < 2:
         return {}

@@ -141,7 +141,8 @@ class ErrorFeedback:
 
     def take_all(self, key: str, gradient: Tensor) -> Tensor:
         """Return the gradient plus the residual of the tensor `key`, and drop this residual. Call the method in a step
-        that sends both in full."""
+        that sends the returned sum in full.
+        """
         a = self.add(key, gradient)
         self._residuals.pop(key, None)
         return a

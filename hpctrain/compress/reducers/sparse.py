@@ -4,9 +4,10 @@ ranks selected.
 Each owner selects again among its sums and sends the selected sums to all ranks. Numbers that a rank did not send stay
 in its residuals.
 
-At N ranks a number of a gradient costs 2·(N−1)/N·b bytes, where b is the length in bytes of a rank's encoded selection,
-divided by the count of the gradient's numbers. Sending every selection to every rank would cost (N−1)·b. At N = 2 both
-cost the same, so every selection goes to every rank: this needs one exchange less and loses nothing of the sum.
+At N ranks, each rank sends 2·(N−1)/N·b bytes per number of a gradient, where b is the length in bytes of a rank's
+encoded selection, divided by the count of the gradient's numbers. If every selection went to every rank, each rank
+would send (N−1)·b. At N = 2 the bytes are the same, so every selection goes to every rank: this needs one exchange less
+and loses nothing of the sum.
 """
 
 from __future__ import annotations

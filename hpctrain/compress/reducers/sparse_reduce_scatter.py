@@ -4,8 +4,8 @@ that other ranks selected.
 The sender keeps the numbers that it did not select in its residuals. The owner adds up what it receives in fp32 and
 sends nothing on.
 
-At N ranks a number of the gradient costs (N−1)/N·b bytes, where b is the length in bytes of a rank's encoded selection,
-divided by the count of the gradient's numbers.
+At N ranks, each rank sends (N−1)/N·b bytes per number of the gradient, where b is the length in bytes of a rank's
+encoded selection, divided by the count of the gradient's numbers.
 
 Numbers are selected over a whole parameter, whose shards are first gathered out of the flat gradient. So a rank selects
 the same numbers as if the parameter were not sharded.

@@ -106,7 +106,7 @@ def train_tokenizer(size: int, texts: Iterable[str]) -> FileTokenizer:
     """Return a byte-level BPE tokenizer of at most `size` tokens, trained on the texts (BPE: Sennrich et al. 2016; on
     bytes: Radford et al. 2019).
 
-    The same texts give the same tokenizer.
+    The same texts, in the same order, give the same tokenizer.
     """
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

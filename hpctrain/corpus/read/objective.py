@@ -202,10 +202,11 @@ def _segments(hashes: UInt64, parts: int, total: int) -> Tokens:
 
 
 def _hashes(seed: int, stream: int, samples: Tokens, count: int) -> UInt64:
-    """Return random 64-bit numbers, [n, count]: for n samples, by their numbers in the run, and for positions from 0.
+    """Return random 64-bit numbers, [n, count]: `count` of them for each of the n samples, from the seed, the stream,
+    the sample's number and the position alone.
 
     Args:
-        stream: number of the random stream; numbers of different streams are independent.
+        stream: number of the random stream; the random numbers of different streams are independent.
     """
     base = splitmix64(splitmix64(np.full(samples.shape, seed % 2**64, dtype=np.uint64)) ^ samples.astype(np.uint64))
     keys = splitmix64(base + np.uint64(stream))

@@ -309,7 +309,10 @@ def _account(used: str | None, chosen: str | None, accounts: UserAccounts | None
 
 
 def _gpu_type(fit: PartitionFit, state: ClusterState, asked: Run) -> tuple[str | None, str, int]:
-    """Return (GPU type or None, the reason, GPUs of a node)."""
+    """Return (GPU type to request in the partition of `fit`, the reason, GPUs to request on each node). The type is
+    None, with 0 GPUs, if the partition has no GPUs, and None if no type is on enough nodes; else the first choice is a
+    type with enough free nodes, then the one with the highest peak.
+    """
     if not fit.has_gpus:
         return None, "the partition has no GPUs", 0
     partition, count = fit.partition, asked.cluster.node_range[0]
