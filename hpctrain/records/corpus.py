@@ -40,7 +40,9 @@ SHARD_TOKENS_MAX = 2**48
 
 
 class TokenizerInfo(Part):
-    """The tokenizer of a corpus folder. A run may train on several folders if they are equal in this entry."""
+    """The tokenizer of a corpus folder. A run may train on several corpus folders if their indexes have equal entries
+    `tokenizer`.
+    """
 
     kind: Literal["bytes", "trained", "given"]
     """bytes: a token for each byte. trained: byte-level BPE, trained on the text. given: the user's tokenizer.json."""
@@ -71,7 +73,7 @@ class Sources(Part):
     files: int = Field(ge=0)
     """Input files that are in the corpus."""
     documents: int = Field(default=0, ge=0)
-    """Documents in the corpus: records, or whole text files."""
+    """Documents in the corpus: lines or rows of files of records, or whole text files."""
     text_bytes: int = Field(ge=0)
     """Bytes of text in the corpus, uncompressed."""
     skipped_not_text: int = Field(default=0, ge=0)
@@ -84,7 +86,7 @@ class Sources(Part):
     """Damaged files, which are also counted as skipped. The text after the damage is lost; of a compressed text file,
     all text is lost."""
     beside_records: int = Field(default=0, ge=0)
-    """Text files left out because they are in a folder with files of records."""
+    """Text files left out because they are in a folder with files of records, such as JSON lines."""
     other_splits: int = Field(default=0, ge=0)
     """Files left out because their names say validation or test, next to files whose names say train."""
     clean: Cleaning = NO_CLEANING

@@ -40,8 +40,9 @@ class _Quantity:
     high_is_bad: bool
 
     def colour(self, value: float, usual: float) -> str:
-        """Return the colour of a value by its ratio to `usual`, the median of comparable pairs: green, yellow or red;
-        '' without a ratio."""
+        """Return the colour of a value by its ratio to `usual`, the median of comparable pairs: green up to 5 % worse
+        (15 % where high is bad), yellow up to 20 % worse (50 %), else red; '' if the value or `usual` is not above 0.
+        """
         if usual <= 0 or value <= 0:
             return ""
         if self.high_is_bad:

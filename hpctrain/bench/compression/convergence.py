@@ -56,7 +56,9 @@ class ConvergenceSettings:
     validations: int = 40
     """Number of validations in a training, with at least ten steps between two of them."""
     text_bytes: int = 8_000_000
-    """Bytes of the sample text to use. A token is a byte, so the default training sees half of it once."""
+    """Bytes of the sample text (files of this machine, such as manual pages) to use. A token is a byte, so the default
+    training sees half of the text once.
+    """
     spec: DecoderSpec = SMALL_SPEC
 
     def learning_rate(self, step: int) -> float:
@@ -69,8 +71,9 @@ class ConvergenceSettings:
         return self.lr * (0.55 + 0.45 * math.cos(math.pi * done))
 
     def validated_after(self, step: int) -> bool:
-        """Return whether to validate after `step` steps: after the last one, and about `validations` times in equal
-        distances of at least ten steps."""
+        """Return whether to validate after `step` steps: after the last one, and about `validations` times at equal
+        intervals of at least ten steps.
+        """
         return step == self.steps or step % max(10, self.steps // self.validations) == 0
 
     def as_json(self) -> dict[str, Any]:
@@ -111,7 +114,8 @@ def train_all(
     `methods`.
 
     Raises:
-        InputError: the file has rows of other settings or another text, or there is no text on this machine.
+        InputError: the file has rows of other settings or another sample text, or this machine has no file for the
+            sample text.
         HpctrainError: a process failed; rows that were written before remain.
     """
     alike = what_rows_share(settings)

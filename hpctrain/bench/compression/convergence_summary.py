@@ -156,7 +156,8 @@ def steps_to(row: Mapping[str, Any], loss: float) -> float | None:
 
 def _budget_s(rows: Rows, rate: float) -> float:
     """Return the seconds until the fastest training has made its last step, on links of `rate` bits per second.
-    Trainings that diverged or did not count bytes are left out; infinity if no other is there."""
+    Trainings that diverged or did not count bytes are left out; infinity if no training remains.
+    """
     whole = [(row, step_s) for row in rows if "loss" in row and (step_s := step_seconds(row, rate)) is not None]
     return min((row["curve"][-1][0] * step_s for row, step_s in whole), default=math.inf)
 

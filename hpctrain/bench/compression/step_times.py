@@ -103,13 +103,14 @@ def lab_site(machine: Machine, layout: LabLayout, nodes: int, rate: str) -> Iter
 
 
 def make_text(folder: Path, limit_bytes: int = TEXT_BYTES) -> None:
-    """Write a corpus of the sample text that `hpctrain init` uses too; tokens are bytes.
+    """Write a corpus of the sample text: files that most machines with Python have, such as manual pages, as `hpctrain
+    init` takes them too. Tokens are bytes.
 
     Args:
         limit_bytes: most bytes of text to take.
 
     Raises:
-        InputError: there is no text on this machine.
+        InputError: this machine has no file for the sample text.
     """
     sample = find_sample_text(limit_bytes)
     prepare(list(sample.files), folder, PrepareOptions(valid_fraction=VALID_FRACTION, limit_bytes=limit_bytes))
@@ -132,7 +133,7 @@ def measure(
         together: number of methods in one launch; their rows are stored when it ends. None: all of them.
 
     Raises:
-        InputError: there is no text on this machine.
+        InputError: this machine has no file for the sample text.
         CommandError: a process failed.
     """
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:

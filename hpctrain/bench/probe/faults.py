@@ -43,7 +43,8 @@ class FaultCase:
     name: str
     what: What
     """Kind of the fault. rate: slow links. direction: slow sending. interface: reached over a second interface.
-    hostname: resolves to loopback. hang, kill: process stopped or killed. cpu: CPU limit."""
+    hostname: resolves to loopback. hang: the probe's process is stopped by SIGSTOP. kill: it is killed. cpu: CPU limit.
+    """
     code: str | None
     """The expected fault code; None if the case has no fault."""
     device: str = "none"

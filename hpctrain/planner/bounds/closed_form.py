@@ -198,8 +198,9 @@ class ClosedFormBound:
 def ideal_step_s(pool: DevicePool, work: Workload) -> float:
     """Return a lower bound in seconds of the step time of all plans on the pool.
 
-    The bound counts matrix products, activations that are saved for the backward pass, logits and the update. It leaves
-    out launches, messages, bubbles, weight traffic and duplicated work, because some plan may avoid them.
+    The bound counts the seconds of matrix products, of reading and writing logits and the activations that are saved
+    for the backward pass, and of the update. It leaves out launches, messages, bubbles, weight traffic and duplicated
+    work, because some plan may avoid them.
     """
     parts = [_unavoidable(work, device, pool.constants[device.kind]) for device in pool.devices]
     speeds, whole = relative_speeds(parts)

@@ -162,8 +162,8 @@ class CostModel:
         return numbers * number_s / 4
 
     def optimizer_s(self, unit: TensorParallelGroup, share: ModelPart, shards: int = 1) -> float:
-        """Return the seconds to update a stage's parameters on a tensor-parallel group, or one of `shards` equal shards
-        of them.
+        """Return the seconds to update, on a tensor-parallel group, a stage's parameters or, with several `shards`, one
+        of as many equal shards of them.
 
         Args:
             share: the part of the model that the stage holds.

@@ -78,7 +78,8 @@ class Goodput:
 
 
 def daly_interval(cluster: FailureModel) -> float:
-    """Return the best seconds of training between two checkpoints: √(2·stall·M) − stall, but at least the stall.
+    """Return the seconds of training between two checkpoints with which the goodput is highest: √(2·stall·M) − stall,
+    but at least the stall.
 
     `stall` is the seconds for which a checkpoint stops training, and M the mean seconds between failures of the whole
     job. The formula is Daly 2006 (FGCS 22/3), equation (8), to first order; without the subtraction it is Young 1974

@@ -110,8 +110,8 @@ def infer_tree(sided: Floats) -> SwitchTree:
 
 
 def _completed(distances: Floats) -> Floats:
-    """Return the latencies [a, b] with unmeasured pairs filled in: by the mean of the two nodes' median latencies,
-    which is neither near nor far. The diagonal is 0.
+    """Return the latencies [a, b] with unmeasured pairs filled in: each gets the mean of the median latencies of its
+    two nodes, which is neither near nor far. The diagonal is 0.
 
     Args:
         distances: latencies [a, b], NaN for unmeasured pairs; the diagonal is overwritten.

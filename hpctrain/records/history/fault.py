@@ -1,7 +1,8 @@
 """The table of faults: which error messages mean which fault, and what is to blame for it. Pure functions.
 
-The texts come from torch, NCCL, gloo and the CUDA runtime, in lower case. Xids are the error numbers of NVIDIA's driver
-(docs.nvidia.com/deploy/xid-errors), which the driver reports in the kernel's log and through NVML.
+The parts of error messages in the table come from torch, NCCL, gloo and the CUDA runtime; they are in lower case. Xids
+are the error numbers of NVIDIA's driver (docs.nvidia.com/deploy/xid-errors), which the driver reports in the kernel's
+log and through NVML.
 """
 
 from __future__ import annotations

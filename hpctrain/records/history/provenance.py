@@ -1,5 +1,6 @@
 """What a run was made with: provenance.json and requirements.lock, written when the run folder is made, and
-environments.jsonl, to which each node of each attempt adds a line. Also the comparison of two attempts."""
+environments.jsonl, to which each node of each attempt adds a line. Also compares the environments of two attempts.
+"""
 
 from __future__ import annotations
 
