@@ -30,6 +30,7 @@ class Fault:
     kinds: tuple[str, ...] = ()
     """Names of exception classes that mean this fault; an exception of a derived class counts, too."""
     xids: tuple[int, ...] = ()
+    """Error numbers of NVIDIA's driver that mean this fault."""
 
     @property
     def is_infrastructure(self) -> bool:
