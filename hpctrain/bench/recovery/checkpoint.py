@@ -92,8 +92,10 @@ def _saves(
 
 
 class SaveMethods:
-    """The ways to save the state of a trainer that the bench compares. torch's ways write into a folder that is emptied
-    before each save. hpctrain's ways write a checkpoint of the run."""
+    """The ways to save the state of a trainer that the bench compares. torch's (`dcp.save` and `dcp.async_save`) write
+    into a folder that is emptied before each save. hpctrain's (with and without waiting for the writer) write a
+    checkpoint of the run.
+    """
 
     def __init__(self, trainer: Trainer, folder: Path) -> None:
         self._trainer = trainer

@@ -76,7 +76,8 @@ def gpu_uuids() -> list[str]:
 
 
 def machine_gpus(kfd_nodes: Path = KFD_NODES) -> list[str]:
-    """Return a name of each GPU: UUIDs of NVIDIA's from NVML, otherwise numbers 0, 1, … of AMD's; empty without any.
+    """Return a name of each GPU of the machine: the UUIDs of NVIDIA GPUs, or if there are none the numbers 0, 1, … of
+    AMD GPUs; empty without GPUs.
 
     Args:
         kfd_nodes: the folder of AMD's kernel driver. A GPU is a node there that has SIMD units and may be read.

@@ -91,8 +91,9 @@ class LinkCost:
         return self._levels.get(min((level for level, _ in shared), default=0)) or self._levels.get(None)
 
     def least(self) -> Cost:
-        """Return (smallest alpha in seconds, smallest beta in seconds per byte) of all pairs of nodes, each perhaps of
-        another pair; (0, 0) if the topology has no figures of links."""
+        """Return (smallest alpha in seconds, smallest beta in seconds per byte) over all pairs of nodes; alpha and beta
+        may be those of different pairs. (0, 0) if the topology has no figures of links.
+        """
         known = [*self._costs.values(), *self._least_of_matrix()]
         known += [entry.cost() for entry in self._levels.values() if entry.level is not None]
         known += [] if self._default is None else [self._default]
