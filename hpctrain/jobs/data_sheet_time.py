@@ -1,5 +1,6 @@
-"""Estimates the time of a step on nodes that nobody has measured, from the data sheets of their GPUs and from what
-published runs reached of theirs; and the error of a planned step time. Pure."""
+"""Estimates the time of a step on nodes that nobody has measured, from the data sheets of their GPUs and from the share
+of the data sheet's FLOP/s that published runs reached. Also estimates the error of a planned step time. Pure.
+"""
 
 from __future__ import annotations
 

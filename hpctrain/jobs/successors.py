@@ -197,7 +197,7 @@ def requeue_excluding_bad_nodes(folder: Path, run: Run, job: str, slurm: Slurm, 
     """Requeue the job with id `job`, and exclude from it the nodes in the run's bad_nodes.jsonl.
 
     A running job keeps its nodes, so the nodes are excluded once the job waits. If Slurm refuses to exclude them, the
-    job starts anyway, because the plan gives a bad node no work.
+    job may start on them, because the plan gives a bad node no work.
 
     Raises:
         CommandError: the controller does not answer, or refuses the requeue.

@@ -57,8 +57,8 @@ def _metadata_folders(folder: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def _package(name: str, version: str, metadata: Path) -> InstalledPackage | None:
-    """Return a package with its origin, or without it if what the metadata say of it cannot be used; None for a folder
-    that another program made and whose name has no such form.
+    """Return a package with its origin; without an origin if the metadata's statement of it breaks the rules of
+    `InstalledPackage`; None if the name or the version itself breaks them, as in a folder that another program made.
     """
     for origin in (_origin(metadata), {}):
         with contextlib.suppress(ValidationError):

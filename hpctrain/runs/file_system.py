@@ -100,7 +100,8 @@ def checkpoint_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None
 
     Args:
         runs: the folder that run folders go to; it may not exist yet.
-        plan: the plan, if known; each of its replicas saves its own compression state.
+        plan: the plan, if known; each of its shard groups (without sharding, each of its replicas) saves its own
+            compression state.
     """
     one, most = _checkpoint_bytes(run, spec, plan), run.checkpoint.keep + 1
     try:

@@ -78,8 +78,9 @@ class LineChannel:
         return self.sock.fileno()
 
     def send(self, message: Message) -> bool:
-        """Send one message. Return False when the other side is gone or did not read in time; the channel is closed
-        then."""
+        """Send one message. Return False when the other side is gone or did not read within `send_timeout_s`; the
+        channel is closed then.
+        """
         line = json.dumps(message, allow_nan=False).encode()
         if self._send_seal is not None:
             line = self._send_seal.mac(line) + b" " + line

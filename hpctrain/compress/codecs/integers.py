@@ -42,7 +42,7 @@ class IntegerCode:
         self._scratch = Scratch()
 
     def bytes_of(self, numbers: int) -> int:
-        """Return the length in bytes of a message with `numbers` numbers, which are a multiple of `BLOCK` (256)."""
+        """Return the length in bytes of a message with `numbers` numbers; `numbers` is a multiple of `BLOCK` (256)."""
         return numbers // BLOCK * (SCALE_BYTES + BLOCK * self._bits // 8)
 
     def write(self, numbers: Tensor, message: Tensor) -> None:

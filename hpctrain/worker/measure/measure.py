@@ -1,8 +1,8 @@
 """`python -m hpctrain.worker measure`: measured figures of each device of this machine, as one JSON object on stdout.
 
-The figures are sustained matrix products per dtype, copy bandwidth, memory and the time of one tiny operation; for
-GPUs also links, health and power. If virtual nodes share the machine, the probe lets all of them measure at the same
-time. Each reports the speed that it really gets, because rates are counted over elapsed time, including waits for a
+The figures are sustained matrix products per dtype, copy bandwidth, memory and the time of one tiny operation; for GPUs
+also links, health and power. If virtual nodes share the machine, the probe lets all of them measure at the same time.
+Each node reports the speed that it really gets, because rates are counted over elapsed time, including waits for a
 core. A probe then lets the same processes send each other messages over the training backend.
 """
 
