@@ -69,7 +69,8 @@ class PeerConnector:
         self._last_look = float("-inf")
 
     def dial(self, now: float, missing: Collection[str]) -> list[tuple[str, socket.socket]]:
-        """Begin the connections that are due. Return (node, connected socket) of those made since the last call.
+        """Begin the connections that are due. Return (node, connected socket) of each connection that was made since
+        the last call.
 
         Args:
             now: seconds of the agent's clock.

@@ -79,7 +79,7 @@ def submit_sweep(
 
 
 def load_sweep(name: AnyPath) -> list[LoadedRun]:
-    """Return the runs of a sweep, in the order in which they were given; those that were removed are left out.
+    """Return the runs of a sweep, in the order in which the sweep was submitted; those that were removed are left out.
 
     Args:
         name: the sweep's folder, or its name, which is that of its run file (of several sweeps the newest is taken).

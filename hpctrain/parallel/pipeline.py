@@ -131,7 +131,8 @@ class Pipeline:
 
         Args:
             tokens: [sequences, seq], of this replica.
-            targets: [sequences, outputs] with `lengths.outputs` positions, -100 where there is no target.
+            targets: [sequences, outputs], -100 where there is no target; `outputs` is seq, or in an encoder-decoder the
+                length of the decoder's input.
             decoder_tokens: [sequences, outputs], the decoder's input in an encoder-decoder; each stage gets the part of
                 the current micro-batch as an argument of the name `decoder_tokens`.
 

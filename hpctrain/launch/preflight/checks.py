@@ -191,8 +191,9 @@ def staleness(
 ) -> list[str]:
     """Return reasons why a plan made from this topology may be wrong now, as lines for a person; [] if none is known.
 
-    The reasons are other nodes, other drivers, age, another version of hpctrain, and a topology in which nothing was
-    measured. For a topology of data-sheet figures, which do not age, only the nodes are compared.
+    A measured topology is compared by its nodes, their drivers, its age and its version of hpctrain. For a topology of
+    data-sheet figures, which do not age, only the nodes are compared; so they are for one converted from another tool's
+    file, with the reason that nothing was measured.
 
     Args:
         nodes: names of the nodes that the run gets; None if they are not known yet.
