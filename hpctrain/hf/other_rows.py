@@ -171,7 +171,7 @@ class _NeoxRope:
             keys.refuse(key, "null, or rope_type default")
             values = {}
         share = values.get("partial_rotary_factor", keys.get("rotary_pct", 0.25))
-        if not isinstance(share, int | float) or not 2 <= int(width * share) <= width:
+        if not isinstance(share, int | float) or not 0 < share <= 1 or int(width * share) < 2:
             keys.refuse(key, f"a share of the {width} numbers of a head, at least 2 of them")
             share = 1.0
         inside = "rope_theta" in values
