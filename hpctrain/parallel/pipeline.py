@@ -131,8 +131,7 @@ class Pipeline:
 
         Args:
             tokens: [sequences, seq], of this replica.
-            targets: [sequences, outputs], -100 where there is no target; `outputs` is seq, or in an encoder-decoder the
-                length of the decoder's input.
+            targets: [sequences, outputs], -100 for no target; `outputs` is seq, or the length of the decoder's input.
             decoder_tokens: [sequences, outputs], the decoder's input in an encoder-decoder; each stage gets the part of
                 the current micro-batch as an argument of the name `decoder_tokens`.
 
