@@ -26,12 +26,12 @@ _log = logging.getLogger("hpctrain")
 
 
 def reporter(progress: Progress | None) -> Progress:
-    """Return the function that gets a line for a person."""
+    """Return `progress`, or if it is None a function that logs each line at level INFO."""
     return progress or _log.info
 
 
 def line_reporter(progress: Progress | None) -> Callable[[Iterable[str]], None]:
-    """Return the function that gets lines for a person."""
+    """Return a function that calls `reporter(progress)` with each line of its argument."""
     say = reporter(progress)
 
     def say_all(lines: Iterable[str]) -> None:
@@ -42,7 +42,7 @@ def line_reporter(progress: Progress | None) -> Callable[[Iterable[str]], None]:
 
 
 def report_warnings(progress: Progress | None, lines: Iterable[str]) -> None:
-    """Pass on warnings, one a line."""
+    """Call `progress` with each of the lines, or if it is None log the lines as warnings."""
     for line in lines:
         (progress or _log.warning)(line)
 

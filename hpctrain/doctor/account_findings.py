@@ -94,7 +94,7 @@ def _packages(unfit: tuple[UnfitPackage, ...]) -> list[DoctorFinding]:
 
 def home_finding(home: HomeFacts) -> DoctorFinding:
     """Return the finding about the free space in the home folder, by its quota if there is one, and the caches that lie
-    in it. Level `note` if an environment would not fit, else `ok`.
+    in it. Level `note` if a Python environment with torch for GPUs would not fit, else `ok`.
     """
     room_bytes, room_files, value = home.free_bytes, home.free_files, f"{home.path}: {home.kind or 'type unknown'}"
     if home.quota:

@@ -47,7 +47,9 @@ def data_sheet_step_s(run: Run, spec: Spec, price: JobPrice) -> tuple[float, tup
 
 
 def data_sheet_text(price: JobPrice) -> str:
-    """Return a sentence that says where the estimate comes from."""
+    """Return a clause that says on which GPUs, and on which share of their peak, the result of `data_sheet_step_s` is
+    based.
+    """
     kinds = " or ".join(name for name, _ in price.peaks)
     low, middle, high = (f"{share:.0%}".replace("%", " %") for share in REACHED_MFU)
     return (

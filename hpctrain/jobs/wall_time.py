@@ -51,7 +51,7 @@ class WallTime:
 
     @property
     def total_s(self) -> float:
-        """Seconds of the whole run as one job: its start and all its steps."""
+        """Seconds of the whole run as one job: all its steps, and the start-up time if it was measured."""
         return self.step_s * self.steps + (self.start_up_s or 0.0)
 
     def at(self, step_s: float) -> WallTime:

@@ -43,7 +43,9 @@ def explanation(plan: Plan, topology: Topology, scene: CostedLayout, usable: flo
 
 
 def _constants(profile: CalibrationProfile | None) -> list[str]:
-    """Return lines that say where the constants of the prediction come from."""
+    """Return lines that say where the cost model's constants come from, and by which factors the profile corrects
+    them.
+    """
     if profile is None:
         return ["constants: those of the package; `--calibrate-from RUN` takes what a run's own steps say"]
     generations = ", ".join(map(str, profile.generations))

@@ -226,8 +226,9 @@ class SparseSettings(NamedTuple):
 class SparseState(Residuals):
     """State of sparse sums of several tensors: step counter, counts of numbers to send, and residuals.
 
-    A step in which a gradient is not finite on some rank does not count. The tensors of a sharded stage are summed in
-    several parts (its `fully_shard` modules), each once a step, in an order that is the same on all ranks.
+    A step in which a gradient is not finite on some rank does not add to the step counter. The tensors of a sharded
+    stage are summed in several parts (its `fully_shard` modules), each once a step, in an order that is the same on all
+    ranks.
     """
 
     def __init__(
@@ -286,8 +287,8 @@ class SparseState(Residuals):
         self._square += square
 
     def not_finite(self) -> None:
-        """Record that a sum was given up, because its gradient is not finite on some rank; the step then does not
-        count.
+        """Record that a sum was given up, because its gradient is not finite on some rank; the step then does not add
+        to the count of steps, and `counts.close` is not called for it.
         """
         self._finite = False
 

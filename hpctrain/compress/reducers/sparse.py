@@ -149,7 +149,7 @@ class SparseReducer(CodecReducer):
         Args:
             step: number of the step, counted from 1.
             parts: the numbers that this rank selected, cut by owner.
-            wanted: for each tensor, how many numbers to select.
+            wanted: for each tensor, how many sums all owners together select.
             offsets: start of each tensor among all numbers, and the end of the last one.
             scales: for each tensor, what its values are divided by on the wire.
         """

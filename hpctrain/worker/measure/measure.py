@@ -248,8 +248,9 @@ class BackendMeasurement:
         return times
 
     def _size_sweep(self, peer: int) -> tuple[tuple[int, float], ...]:
-        """Return (bytes, one-way seconds) for messages of growing size to the peer, each answered by a small
-        message."""
+        """Return (bytes, one-way seconds) for messages of growing size to the peer, each answered by a small message.
+        The seconds are the lower quartile of the round trips, without the answer's part.
+        """
         answer = self._buffer(messages.SIZES[0])
         sweep: list[tuple[int, float]] = []
         back_s = 0.0
