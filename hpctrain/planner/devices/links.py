@@ -45,7 +45,8 @@ class Links:
 
     def least(self) -> tuple[float, float]:
         """Return the smallest alpha in seconds and the smallest beta in seconds per byte over all pairs of nodes; the
-        two may be those of different pairs."""
+        alpha and the beta may be those of different pairs.
+        """
         alpha, beta = self._costs.least()
         return alpha * self._factor, beta * self._factor
 

@@ -65,7 +65,7 @@ class Objective:
     watts: Mapping[str, float] = field(default_factory=dict)
     """Power of a busy device in watts, by device type."""
     prices: Mapping[str, float] = field(default_factory=dict)
-    """Price of a device for an hour, by device type; in any currency, the same for all."""
+    """Price of a device for an hour, by device type; all in one currency."""
     usable: float | None = None
     """Largest share of a device's memory that a plan may fill; None: the planner's default."""
     goodput_constraint: GoodputConstraint | None = None

@@ -210,7 +210,9 @@ class Override(str):
 
     @classmethod
     def of(cls, option: str, key: str, value: str | int) -> Override:
-        """Return the override that sets `key`, such as 'cluster.time', to `value`; a text stays a text in YAML."""
+        """Return the override that sets `key`, such as 'cluster.time', to `value`. A text is quoted, so
+        that YAML reads it as a text.
+        """
         made = cls(f"{key}={json.dumps(value)}")
         made.option = option
         return made
