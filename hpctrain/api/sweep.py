@@ -45,7 +45,7 @@ def submit_sweep(
 
     Args:
         runs: for each run, its values of keys of the run file: [{"optimizer.lr": 1e-3}, {"optimizer.lr": 3e-4}].
-        array_limit: most runs that train at once; None: no limit.
+        array_limit: most runs that train at the same time; None: no limit.
         settings: values that replace those of the run file in every run, by key.
         topology: topology file of the nodes; None: each job probes.
         plan: plan file, obeyed to the letter by each run; None: each job plans.

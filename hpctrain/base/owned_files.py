@@ -26,7 +26,7 @@ TRUSTED_GROUPS_VARIABLE = "HPCTRAIN_TRUSTED_GROUPS"
 """Environment variable with names or ids of groups, separated by commas, whose members may write to the files that this
 user runs."""
 OWN_BYTES_MAX = 1 << 30
-"""Largest file of this user that is read into memory at once, in bytes; metrics of a few million steps are as large."""
+"""Largest file of this user that is read whole into memory, in bytes; metrics of a few million steps are as large."""
 
 _OTHER_OWNER_REMEDY = "hpctrain uses only what is yours, as it would run as you"
 _SYMLINK_REMEDY = "put what it leads to in its place, or remove it"

@@ -25,12 +25,12 @@ model was not fitted to, each publication with the same weight (`python -m tools
 
 
 def data_sheet_step_s(run: Run, spec: Spec, price: JobPrice) -> tuple[float, tuple[float, float]] | str:
-    """Return the seconds of a step, and the seconds between which eight of ten comparable runs lie; or the reason why
-    nothing can be estimated.
+    """Return the seconds of a step at the median of `REACHED_MFU`, and (shortest, longest) seconds at its other two
+    quantiles; or the reason why nothing can be estimated.
 
     Args:
-        price: the GPUs that the job may get. Of several kinds, the slowest gives the slow end of the range, the fastest
-            the fast end.
+        price: the GPUs that the job may get. Of several kinds, the mean of their peaks gives the first result; the
+            slowest kind gives the longest seconds, the fastest the shortest.
     """
     if not price.used_gpus:
         return "it computes on CPUs, and there is no data sheet of theirs here"

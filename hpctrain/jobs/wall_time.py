@@ -47,7 +47,9 @@ class WallTime:
     start_up_s: float | None
     """Seconds from the job's start to its first step, by an earlier run on these nodes; None: not measured."""
     range_s: tuple[float, float] | None = None
-    """Seconds of a step between which eight of ten comparable runs lie; None: not known."""
+    """Quantiles 0.1 and 0.9 of the seconds of a step, over the steps of an earlier run or over published runs; None:
+    not known.
+    """
 
     @property
     def total_s(self) -> float:

@@ -22,7 +22,8 @@ HEAL_TIMEOUT_S = 60.0
 
 
 def kill_nodes(machine: Machine, layout: LabLayout, names: Sequence[str], how: How = "kill") -> dict[str, int]:
-    """Kill or stop all processes of some nodes at once, including job steps; return the number of processes by node.
+    """Kill or stop all processes of some nodes at the same moment, including job steps; return the number of processes
+    by node.
 
     Args:
         names: names of the nodes.

@@ -45,7 +45,7 @@ class CheckedSweep:
     checked: CheckedRun
     """What the checks found for the first run, which hold for all: they ask Slurm for the same."""
     limit: int | None
-    """Most runs that train at once; None: no limit."""
+    """Most runs that train at the same time; None: no limit."""
 
     @property
     def jobs(self) -> list[Run]:
@@ -80,7 +80,7 @@ def check_sweep(
     Args:
         given: the inputs that all runs share.
         points: what each run sets.
-        limit: most runs that train at once; None: no limit.
+        limit: most runs that train at the same time; None: no limit.
 
     Raises:
         HpctrainError: a run cannot be started; the message names the run.

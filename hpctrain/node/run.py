@@ -1,5 +1,6 @@
-"""`python -m hpctrain.node run`: the process of one node in one attempt. It probes if needed, then is the node's agent
-until the attempt ends."""
+"""`python -m hpctrain.node run`: the process of one node in one attempt. It probes if the run folder has no usable
+topology, then is the node's agent until the attempt ends.
+"""
 
 from __future__ import annotations
 
@@ -80,9 +81,9 @@ def main(argv: list[str]) -> int:
 
 
 def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog, stop: _StopRequest) -> int:
-    """Probe if needed, prepare the workers' environment, and be the node's agent until the attempt ends; return the
-    agent's exit code. Unless `local`, the node writes its exit marker if the code is not 0; else it calls
-    `name_closing_node`.
+    """Probe if the run folder has no topology, prepare the workers' environment, and be the node's agent until
+    the attempt ends; return the agent's exit code. Unless `local`, the node writes its exit marker if the code is not
+    0; else it calls `name_closing_node`.
 
     The training does not begin if somebody asks to stop during the probe (EXIT_RESUMABLE) or the probe refuses the
     nodes (EXIT_REFUSED).

@@ -22,7 +22,7 @@ from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.plan.plan import Plan
 
 BLOCK_BYTES = 32 * 1024
-"""Bytes that are read at once. A longer line counts as several lines, so that a file without line breaks cannot fill
+"""Bytes of one read. A longer line counts as several lines, so that a file without line breaks cannot fill
 the memory."""
 LOOK_BACK_BYTES = 2**20
 """Most bytes that are searched backwards from a line without a timestamp for the timestamp of an earlier line."""
@@ -94,7 +94,7 @@ class LogReader:
                     yield LogLine(time_s, self.file.source, text.decode(errors="replace").rstrip("\r"))
 
     def _times(self, stamps: Sequence[float | None]) -> list[float]:
-        """Return the time of each line that was read at once, in seconds since 1970.
+        """Return the time of each line of one read, in seconds since 1970.
 
         A line without a timestamp gets that of the line before it, in the log of a job script that of the line after
         it.

@@ -18,7 +18,7 @@ ROBUSTNESS_STEPS = 1000
 
 @dataclass(frozen=True)
 class FaultRecovery:
-    """One recovery of a run, from one fault or from several at once.
+    """One recovery of a run, from one fault or from several that came together.
 
     `restore_step` is the step from which the new generation starts, `step` the first one that it makes, `seconds` the
     time from the detection of the fault to the end of `step`, and `time_s` that end in seconds since 1970.

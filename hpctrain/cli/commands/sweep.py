@@ -27,7 +27,7 @@ def submit_sweep(
     Args:
         given: the inputs that all runs share.
         points: what each run sets.
-        limit: most runs that train at once; None: no limit.
+        limit: most runs that train at the same time; None: no limit.
     """
     runner, clock = SystemRunner(), SystemClock()
     sweep = check_sweep(given, points, limit, slurm, runner, clock, lambda lines: say(lines, as_json))

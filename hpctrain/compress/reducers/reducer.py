@@ -36,8 +36,9 @@ class Reducer(StepState, ABC):
     def overlap(self, parameters: list[nn.Parameter]) -> None:
         """From the second step on, send each bucket as soon as the backward pass has finished its gradients.
 
-        A reducer that needs all gradients at once does nothing. Call this method once. Call it only if nothing else is
-        sent during the backward pass, and nothing changes gradients between the backward pass and `reduce`.
+        A reducer that needs all gradients before it can send any does nothing. Call this method once. Call it only if
+        nothing else is sent during the backward pass, and nothing changes gradients between the backward pass and
+        `reduce`.
 
         Args:
             parameters: plain tensors (no DTensors), in the order in which `reduce` gets their gradients.

@@ -240,7 +240,7 @@ class SendCounts:
         return False
 
     def observe(self, step: int, gradients: Sequence[Tensor], first: int = 0) -> None:
-        """Observe this rank's gradients of a step, all at once or a few tensors at a time.
+        """Observe this rank's gradients of a step, all in one call or a few tensors in each call.
 
         Call it only for gradients that are finite on all ranks.
 

@@ -21,7 +21,7 @@ from hpctrain.corpus.input.passages import NotTextError, Passage, cut, cut_recor
 from hpctrain.corpus.input.skipped import RECORD_BYTES, BadRecords
 
 BATCH_ROWS = 128
-"""Rows of a table that are converted to Python strings at once."""
+"""Rows of a table that are converted to Python strings together."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CHUNK_BYTES = 256 * 1024

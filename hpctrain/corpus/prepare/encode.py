@@ -34,7 +34,7 @@ from hpctrain.corpus.prepare.tokenizer import Tokenizer, load_tokenizer
 from hpctrain.records.corpus import NO_CLEANING, PART_NAME, Cleaning, CorpusPart, Shard
 
 BATCH_BYTES = 1024 * 1024
-"""Bytes of text that are cleaned and encoded at once; the tokenizer library's results take many times as much
+"""Bytes of text that are cleaned and encoded together; the tokenizer library's results take many times as much
 memory."""
 
 

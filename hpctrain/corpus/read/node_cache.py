@@ -89,8 +89,9 @@ def size_bytes(index: CorpusIndex) -> int:
 
 
 def is_whole(path: Path, index: CorpusIndex) -> bool:
-    """Whether the copy of a corpus in the folder `path` has its index, and every shard of `index` with the right size.
-    A program of the site that deletes old files may have removed some."""
+    """Whether the copy of a corpus in the folder `path` has its index, and every shard of `index`, each as large as
+    `index` says. A program of the site that deletes old files may have removed some.
+    """
     try:
         sizes = [(path / shard.file).stat().st_size for shard in index.shards]
         return (path / INDEX_NAME).is_file() and sizes == [_shard_bytes(shard, index) for shard in index.shards]

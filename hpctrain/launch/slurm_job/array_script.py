@@ -25,7 +25,7 @@ def render_array(name: str, jobs: Sequence[Run], folders: Sequence[Path], sweep:
         jobs: the runs, with job ids in `cluster.after`.
         folders: their run folders, absolute, in the same order.
         sweep: folder of the sweep, absolute.
-        limit: most tasks that run at once; None: no limit.
+        limit: most tasks that run at the same time; None: no limit.
 
     Raises:
         RefusedError: two runs ask Slurm for different jobs.

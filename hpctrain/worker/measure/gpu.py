@@ -176,8 +176,9 @@ class GpuReader:
 
 
 def load_gpus(readers: Sequence[GpuReader]) -> list[Load]:
-    """Return the figures of each GPU under load, in the order of the readers. All GPUs work at once, as in training,
-    because they share power supplies and cooling."""
+    """Return the figures of each GPU under load, in the order of the readers. All GPUs work at the same time, as in
+    training, because they share power supplies and cooling.
+    """
     with ThreadPoolExecutor(len(readers)) as pool:
         return list(pool.map(GpuReader.load, readers))
 
