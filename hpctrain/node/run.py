@@ -1,5 +1,5 @@
-"""`python -m hpctrain.node run`: the process of one node in one attempt. It probes if the run folder has no usable
-topology, then is the node's agent until the attempt ends.
+"""`python -m hpctrain.node run`: the process of one node in one attempt. It probes if the run folder has no topology,
+and then is the node's agent until the attempt ends.
 """
 
 from __future__ import annotations

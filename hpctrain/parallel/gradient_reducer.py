@@ -91,7 +91,7 @@ class ShardedReducer(Reducer):
 
 class LocalSgdReducer(Reducer):
     """The reducer of local SGD: it sums no gradients, but makes a replica's gradient the mean over the replica's own
-    tokens.
+    targets.
 
     The outer optimizer combines the replicas' weights after the optimizer's step.
     """
@@ -101,8 +101,9 @@ class LocalSgdReducer(Reducer):
 
         Args:
             outer_optimizer: combines the weights of the replicas.
-            share: tokens of the global batch per token of this replica. The loss was divided by the tokens of the
-                global batch, so a gradient times `share` is the mean over this replica's tokens.
+            share: sequences of the global batch per sequence of this replica. The loss was divided by the targets of
+                the global batch, and every sequence has equally many, so a gradient times `share` is the mean over this
+                replica's targets.
         """
         self._outer_optimizer = self.holder = outer_optimizer
         self._share = share

@@ -5,7 +5,7 @@ Between two outer syncs the weights of the replicas differ. This has three conse
 
 - A checkpoint, and the state of the outer optimizer, is taken only right after an outer sync (call `outer_sync` first).
 - A validation loss is that of the replica which computes it, unless it follows an outer sync.
-- A replica's gradient is the mean over the replica's own tokens. Gradients are clipped by the root mean square of the
+- A replica's gradient is the mean over the replica's own targets. Gradients are clipped by the root mean square of the
   replicas' norms.
 
 Moments of the inner optimizer, which makes each replica's own steps, are never averaged, as in the paper on DiLoCo.

@@ -61,11 +61,12 @@ def counts(sparsity: Sequence[float], sizes: Sequence[int]) -> list[int]:
 
 def _heights(variances: list[float], mapping: DensityMapping) -> list[float]:
     """Return the position of each variance on a scale from 0 to 1. The smallest variance has position 0. The largest
-    finite variance has position 1, and so has infinity, except that by rank only the largest value of all has 1.
+    finite variance has position 1, and so has infinity, except that with the mapping `rank` only the largest value of
+    all has 1.
 
     Args:
         variances: at least 0, or infinity.
-        mapping: the scale: linear, logarithmic, or by rank.
+        mapping: the scale: linear, logarithmic, or the place in ascending order (`rank`).
     """
     finite = [variance for variance in variances if variance < math.inf]
     if mapping == "rank":
