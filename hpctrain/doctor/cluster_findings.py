@@ -102,7 +102,7 @@ def _requeue_pause(seconds: int) -> DoctorFinding:
 
 def _preemption(config: ClusterConfig, preempting: bool) -> DoctorFinding:
     """Return the finding that says whether jobs are ended or suspended to make room for others, and whether they
-    continue later. Level `note` if they are, else `ok`.
+    continue later. Level `note` if jobs may be preempted, else `ok`.
 
     Args:
         preempting: whether jobs of any partition may be preempted.

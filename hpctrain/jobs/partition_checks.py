@@ -148,8 +148,8 @@ def gpus_per_node_available(
     gpu_type: str | None = None,
     constraint: str | None = None,
 ) -> int:
-    """Return the most GPUs per node that a job can request on `count` nodes in each of these partitions; 0 if fewer
-    nodes of a partition have GPUs.
+    """Return the most GPUs per node that a job can request on `count` nodes in each of these partitions; 0 if in one of
+    the partitions fewer than `count` nodes have GPUs.
 
     Args:
         gpu_type: count only GPUs of this type.

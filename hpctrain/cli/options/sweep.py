@@ -70,7 +70,8 @@ def expand_sweep(sweeps: Sequence[str], file: Path | None, overrides: Sequence[s
 
 
 def _parse_sweep(text: str) -> tuple[str, list[Sequence[object]]]:
-    """Return the key of a `--sweep`, and its values: a range for each range, else lists of one text.
+    """Return the key of a `--sweep`, and its values: a Python `range` for each range of whole numbers, and a list of
+    one text for each other value.
 
     No range is written out, as it may be long.
     """
