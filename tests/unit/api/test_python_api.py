@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -261,11 +262,8 @@ def test_a_sweep_is_one_job_array_and_found_again_by_its_name(
 def test_the_sweep_of_the_page_names_the_run_with_the_smallest_loss(
     cluster: FakeSlurm, repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (block,) = [
-        block.partition("```")[0]
-        for block in (repository / "docs/python.md").read_text().split("```python\n")
-        if "submit_sweep" in block
-    ]
+    python_blocks = re.findall(r"```python\n(.*?)```", (repository / "docs/python.md").read_text(), re.DOTALL)
+    (block,) = [block for block in python_blocks if "submit_sweep" in block]
     losses = iter([3.0, 2.5, 2.75, None, 4.0, 5.0])
 
     def ended(run: api.LoadedRun) -> api.RunStatus:
