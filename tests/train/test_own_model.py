@@ -107,6 +107,34 @@ def test_a_program_gets_the_whole_model_by_the_code_of_the_run(trained: Outcome,
     assert refused.startswith("model.import: this process has imported gpt from /elsewhere/gpt.py")
 
 
+def test_an_export_is_loaded_as_its_readme_says(trained: Outcome, site: Site, tmp_path: Path) -> None:
+    assert trained.folder is not None
+    done = site.command(
+        "export", trained.folder.name, "-o", str(tmp_path / "out"), "--processes", "2", "--max-shard-size", "100KB"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "gpt:make after step 16" in done.stdout
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    shards = [f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]
+    assert names == ["README.md", *shards, "model.safetensors.index.json", "tokenizer.json"]
+    readme = (tmp_path / "out" / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    shutil.copytree(trained.folder / "code", tmp_path / "out" / "code")
+    program += """
+import copy
+from hpctrain import api
+saved = copy.deepcopy(model)
+for parameter in saved.parameters():
+    parameter.data.zero_()
+saved = dict(api.load_run(sys.argv[1]).load_checkpoint(16, model=saved).named_parameters())
+print(all(parameter.equal(saved[name]) for name, parameter in model.named_parameters()), len(saved))
+"""
+    argv = [sys.executable, "-c", program, str(trained.folder)]
+    loaded = subprocess.run(argv, cwd=tmp_path / "out", capture_output=True, text=True, timeout=120, check=False)
+    assert loaded.returncode == 0, loaded.stderr
+    assert loaded.stdout == "True 41\n"
+
+
 def test_it_goes_on_with_the_code_that_was_submitted(trained: Outcome, site: Site) -> None:
     (site.path / "own_model" / "code" / "gpt.py").write_text("raise RuntimeError('edited since')\n")
     resumed = site.train("--resume", trained.folder.name, "--local", "1", "--set", "steps=18")

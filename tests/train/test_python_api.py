@@ -76,8 +76,12 @@ def test_a_checkpoint_s_model_has_the_loss_that_evaluate_tells(undisturbed: Outc
     run = api.load_run(undisturbed.folder)
     text = "A sentence whose bytes fill exactly one window of this run's data"[:64]
     (tmp_path / "one.txt").write_text(text)
-    (judged,) = run.evaluate(tmp_path / "one.txt", step=16)
-    assert judged.samples == 1
+    (tmp_path / "more.txt").write_text("Sentences of which two replicas in two stages get unequal shares. " * 11)
+    judged, alone = run.evaluate(tmp_path / "one.txt", tmp_path / "more.txt", step=16)
+    assert (judged.samples, alone.samples) == (1, 11)
+    (together,) = run.evaluate(tmp_path / "more.txt", step=16, processes=4, pp=2)
+    assert together.loss == pytest.approx(alone.loss, rel=1e-6)
+    assert together.targets == alone.targets
     model = run.load_checkpoint(16)
     assert not model.training
     end = run.run.spec().vocabulary - 1  # the token behind the bytes ends a document

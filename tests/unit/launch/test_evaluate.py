@@ -121,3 +121,21 @@ def test_what_the_process_says_of_an_error_is_passed_on(
     with pytest.raises(kind, match=message) as caught:
         evaluate(folder, [str(tmp_path / "data")], None, "all", None, Worker(lambda _: said))  # type: ignore[arg-type]
     assert type(caught.value) is kind
+
+
+def test_step_0_needs_no_checkpoint(folder: Path, tmp_path: Path) -> None:
+    worker = Worker(of_two)
+    assert evaluate(folder, [str(tmp_path / "data")], 0, "all", None, worker)[0] == 0  # type: ignore[arg-type]
+    assert worker.asked["checkpoint"] is None
+
+
+def test_processes_and_stages_are_passed_on_or_refused(folder: Path, tmp_path: Path) -> None:
+    worker, data = Worker(of_two), [str(tmp_path / "data")]
+    evaluate(folder, data, None, "all", None, worker, processes=4, pp=1)  # type: ignore[arg-type]
+    assert (worker.asked["processes"], worker.asked["pp"]) == (4, 1)
+    for processes, pp, message in (
+        (4, 3, r"^--pp 3: .* allowed: divisors of --processes 4$"),
+        (4, 2, r"^--pp 2: the model has 1 layers; allowed: up to one stage a layer$"),
+    ):
+        with pytest.raises(InputError, match=message):
+            evaluate(folder, data, None, "all", None, worker, processes, pp)  # type: ignore[arg-type]

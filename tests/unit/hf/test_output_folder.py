@@ -1,0 +1,47 @@
+"""The folder of a model is made whole or not at all, and what killed commands left goes with the next one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.base.errors import InputError
+from hpctrain.hf.output import check_output, made_whole
+
+
+def test_an_error_leaves_nothing_and_keeps_the_model_before(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with made_whole(output) as made:
+        (made / "model.safetensors").write_text("first")
+    with pytest.raises(FileNotFoundError), made_whole(output) as made:
+        (made / "model.safetensors").rename(made / "gone")
+    assert (output / "model.safetensors").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_leftovers_of_killed_commands_go_and_those_of_running_ones_stay(tmp_path: Path) -> None:
+    output = tmp_path / "out[1]"
+    (tmp_path / ".out[1].0123abcd.tmp").mkdir()
+    (tmp_path / ".other.0123abcd.tmp").mkdir()
+    (tmp_path / ".out[1].aaaabbbb.tmp").symlink_to(tmp_path / ".other.0123abcd.tmp")
+    with made_whole(output) as first:
+        assert not (tmp_path / ".out[1].0123abcd.tmp").exists()
+        with made_whole(output):
+            assert first.is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".other.0123abcd.tmp", ".out[1].aaaabbbb.tmp", "out[1]",
+    ]  # fmt: skip
+    assert (tmp_path / ".other.0123abcd.tmp").is_dir()
+
+
+def test_force_replaces_a_model_of_any_kind_and_nothing_else(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "model.safetensors.index.json").write_text("{}")
+    check_output(output, force=True)
+    with pytest.raises(InputError, match="--force"):
+        check_output(output, force=False)
+    (output / "code").mkdir()
+    with pytest.raises(InputError, match=r"replaces a folder with a model \(model\.safetensors and files"):
+        check_output(output, force=True)
