@@ -132,7 +132,7 @@ print(all(parameter.equal(saved[name]) for name, parameter in model.named_parame
     argv = [sys.executable, "-c", program, str(trained.folder)]
     loaded = subprocess.run(argv, cwd=tmp_path / "out", capture_output=True, text=True, timeout=120, check=False)
     assert loaded.returncode == 0, loaded.stderr
-    assert loaded.stdout == "True 41\n"
+    assert loaded.stdout == "True 53\n"
 
 
 def test_it_goes_on_with_the_code_that_was_submitted(trained: Outcome, site: Site) -> None:
