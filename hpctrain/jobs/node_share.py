@@ -112,7 +112,7 @@ def node_share(
 
 
 def _why_no_cpus(gpus: int | None) -> str:
-    """Return why the CPUs of a part are not known, and what to write instead."""
+    """Return why the number of CPUs of a part of a node is not known, and which key of the run file gives it."""
     name_cpus = "name the CPUs of its part of a node, cluster.sbatch: [--cpus-per-task=8]"
     if gpus is None:
         return (

@@ -235,7 +235,7 @@ class OwnerParts:
             positions: [k], positions of the selected numbers, ascending.
             values: [k], fp32, the selected numbers.
             borders: position at which each owner's part starts, and the end of the last part.
-            first: number that the first position of a part gets in the attribute `positions`; the others count on.
+            first: number that the attribute `positions` gives to the start of each owner's part.
         """
         counts = counts_between(positions, borders)
         self.borders = borders
