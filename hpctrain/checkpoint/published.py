@@ -139,7 +139,8 @@ def publish(temporary: Path, manifest: Manifest, fence: Fence) -> Path:
 def prune(checkpoints: Path, keep: int, current: Path) -> None:
     """Remove all checkpoints except `current`, which was just published, and the newest `keep` − 1 before it.
 
-    A checkpoint of a later step is from an earlier attempt, and the run did not resume from it; so it is removed too.
+    A checkpoint of a later step than `current` is from an earlier attempt, and the run did not resume from it; so it is
+    removed too.
     """
     before = [path for path in listed(checkpoints) if path.name < current.name]
     remaining = {current, *before[max(0, len(before) - (keep - 1)) :]}

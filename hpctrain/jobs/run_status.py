@@ -62,10 +62,10 @@ def run_statuses(folders: Sequence[Path]) -> list[RunStatus | HpctrainError]:
 
 
 def _with_slurm(open_runs: dict[Path, tuple[RunStatus, list[str]]], slurm: Slurm, now: float) -> dict[Path, RunStatus]:
-    """Return the status of runs by their files and by Slurm, by run folder; {} on a machine without Slurm's commands.
+    """Return run folder -> status of the run by its files and Slurm; {} on a machine without Slurm's commands.
 
     Args:
-        open_runs: status by the files, and the jobs about which Slurm may know more, by run folder.
+        open_runs: run folder -> (status according to the files alone, jobs about which Slurm may know more).
         now: Unix time in seconds.
     """
     why = slurm.why_unavailable()

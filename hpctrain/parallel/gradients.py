@@ -228,7 +228,7 @@ def tie_weights(
     Args:
         plan: the plan.
         rank: this rank.
-        shared: parameter name -> stages with a copy, in order.
+        shared: parameter name -> numbers of the stages with a copy, ascending.
         held: stage number -> stage, for the stages that this rank holds.
         timeout: how long one rank waits for the others in a sum; None: torch's default, half an hour with gloo and ten
             minutes with NCCL.

@@ -39,13 +39,12 @@ VALIDATION_ROWS = 256
 @dataclass(frozen=True)
 class ConvergenceSettings:
     """Settings of the trainings that `--convergence` compares, equal for every method and seed: steps, batch,
-    optimizer, text and model. `rows` are the sequences of a worker in a step, `dense_steps` the exact steps at the
-    beginning, and `warmup_share` is the warm-up of the learning rate."""
+    optimizer, text and model."""
 
     workers: int = 4
     steps: int = 2000
     dense_steps: int = 100
-    """Steps with exact sums at the beginning, for methods that need statistics or a warm start."""
+    """Warm-up steps of the methods that have a warm-up: the first steps, which sum gradients exactly."""
     rows: int = 4
     """Sequences of a worker in a step."""
     seq_len: int = 128

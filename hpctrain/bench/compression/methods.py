@@ -148,7 +148,7 @@ class MethodContext:
     group: dist.ProcessGroup
     """A process group for this method alone, so that collectives of other methods do not interleave."""
     dense_steps: int
-    """Exact steps at the beginning, for methods that need statistics or a warm start."""
+    """Warm-up steps of the methods that have a warm-up: the first steps, which sum gradients exactly."""
     work: StepWorkload
 
 

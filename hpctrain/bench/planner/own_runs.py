@@ -84,7 +84,7 @@ FITTED = ("dp2", "pp2", "tp2")
 
 
 def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Probe this machine, train each of `PLANS` with each model, and return the record of `compare`.
+    """Probe this machine, train each model of `settings.specs` by each of `PLANS`, and return the record of `compare`.
 
     Raises:
         HpctrainError: the probe or a process of the bench failed.

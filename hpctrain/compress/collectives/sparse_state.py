@@ -161,8 +161,8 @@ class ErrorFeedback:
             self.drop()
 
     def is_flush_step(self, step: int) -> bool:
-        """Return whether this step must send everything: `reset` is flush, the mode is not none, and `step`, counted
-        from 1, is a multiple of `reset_every`."""
+        """Return whether this step must send everything: there are residuals (the feedback mode is not none), `reset`
+        is flush, and `step`, counted from 1, is a multiple of `reset_every`."""
         return self._mode != "none" and self._reset == "flush" and step % self._reset_every == 0
 
     def norm(self) -> float:

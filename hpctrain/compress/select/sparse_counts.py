@@ -227,8 +227,9 @@ class SendCounts:
         return None if step <= self._warmup_steps else counts([1 - self._density] * len(sizes), sizes)
 
     def agree(self, step: int, device: torch.device) -> int:
-        """Return the number of done steps from which all ranks continue. It is at most the smallest `step` of any rank,
-        because ranks may have loaded different states. Collective over the group.
+        """Return the number of done steps from which all ranks continue: the smallest `step` of any rank, because ranks
+        may have loaded different states. In mode adaptive it is 0 if the warm-up is over but a rank has no sparsities;
+        all ranks then measure them again. Collective over the group.
 
         Args:
             step: number of steps done, as this rank loaded it.

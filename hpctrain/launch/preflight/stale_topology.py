@@ -1,4 +1,5 @@
-"""Says why a topology that a person gave may be out of date, as this process sees its machine and its allocation."""
+"""Says why a topology that a person gave may be out of date: by its age, and by comparison with this process's machine
+and Slurm allocation."""
 
 from __future__ import annotations
 

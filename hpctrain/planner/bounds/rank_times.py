@@ -75,11 +75,11 @@ class RankTimes:
         """Times of columns across nodes; None if all columns may lie within a node, or none can."""
 
     def _set_classes(self) -> None:
-        """Set `classes`, the classes of tensor-parallel groups, and `mixtures`, [mixture, class] -> number of groups of
-        the class in a column.
+        """Set `classes`, the tensor-parallel groups classed by speed, and `mixtures`, [mixture, class] -> number of
+        groups of the class in a column.
 
-        A column is the tensor-parallel groups that all replicas have at one pipeline rank; a mixture is a choice of
-        their classes.
+        A column is the tensor-parallel groups that all replicas have at one pipeline rank. A mixture is one way to
+        choose how many groups of a column are of each class.
         """
         for most in range(self.limits.max_classes, 0, -1):
             classes = unit_classes(self.cost, self.unit_counts, self.option, self.shards, most)

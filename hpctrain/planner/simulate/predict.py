@@ -27,7 +27,7 @@ class Prediction:
 
     layout: Layout
     terms: dict[str, float]
-    """Term -> seconds; 'total' is their sum."""
+    """Term -> seconds; 'total' is the sum of all other terms."""
 
     @property
     def total(self) -> float:

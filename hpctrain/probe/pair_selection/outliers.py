@@ -117,9 +117,13 @@ def suspect_links(matrix: PairMatrix, tree: SwitchTree, now: RelativePerformance
 
 
 def _unshared(relative: Floats, tree: SwitchTree) -> Floats:
-    """Return `relative`, an array [a, b], with NaN for pairs across leaf switches, if both nodes have
+    """Return a copy of `relative` with NaN for each pair across leaf switches whose two nodes both have
     `MIN_PAIRS_BELOW_SWITCH` measured pairs below their own leaf switches. Pairs below a leaf switch share no uplink
-    with other pairs."""
+    with other pairs.
+
+    Args:
+        relative: [a, b] -> bandwidth of the pair, divided by the median as in `_by_kind`.
+    """
     if not tree.levels:
         return relative
     below = (tree.pair_levels == 1) & np.isfinite(relative)

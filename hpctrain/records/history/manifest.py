@@ -28,7 +28,8 @@ class LossScale(Part):
     value: float = Field(default=2.0**16, ge=1)
     """The factor, a power of two, so that scaling rounds nothing."""
     good_steps: int = Field(default=0, ge=0)
-    """Steps without overflow since the factor last changed or was due to double."""
+    """Steps without overflow in a row: since the last overflow, or since the count last reached `GROWTH_INTERVAL`,
+    where it begins again at 0."""
     skipped: int = Field(default=0, ge=0)
     """Steps of the run that overflowed and changed no weight."""
 

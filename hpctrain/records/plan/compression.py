@@ -348,7 +348,8 @@ sent early in the backward pass."""
 
 class CodecFigures(Part):
     """The planner's prediction for one codec that mode auto compared, for the pipeline rank whose all-reduce takes
-    longest."""
+    longest. All figures are absent if the codec cannot be used. `sent_bytes`, `wire_s` and `processor_s` are also
+    absent if ZeRO shards over all replicas, because gradients are then summed within the backward pass."""
 
     codec: Codec
     """The codec with its settings."""
@@ -361,7 +362,7 @@ class CodecFigures(Part):
     hidden_s: float | None = None
     """Part of `wire_s` that overlaps the backward pass, seconds."""
     step_s: float | None = None
-    """Seconds of a whole step, as the mean over the run, warm-up steps included. Absent if the codec cannot be used."""
+    """Seconds of a whole step, as the mean over the run, warm-up steps included."""
     verdict: str
     """'chosen', or why the codec was not chosen."""
 
