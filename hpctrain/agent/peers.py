@@ -272,8 +272,10 @@ def parse_announcement(message: Message) -> Announcement:
 
 
 def _channel(connection: socket.socket, line_limit: int) -> LineChannel:
-    """Return the channel of a connection between agents. A send never waits: full socket buffers hold minutes of
-    heartbeats, so the peer hangs, and the connection ends.
+    """Return the channel of a connection between agents.
+
+    A send never waits. The socket buffers have room for minutes of heartbeats, so if they are full, the peer hangs, and
+    the channel closes.
 
     Raises:
         OSError: the other side has closed the connection.

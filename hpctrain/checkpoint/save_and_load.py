@@ -224,8 +224,8 @@ class CheckpointSaver:
 
 
 class CheckpointReader(dcp.FileSystemReader):
-    """Reads a verified checkpoint several times, and its list of tensors once: that of a large checkpoint takes as long
-    to read as a tensor."""
+    """Reads a verified checkpoint several times, and its list of tensors only once, because the list of a large
+    checkpoint takes as long to read as a tensor."""
 
     _metadata: Metadata | None = None
 

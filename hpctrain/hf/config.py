@@ -54,20 +54,20 @@ def architecture(config: Mapping[str, Any], source: str) -> Architecture:
 
 
 def export_architecture(hf_model: HfModel | None, spec: FamilySpec) -> Architecture:
-    """Return the class of transformers as which a run's model is exported: that of the folder from which the run
-    started, else the first one that has all settings of the spec.
+    """Return the class of transformers as which a run's model is exported: the class of the Hugging Face folder from
+    which the run started, else the first class in `ARCHITECTURES` that has all settings of the spec.
 
     Raises:
-        InputError: there is none.
+        InputError: no class has all settings of the spec.
     """
     return architecture_for(spec) if hf_model is None else architecture(hf_model.config, "model.found.config")
 
 
 def architecture_for(spec: FamilySpec) -> Architecture:
-    """Return the first class of transformers that has all settings of the spec.
+    """Return the first class in `ARCHITECTURES` that has all settings of the spec.
 
     Raises:
-        InputError: there is none.
+        InputError: no class has all settings of the spec.
     """
     for row in ARCHITECTURES.values():
         if isinstance(spec, row.spec):

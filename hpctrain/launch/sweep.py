@@ -49,7 +49,7 @@ class CheckedSweep:
 
     @property
     def jobs(self) -> list[Run]:
-        """The runs with what their jobs request from Slurm."""
+        """The runs of the sweep, in the order of their tasks, each with the `cluster` keys that its job requests."""
         return [item.run.model_copy(update={"cluster": self.checked.asked.cluster}) for item in self.prepared]
 
     def script_to_be(self) -> str:

@@ -47,7 +47,8 @@ def standard_deviation(spec: FamilySpec, name: str) -> float:
 
     Most matrices have `init_std` of the spec. In models with pre-norm, the two projections of a block that write to the
     residual stream have init_std / √(2·layers) (Radford et al. 2019). T5 has 1 for the embedding and 1/√(input width)
-    for other matrices; query weights are also divided by the root of the head width, because T5's scores are not.
+    for other matrices. For the query matrices of T5, 1/√(input width) is also divided by the root of the head width,
+    because T5's attention scores are not.
     """
     if isinstance(spec, EncoderDecoderSpec):
         return _of_t5(spec, name)

@@ -63,7 +63,7 @@ def _yarn_ramp(width: int, base: float, scaling: YarnRope, device: torch.device)
     """
 
     def index(turns: float) -> float:
-        """Number of the angle that turns this often over the original positions, counted in numbers of a head."""
+        """Return the index of the angle that makes `turns` full turns over the original positions, as a fraction."""
         return width * math.log(scaling.original_positions / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = index(scaling.beta_fast), index(scaling.beta_slow)

@@ -286,9 +286,9 @@ def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, ParallelDims]]:
 def _representative_nodes(plan: Plan, topology: Topology) -> list[str]:
     """Return the nodes that are left out, one at a time, to explain the plan.
 
-    Nodes whose devices have equal types and speeds are of one kind. Of each kind, the last node that the plan uses is
-    listed, the slowest kind first, up to `SearchLimits.max_removed_nodes` nodes. The list is empty if the topology has
-    one node.
+    Nodes whose devices have equal types and speeds are of one kind. The list has one node of each kind that the plan
+    uses: of the plan's nodes of this kind, the last one in the topology. The slowest kind comes first, and at most
+    `SearchLimits.max_removed_nodes` nodes are listed. The list is empty if the topology has one node.
     """
     last: dict[tuple[tuple[str, float], ...], str] = {}
     for node in topology.nodes:

@@ -197,8 +197,7 @@ class StateHashes:
         self._trainer = trainer
 
     def before_each_save(self) -> None:
-        """Make the trainer call `compare`, which records the hash of the present state, before each save from now
-        on."""
+        """Make the trainer call `compare` before each save from now on."""
         save = self._trainer.saver.save
 
         def noted(tensors: dict[str, Any], manifest: Manifest) -> None:
@@ -208,10 +207,11 @@ class StateHashes:
         self._trainer.saver.save = noted  # type: ignore[method-assign]
 
     def compare(self, step: int) -> None:
-        """Record the hash of the present state for the step number `step`.
+        """Compare the hash of the present state with the one that the hash file has for the step number `step`, and
+        append it to the file.
 
         Raises:
-            HpctrainError: the file already has another hash for this step.
+            HpctrainError: the file has another hash for this step.
         """
         known = dict(line.split() for line in self._path.read_text().splitlines()) if self._path.exists() else {}
         now = self._hash()

@@ -148,7 +148,8 @@ def _here(
     are.
 
     Args:
-        node: a virtual node, only checked; None: any.
+        node: the virtual node that the user named, which must be one of the attempt and changes nothing else; None if
+            the user named none.
         words: the command.
 
     Raises:

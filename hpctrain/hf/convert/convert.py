@@ -129,7 +129,7 @@ def _layout(source: Path) -> ModelLayout:
 
 
 def _hint(source: Path) -> str:
-    """Return what to name instead of a folder that is no checkpoint."""
+    """Return the end of the error message about a path that is no checkpoint: which path to give instead."""
     if not source.is_dir():
         return "name the folder of one"
     inside = [

@@ -81,7 +81,7 @@ class TorchFile:
             length: bytes of the archive; None: up to the end of the file.
 
         Raises:
-            FileError: the file is missing, or no such archive.
+            FileError: the file is missing, or has no archive of `torch.save` at `offset`.
         """
         self._path, self._offset = path, offset
         with self._opened() as file:

@@ -192,8 +192,8 @@ def staleness(
     """Return reasons why a plan made from this topology may be wrong now, as lines for a person; [] if none is known.
 
     A measured topology is compared by its nodes, their drivers, its age and its version of hpctrain. For a topology of
-    data-sheet figures, which do not age, only the nodes are compared; so they are for one converted from another tool's
-    file, with the reason that nothing was measured.
+    data-sheet figures, which do not age, only the nodes are compared. For a topology that was converted from another
+    tool's file, too, only the nodes are compared, and the lines say that nothing in it was measured.
 
     Args:
         nodes: names of the nodes that the run gets; None if they are not known yet.

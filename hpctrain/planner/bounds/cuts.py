@@ -31,7 +31,8 @@ def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, lim
     The result is True without a check if there is only one pipeline rank, or if there are too many cuts to enumerate.
 
     Args:
-        caps: [rank, class, blocks] -> the most micro-batches for which a tensor-parallel group has the time and memory.
+        caps: [rank, class of tensor-parallel groups, number of blocks] -> the most micro-batches for which a group of
+            the class has the time and memory.
         blocks: [rank] -> the most blocks that the rank can hold.
     """
     limits, classes = ranks.limits, len(ranks.classes)
@@ -181,12 +182,13 @@ class ReplicaFinish:
         return np.asarray((first_pass + after).max(axis=1))
 
     def _there_and_back(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Return, for each of the replicas `at`, a lower bound in seconds for schedules with one stage a rank and whole
-        backwards: the largest of three bounds.
+        """Return, for each of the replicas `at`, a lower bound of the seconds until it has done its micro-batches and
+        its all-reduce, with a schedule that has one stage a rank and whole backwards.
 
-        The first counts what comes before a rank's first forward and after its last backward. The second counts one
-        micro-batch's pass through the pipeline and back, and those actions of the rank that cannot overlap it. The
-        third, for 1f1b only, counts round trips from each rank to the last one.
+        The result is the largest of three bounds, each taken over all ranks. The first bound adds to a rank's own
+        actions what comes before its first forward and after its last backward. The second bound counts one
+        micro-batch's pass through the pipeline and back, and those actions of a rank that cannot overlap this pass. The
+        third bound, for 1f1b only, counts round trips from a rank to the last rank.
 
         Args:
             at: indices of the replicas.
@@ -279,7 +281,8 @@ class TwoStageRanks:
     All arrays have the shape of `cuts`.
 
     Args:
-        mixes: [..., rank] -> class of the rank's tensor-parallel group.
+        classes: the classes of tensor-parallel groups.
+        mixes: [..., rank] -> index in `classes` of the class of the rank's tensor-parallel group.
         cuts: [..., rank] -> blocks of the rank.
     """
 

@@ -20,7 +20,9 @@ from hpctrain.schedule.generate import V_SHAPED_SCHEDULES, stage_ranks
 
 
 class RankSeconds(NamedTuple):
-    """Seconds of a pipeline rank as arrays [rank, class of its tensor-parallel group, number of its blocks]."""
+    """Seconds of each pipeline rank, by the class of its tensor-parallel group (`UnitClass`) and its number of blocks:
+    arrays [rank, class, blocks].
+    """
 
     forward: FloatArray
     """Forward of a micro-batch."""
@@ -113,7 +115,8 @@ class RankTimes:
         return np.array([0.0, *seconds])
 
     def _of_ends(self, apart: bool, first: bool, last: bool) -> tuple[FloatArray, ...]:
-        """Return the arrays of `RankSeconds` for one rank, in the order of its fields, as [class, blocks].
+        """Return the arrays of `RankSeconds` for one rank, in the order of the fields of `RankSeconds`: each [class of
+        tensor-parallel groups, number of blocks].
 
         Args:
             apart: whether the replicas of the rank lie in several nodes.

@@ -165,7 +165,7 @@ class Candidate(NamedTuple):
     """
 
     priority_s: float
-    """`bound_s`, plus the time of the pipeline bubble on at most `EXHAUSTIVE_DEVICES` devices."""
+    """`bound_s`, plus an estimate of the bubble's seconds if the pool has at most `EXHAUSTIVE_DEVICES` devices."""
     number: int
     """Position in the order in which candidates were put into the queue."""
     bound_s: float

@@ -95,7 +95,8 @@ def _after_all_reduce(
 ) -> FloatArray:
     """Return [draw] -> seconds of the step, including all-reduce and update.
 
-    A ring of n ranks sends 2(n − 1) messages one after the other; each of them waits for the latest hop.
+    In a ring of n ranks, each rank sends 2(n − 1) messages one after the other. All ranks send at the same time, and
+    the next message waits for the slowest of these n messages.
 
     Args:
         ends: [pipeline rank] -> [draw] -> seconds until all replicas have ended their actions.

@@ -311,8 +311,9 @@ def _numa(place: _Place) -> int | None:
 
 
 def _pcie(pci: _Element, source: str) -> PcieLink | None:
-    """Return the PCIe link that a `pci` element states; None if it states none, as in most virtual machines. The
-    figures in use are the highest possible ones too, because NCCL writes only these."""
+    """Return the PCIe link that a `pci` element states; None if it states none, as in most virtual machines.
+    NCCL writes only the highest generation and width that are possible, so the result has them as those in use, too.
+    """
     speed, width = pci.attributes.get("link_speed", ""), _integer(pci, "link_width", source)
     rate = re.match(r"\d+(\.\d+)?", speed)
     generations = [number for number, text in GIGATRANSFERS.items() if rate and float(text) == float(rate.group())]

@@ -87,8 +87,8 @@ def export(question: ExportRequest) -> list[str]:
 
 
 def _tensors(run: Run, weights: Weights) -> list[HfTensor]:
-    """Return the tensors of an export: those of transformers' class for the model; those of an imported model have the
-    names in the user's code."""
+    """Return the tensors of an export. They have the names of transformers' class for the model, or, if the model is
+    the user's own (`model.import`), the names in the user's code."""
     spec = run.spec()
     if isinstance(spec, ImportedSpec):
         return [HfTensor(name, shape, (name,)) for name, shape in weights.shapes.items()]
