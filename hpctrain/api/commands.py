@@ -61,7 +61,8 @@ def probe(
 
     Args:
         local: number of virtual nodes of this machine.
-        nodes: number of nodes of a Slurm job; inside an allocation, of its nodes. Give either `local` or `nodes`.
+        nodes: number of nodes that a Slurm job asks for; inside an allocation, how many of its nodes are measured. Give
+            either `local` or `nodes`.
         device: devices to measure: auto, cpu or cuda.
         mode: health, full or sampled; None: full for few nodes, else sampled.
         seed: seed of the order of the rounds.

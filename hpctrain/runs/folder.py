@@ -194,7 +194,7 @@ def check_path(path: Path) -> None:
 
 
 class KeptFolderError(CommandError):
-    """A new run folder must stay although its job was not submitted for sure: a job that Slurm may have uses it."""
+    """The submission of a new run failed, but its folder must stay, because Slurm may have a job that uses it."""
 
 
 @contextlib.contextmanager

@@ -192,7 +192,7 @@ class Slurm:
     def accounts(self, user: str) -> UserAccounts | None:
         """Return the accounts of a user on this cluster; None if the cluster has no accounting, or none that answers.
 
-        No error is raised for accounting, which is only a second source.
+        No error about accounting is raised, because a run can be submitted without knowing the accounts.
         """
         cluster = self.config()["cluster"]
         try:

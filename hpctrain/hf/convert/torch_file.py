@@ -224,7 +224,8 @@ class _Part(io.RawIOBase):
 
 
 def _described(value: Any) -> tuple[str, str, int, tuple[int, ...], tuple[int, ...]]:
-    """Return type, key of the numbers, first number, shape and strides of a pickled tensor.
+    """Return of a pickled tensor: the type, the name of the archive's entry below data/ that has the numbers, the
+    index of the tensor's first number in this entry, the shape, and the strides.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: it is no dense tensor.

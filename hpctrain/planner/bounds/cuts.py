@@ -173,8 +173,9 @@ class ReplicaFinish:
         return np.asarray(end_s + self.update[at])
 
     def _after_a_pass(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Return, for each of the replicas `at`, a lower bound in seconds that counts the forward pass through all
-        stages before each rank's first backward. The arguments are those of `end_s`.
+        """Return, for each of the replicas `at`, a lower bound of the seconds until it has done its micro-batches and
+        its all-reduce, which counts the forward pass through all stages before each rank's first backward. The
+        arguments are those of `end_s`.
         """
         many, forward = numbers[:, None], self.forward[at]
         first_pass = forward.sum(axis=1, keepdims=True) + self.hops
@@ -209,8 +210,8 @@ class ReplicaFinish:
         return np.asarray(np.maximum(last_sum, to_first.max(axis=1) + sums[:, 0]))
 
     def _interleaved(self, at: IntArray, numbers: IntArray) -> FloatArray:
-        """Return, for each of the replicas `at`, a lower bound in seconds with two stages a rank, for any split of the
-        rank's blocks over its two stages.
+        """Return, for each of the replicas `at`, a lower bound of the seconds until it has done its micro-batches and
+        its all-reduce, with two stages a rank and any split of a rank's blocks over its two stages.
 
         The weighted bounds of `bound_weights` are linear in the number of blocks of each first stage, so the least sum
         is at an end of the range of this number.
@@ -323,6 +324,7 @@ def cap_by_passes(
     micro-batch has to pass through the whole pipeline, too.
 
     Args:
+        classes: the classes of tensor-parallel groups.
         caps: [rank, class, blocks] -> most micro-batches; the result has the same shape.
         both: [rank, class, blocks] -> seconds of a micro-batch on the rank, forward and backward.
         remaining_s: [rank, class, blocks] -> seconds that the time limit leaves after one micro-batch's pass through

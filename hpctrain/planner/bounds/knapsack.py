@@ -197,8 +197,8 @@ class KnapsackBound(RankTimes):
         return chosen[::-1]
 
     def _caps(self, limit_s: float, times: RankSeconds | None = None) -> FloatArray:
-        """Return [rank, class, blocks] -> the most micro-batches that a tensor-parallel group ends within `limit_s`
-        seconds.
+        """Return [rank, class, blocks] -> the most micro-batches that a tensor-parallel group of the class ends within
+        `limit_s` seconds if it holds so many blocks.
 
         Args:
             times: seconds of the ranks; None: `self.times`. In `self.times`, every column (the replicas of one pipeline

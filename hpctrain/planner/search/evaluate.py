@@ -44,8 +44,8 @@ def evaluate(
     best: Prediction | None,
     placements: Sequence[Placement] | None = None,
 ) -> Evaluation:
-    """Return the faster of `best` and the option's fastest layout, and the layout of the option with the smallest lower
-    bound.
+    """Return the faster of `best` and the option's fastest layout, and, of the option's layouts that fit, the one with
+    the smallest lower bound.
 
     Args:
         best: the best plan so far; None if there is none.
