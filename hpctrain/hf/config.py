@@ -82,7 +82,7 @@ def architecture_for(spec: FamilySpec) -> Architecture:
 
 
 def _values(spec: FamilySpec) -> dict[str, Any]:
-    """Return field -> value that holds, for all fields on which weights depend."""
+    """Return field -> value that the model uses, given or default, for all fields on which weights depend."""
     return {field: effective(spec, field) for field in type(spec).model_fields if field != "decoder_seq"}
 
 

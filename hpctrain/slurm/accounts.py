@@ -25,8 +25,8 @@ def sacctmgr_argv(user: str) -> list[str]:
 def parse_accounts(text: str, cluster: str) -> UserAccounts:
     """Return the user's accounts in sacctmgr's answer.
 
-    An account that the user has in some partitions only counts like any other; sbatch refuses it elsewhere. Lines of
-    other clusters, and lines with other columns, are skipped.
+    An account that the user may use in some partitions only is returned, too; sbatch refuses it in other partitions.
+    Lines of other clusters, and lines with other columns, are skipped.
 
     Args:
         cluster: name of the cluster; accounting may know several.

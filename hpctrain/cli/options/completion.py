@@ -48,10 +48,10 @@ def complete_settings(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 def setting_items(incomplete: str, sections: Sequence[str] = ()) -> list[CompletionItem[str]]:
-    """Return the completions of `--set KEY=VALUE`, as `complete_settings`.
+    """Return the completions that `complete_settings` describes.
 
     Args:
-        sections: the only top-level keys that the command takes; (): every one.
+        sections: top-level keys within which keys are completed; (): all.
     """
     from hpctrain.records.format.validation_errors import key_paths  # only for a shell that completes
     from hpctrain.records.run.run import Run

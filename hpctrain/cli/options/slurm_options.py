@@ -271,7 +271,8 @@ def _gpu_keys(option: str, gpus: GpuCount) -> list[Override]:
 
 
 def _option(letter: str, long: str, metavar: str, kind: click.ParamType[Any], text: str) -> tuple[str, Any, Any]:
-    """Return (parameter name, names for messages, decorator) of one option."""
+    """Return (name of the option's parameter in a command's function, the option's names as messages write them, such
+    as '-p/--partition', decorator that adds the option)."""
     names = [name for name in (letter, long) if name]
     decorator = click.option(*names, type=kind, metavar=metavar, help=text)
     return long.strip("-").replace("-", "_"), "/".join(names), decorator

@@ -314,8 +314,8 @@ class SparseState(Residuals):
         return ResidualStats(self._sent, self._of, self._square, self.feedback.norm() ** 2)
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's step, its residuals ('residual.KEY') and the state of `counts`: key -> tensor, without a
-        copy."""
+        """Return the state as key -> tensor, without a copy: the number of finished steps, the residual of the tensor
+        with number N in `positions` as 'residual.N', and the keys of `SendCounts.state`."""
         return {_STEP: torch.tensor(self._step), **self.feedback.state(), **self.counts.state(self.positions)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:

@@ -206,7 +206,7 @@ class SparseReducer(CodecReducer):
         return torch.cat([places for places, _ in selected]), torch.cat([values for _, values in selected])
 
     def _add_sum_residual(self, total: Tensor, start: int, offsets: list[int], scales: list[float]) -> None:
-        """Add the sums that this rank owns but did not send to its residuals.
+        """Add to this rank's residuals the sums that it owns but has not sent.
 
         Args:
             total: the unsent sums of the part, divided by the scales; overwritten.

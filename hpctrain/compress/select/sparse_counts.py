@@ -265,7 +265,7 @@ class SendCounts:
         """
 
     def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """Return the state between steps: key -> tensor.
+        """Return what a subclass has to keep from one step to the next, as key -> tensor; here nothing.
 
         Args:
             positions: for each tensor, the number that names it in the keys, as in 'sparsity.3'.

@@ -25,7 +25,8 @@ _REMEDY = "copy the checkpoint again"
 
 @dataclass(frozen=True)
 class _StoredPart:
-    """Where a part of a tensor is: its place in the tensor, and the archive that holds it."""
+    """A part of a tensor: its first index and its size on each axis of the tensor, and the archive that holds it, which
+    is `length` bytes of `file` from byte `begin` on."""
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]

@@ -103,7 +103,10 @@ def check_provisional(
     limit: TimeLimit | None = None,
     price: JobPrice | None = None,
 ) -> list[str]:
-    """Return the lines of `forecast_job`; arguments and errors are the same."""
+    """Check by a provisional plan that the model fits on the job's nodes; return the forecast as lines to print.
+
+    `forecast_job` describes the arguments and the errors.
+    """
     return forecast_job(prepared, runs, nodes, part, limit, price).lines
 
 

@@ -152,8 +152,9 @@ def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[DeviceId]]], 
 def _crossed(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
     """Return the (source, target) pairs whose links decide the time of an all-to-all among devices.
 
-    They are one pair for every two nodes, both ways, and the hops within nodes of the ring that joins the devices in
-    the given order (`ring_hops`). For more than `MAX_PAIRED_NODES` nodes they are all hops of this ring.
+    One device stands for each node: the pairs join it with the device of each other node, in both directions. Added to
+    these pairs are the hops between devices of one node in the ring that joins all devices in the given order
+    (`ring_hops`). For more than `MAX_PAIRED_NODES` nodes, the pairs are all hops of this ring instead.
     """
     by_node = {device_id.node: device_id for device_id in device_ids}
     if len(by_node) > MAX_PAIRED_NODES:

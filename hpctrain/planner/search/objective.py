@@ -211,7 +211,7 @@ def choose(objective: Objective, topology: Topology, spaces: Sequence[SearchSpac
         fastest: returns the fastest plan of a space.
 
     Raises:
-        RefusedError: no plan fits the memory, or no candidate has the least goodput.
+        RefusedError: no plan fits the memory, or no candidate reaches the goodput that the objective requires.
     """
     cost, constraint, jitter = spaces[0].cost, objective.goodput_constraint, LinkJitter(topology)
     predictions, first = _predictions(objective, spaces, fastest)

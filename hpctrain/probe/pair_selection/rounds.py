@@ -167,8 +167,8 @@ def _rates(
 
 
 def _crossed(tree: SwitchTree, index: dict[str, int], result: PairResult) -> int:
-    """Return the highest switch level on which the two nodes of the pair are in different clusters; 0 if they share a
-    leaf switch.
+    """Return the highest switch level on which the two nodes of the pair are in different clusters, counted from 1 for
+    the leaf switches; 0 if the nodes share a leaf switch.
 
     Args:
         index: node -> its index in the tree.

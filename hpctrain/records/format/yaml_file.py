@@ -219,8 +219,9 @@ class Override(str):
 
 
 def option_for(key: str, overrides: tuple[str, ...]) -> str:
-    """Return the name of the option that set a key: that of the last override of the key, of a mapping that it is in,
-    or of a key within it; '--set' for an override that is no `Override`.
+    """Return the name of the option that set a key. The option is taken from the last override that sets the key
+    itself, a mapping or list that contains the key, or a key within it. Return '--set' if this override is no
+    `Override`, or if no override sets the key.
 
     Args:
         key: key path such as 'cluster.mail.on[0]'.

@@ -70,8 +70,8 @@ class Model(Part):
         return value
 
     def is_measured(self, tokens: int, seq_len: int) -> bool:
-        """Return whether `measured` holds the sizes of the imported model for this vocabulary of the data (`tokens`),
-        this sequence length, and the section's present settings."""
+        """Return whether `measured` was measured with the present settings of this section, with `tokens` as the size
+        of the data's vocabulary, and with `seq_len` tokens in a sequence."""
         spec = self.measured
         return (
             spec is not None
