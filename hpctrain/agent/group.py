@@ -149,7 +149,7 @@ class WorkerGroup:
             self.workers.append(WorkerProcess(order.rank, process, channel, activity, log, log_start))
 
     def channels(self) -> list[LineChannel]:
-        """Return the channels of the workers that are still open, so that the agent can wait for messages on them."""
+        """Return the workers' open channels, so that the agent can wait for messages on them."""
         return [worker.channel for worker in self.workers if not worker.channel.closed]
 
     def news(self, now: float) -> list[WorkerUpdate]:

@@ -25,7 +25,8 @@ class NodeShare:
     cpus: int | None
     memory_mib: int | None
     limits: frozenset[str] = frozenset()
-    """Names of the partitions' limits that made CPUs or memory less: MaxCPUsPerNode, MaxMemPerNode."""
+    """Names of the partitions' limits without which the share would have more CPUs or memory: MaxCPUsPerNode,
+    MaxMemPerNode."""
 
 
 def with_node_share(run: Run, state: ClusterState, given: int | None) -> tuple[Run, list[str]]:

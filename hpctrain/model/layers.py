@@ -183,8 +183,10 @@ class Positions(nn.Embedding):
 
 
 class TextPositions(Positions):
-    """Learned position embeddings of RoBERTa (Liu et al. 2019). They count the tokens that are not padding; the row of
-    padding has the number of the padding token and gets no gradient.
+    """Learned position embeddings of RoBERTa (Liu et al. 2019).
+
+    A token's position is its number among the tokens of its sequence that are not padding, counted from 1. Position n
+    has row `padding_id` + n of the table. All padding tokens have row `padding_id`, which gets no gradient.
     """
 
     def __init__(self, spec: BiasedSpec) -> None:

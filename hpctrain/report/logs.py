@@ -36,8 +36,8 @@ class LogLine:
     """A line of a log, without its timestamp."""
 
     time_s: float
-    """Time of the line, in seconds since 1970. A line without a timestamp gets that of a line beside it
-    (`LogFile.is_script`)."""
+    """Time of the line, in seconds since 1970. A line without a timestamp gets that of the line before it, or in the
+    log of a job script that of the line after it (`LogFile.is_script`)."""
     source: str
     """Name of the log for people: `0/node1.0` is the first worker of node1 in attempt 0."""
     text: str

@@ -1,8 +1,9 @@
 """Selection by threshold on a GPU, with two Triton kernels.
 
 The first kernel counts the numbers of each tile that reach the threshold. A cumulative sum of the counts gives the
-offset of each tile's output. The second kernel finds the numbers again and writes them there. The output is ascending,
-and the same bits in every run: it does not depend on which tile finishes first.
+offset of each tile's output. The second kernel finds these numbers again, and writes their positions and values to the
+output from the offset on. The positions are ascending, and the output has the same bits in every run: it does not
+depend on which tile finishes first.
 
 Why two passes: messages are written by gaps, and runs repeat bit by bit, so positions must be ascending. One pass with
 a shared counter (`atomic_add`) gives them in the order in which tiles finish. One pass in which tiles wait for those

@@ -65,7 +65,7 @@ class StarterCluster:
 
     @property
     def words(self) -> str:
-        """The values in one line, for a person."""
+        """The chosen partition, account, GPU type, time, nodes and precision in one line, for a person."""
         named = {"partition": self.partition, "account": self.account, "GPU type": self.gpu_type, "time": self.time}
         chosen = [f"{name} {choice.value}" for name, choice in named.items() if choice.value is not None]
         return ", ".join([*chosen, f"nodes {self.nodes.value}", str(self.precision.value)])
