@@ -211,6 +211,7 @@ class MachineFacts:
     """Versions of the programs on the PATH that start containers, by program; None for one that does not run."""
     torch: TorchFacts | TorchUnavailable
     driver: Driver | None
+    """None if there is no nvidia-smi."""
     network: NetworkFacts
     runs: FolderFacts
     local_disks: tuple[LocalDisk, ...]

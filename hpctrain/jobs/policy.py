@@ -99,6 +99,7 @@ class AttemptEnd:
     exit_class: ExitClass
     reason: str
     cause: StopCause | None
+    """What stopped the attempt; None if nothing asked it to stop, or if the cause is unknown."""
 
 
 def decide_after_attempt(state: AttemptState) -> JobVerdict:

@@ -162,8 +162,8 @@ class TiedWeights:
 
     @property
     def followers(self) -> list[nn.Parameter]:
-        """Return this rank's copies without optimizer state (the followers): all but the first copy of each shared
-        weight."""
+        """Return this rank's copies without optimizer state (the followers): for each shared weight, all copies on this
+        rank but the first one on this rank."""
         return [copy for name in self._held for copy in self.parameters(name)[1:]]
 
     def holders(self) -> dict[nn.Parameter, int]:

@@ -77,7 +77,7 @@ class PipelineInputs:
     timeout: timedelta | None = None
     """How long a rank waits for another rank in one operation; None: torch's defaults."""
     objective: AnyObjective = NEXT_TOKEN
-    """What the model learns; it decides the counts of `lengths`."""
+    """What the model learns; it decides the token counts of a sample (`lengths`)."""
     fill: Fill | None = None
     """Function that sets a stage's initial weights, read from a folder; None: they come from the seed, or from the
     user's factory.

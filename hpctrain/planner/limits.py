@@ -121,9 +121,8 @@ class SearchLimits:
     max_cut_mixes: int = 30_000
     """Largest number of pairs of a cut and a mix that a bound enumerates."""
     max_end_ranks: int = 3
-    """Number of ranks at each end of the pipeline at which a set of weights of `bound_weights` (interleaved 1F1B) may
-    begin or end.
-    """
+    """Number of ranks at each end of the pipeline at which the ranks of a set of `bound_weights` (interleaved 1F1B) may
+    begin or end."""
     cuts_per_batch: int = 100
     """Number of cuts that a bound evaluates at once, as one array."""
 

@@ -65,8 +65,8 @@ class ErrorFeedback:
     def add(self, key: str, gradient: Tensor) -> Tensor:
         """Return the corrected gradient a: the gradient plus the residual, which mode decayed first multiplies by β.
 
-        Call `store_residual` next: until then the residual's memory may hold a. So call `add` only for a gradient that
-        is finite on all ranks.
+        Call `store_residual` next: until then the residual's memory may hold the corrected gradient. So call `add` only
+        for a gradient that is finite on all ranks.
 
         Args:
             key: key of the tensor, the same in every step.

@@ -32,7 +32,7 @@ class ReadOptions:
     """How input files are read."""
 
     size_bytes: int
-    """Largest size of a passage, in bytes."""
+    """Largest size of a passage (a document, or a piece of a long document), in bytes."""
     text_field: str = "text"
     """JSON field or table column that holds the text of a document."""
     skip_bad: bool = False

@@ -202,11 +202,12 @@ def _segments(hashes: UInt64, parts: int, total: int) -> Tokens:
 
 
 def _hashes(seed: int, stream: int, samples: Tokens, count: int) -> UInt64:
-    """Return random 64-bit numbers, [n, count]: `count` of them for each of the n samples, from the seed, the stream,
-    the sample's number and the position alone.
+    """Return random 64-bit numbers, [n, count]: `count` of them for each of the n samples. A number depends only on the
+    seed, the stream, the sample's number and the column.
 
     Args:
         stream: number of the random stream; the random numbers of different streams are independent.
+        samples: the samples' numbers in the run, [n].
     """
     base = splitmix64(splitmix64(np.full(samples.shape, seed % 2**64, dtype=np.uint64)) ^ samples.astype(np.uint64))
     keys = splitmix64(base + np.uint64(stream))

@@ -3,8 +3,9 @@
 For a replica of M micro-batches let x_r be the seconds of rank r for one micro-batch, and t_r the seconds of its
 all-reduce and update afterwards. Every rank needs M·x_r + t_r seconds. A rank also waits while each rank before it in
 the pipeline computes a share of its own x: the actions of one micro-batch that come before the waiting rank's first
-action or after its last one. A rank of relative speed s_r does at most s_r·x_r of w, the work of the whole model on one
-micro-batch. The least step time under these conditions is a linear program; the code solves it in closed form.
+action or after its last one. With work as speed times seconds (`relative_speeds`), rank r of speed s_r does at most
+s_r·x_r of w, the work of the whole model on one micro-batch. The least step time under these conditions is a linear
+program; the code solves it in closed form.
 """
 
 from __future__ import annotations

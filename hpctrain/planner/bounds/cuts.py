@@ -348,18 +348,19 @@ def cap_by_passes(
 
 @lru_cache(maxsize=1024)
 def bound_weights(pp: int, micro_batches: int, end_ranks: int) -> FloatArray:
-    """Return [set, kind, rank] -> weights of lower bounds on a replica's time; the weights of a set add up to one. The
-    schedule is interleaved 1F1B with two stages on each rank.
+    """Return [set, kind, rank] -> weight of a lower bound on a replica's time. A set is one choice of weights for the
+    bounds of all ranks; its weights add up to one. The schedule is interleaved 1F1B with two stages on each rank.
 
     Each rank has two kinds of bound. In the first kind, rank r starts after the first stages of the ranks before it,
     and ends before their last backwards. The second kind is a whole pass, plus all that rank r does between its first
     backward and the last backward of its second stage. Blocks in first stages lengthen the first kind and shorten the
-    second. In each set, one rank near the last one has a bound of the first kind, and the ranks before it have one of
-    the second kind. If forward and backward take the shares `REFERENCE_SPLIT`, the weighted sum does not depend on
-    which stage holds the blocks.
+    second. Each set weighs the bounds of consecutive ranks, and no others: that of the first kind for the last of these
+    ranks, those of the second kind for the ranks before it. If forward and backward take the shares `REFERENCE_SPLIT`,
+    the weighted sum does not depend on which stage holds the blocks.
 
     Args:
-        end_ranks: number of ranks at each end of the pipeline at which a set may begin or end.
+        end_ranks: the consecutive ranks of a set begin with one of the first `end_ranks` ranks of the pipeline, and end
+            with one of its last `end_ranks` ranks.
     """
     before, between, after = round_counts(pp, np.array([micro_batches]))
     forward, backward = REFERENCE_SPLIT

@@ -168,8 +168,9 @@ class DecoderSpec(EqualBlocks):
 
     def forward_flops(self, sequences: int, seq_len: int, start: int = 0) -> float:
         """Return the FLOPs of a forward pass of `sequences` sequences through the blocks from number `start` on, and
-        through the head. Attention takes 4·d FLOPs per token and visible token (d: width of all query heads together):
-        a token sees half of the sequence on average, or with a window of w tokens w·(1 - w/(2·s)) (s: `seq_len`)."""
+        through the head. The attention of a block takes 4·d FLOPs for each pair of a token and a token that it sees (d:
+        width of all query heads together). A token sees half of the sequence on average, or with a window of w tokens
+        w·(1 - w/(2·s)) tokens (s: `seq_len`)."""
         tokens, blocks = sequences * seq_len, self.layers - start
         visible = 0.5 * seq_len * blocks
         if self.window is not None and self.window < seq_len:
