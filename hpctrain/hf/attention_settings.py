@@ -17,13 +17,13 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Rope:
-    """Base and scaling of the rotary positions. The values are in `rope_parameters` (transformers 5) or `rope_scaling`,
-    the base else in `rope_theta`."""
+    """Base and scaling of the rotary positions. The values are in `rope_parameters` (transformers 5) or `rope_scaling`.
+    A base that is not there is in `rope_theta`."""
 
     modes: tuple[str, ...] = ("linear", "llama3", "yarn")
     """Scalings that the architecture's class computes and that hpctrain has."""
     base: float = 10_000.0
-    """Base that transformers assumes without a key."""
+    """Base that transformers assumes if config.json states none."""
     partial: bool = False
     """Whether the architecture may rotate a part of each head (`partial_rotary_factor`)."""
     local: float | None = None
@@ -131,7 +131,8 @@ class Rope:
         return {"mode": mode, "factor": factor, **turns, "original_positions": positions}
 
     def _original_positions(self, keys: ConfigKeys, key: str, values: Mapping[str, Any]) -> int:
-        """Return the longest sequence before the scaling; without any key, it is that of the model."""
+        """Return the length in tokens of the longest sequence before the scaling, from
+        `original_max_position_embeddings`; if this key is absent, from `max_position_embeddings`."""
         name = "original_max_position_embeddings"
         given = (keys.get(name), values.get(name), keys.get("max_position_embeddings"))
         longest = next((value for value in given if value is not None), None)

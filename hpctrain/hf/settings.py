@@ -156,7 +156,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Fields that all models of the architecture have with these values, without a key."""
+    """Fields of the spec that have the same values in all models of the architecture, and no key in config.json."""
 
     fields: Mapping[str, Any]
 

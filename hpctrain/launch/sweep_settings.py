@@ -70,10 +70,10 @@ def check_swept_keys(axes: Iterable[Sequence[str]], overrides: Sequence[str]) ->
 
 
 def check_runs_differ(runs: Iterable[Settings]) -> None:
-    """Check that no two runs of a sweep set the same.
+    """Check that no two runs of a sweep set the same keys to the same values.
 
     Raises:
-        InputError: two do; the message shows what they set.
+        InputError: two runs do; the message shows their settings.
     """
     seen: set[tuple[tuple[str, str], ...]] = set()
     for run in runs:

@@ -61,8 +61,8 @@ class ConvergenceSettings:
     spec: DecoderSpec = SMALL_SPEC
 
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate of a step (the first is 0): it rises linearly to `lr`, then falls to a tenth along a
-        cosine."""
+        """Return the learning rate of step number `step`, counted from 0. The learning rate rises linearly to `lr`,
+        then falls to a tenth of `lr` along a cosine."""
         rise = max(1, round(self.warmup_share * self.steps))
         if step < rise:
             return self.lr * (step + 1) / rise

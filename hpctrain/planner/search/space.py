@@ -170,9 +170,10 @@ class OptionBounds:
         return self._closed_form(option.dims.tp, option.micro_batch).step_s(option)
 
     def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:
-        """Return up to two placements that may finish within `limit_s` seconds: those with the mixtures of classes that
-        the knapsack bound finds for this limit. A placement that cannot shard state as the memory options ask is left
-        out. The list is empty if the bound excludes all placements.
+        """Return up to two placements that may finish within `limit_s` seconds. For each pipeline rank, the knapsack
+        bound finds how many tensor-parallel groups of each class may take the rank within this limit; the placements
+        have these groups. A placement that cannot shard state as the memory options ask is left out. The list is empty
+        if the bound excludes all placements.
         """
         mixtures = knapsack_bound.mixtures_by(limit_s)
         if mixtures is None:

@@ -2,7 +2,7 @@
 that a file may contain, which are well above any real run.
 
 A larger number is a typing error or an attack. Without these bounds it would cause a search of the planner without end,
-exhausted memory, or an overflow in code that does not know the file.
+exhausted memory, or an overflow in code that computes with the number.
 """
 
 from __future__ import annotations
