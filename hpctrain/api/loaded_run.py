@@ -17,6 +17,7 @@ from hpctrain.base.loading import load
 from hpctrain.base.process import SystemRunner
 from hpctrain.checkpoint.published import listed
 from hpctrain.corpus.read.tokens import Split
+from hpctrain.hf.output import ExportFormat
 from hpctrain.hf.tensors import BYTES, shard_bytes
 from hpctrain.jobs.run_status import run_status
 from hpctrain.launch.checkpoints import checkpoint_of
@@ -203,7 +204,7 @@ class LoadedRun:
 
     def export(
         self, output: str | os.PathLike[str], *, step: int | None = None, dtype: str = "float32",
-        max_shard_size: str = "5GB", force: bool = False, processes: int = 1,
+        max_shard_size: str = "5GB", force: bool = False, processes: int = 1, file_format: ExportFormat = "hf",
     ) -> ExportResult:  # fmt: skip
         """Write a checkpoint as a Hugging Face folder, or for a model of your own as safetensors files, and return a
         summary of the folder.
@@ -215,6 +216,7 @@ class LoadedRun:
             max_shard_size: size of the largest file, such as 5GB.
             force: replace a model that lies in `output`.
             processes: number of processes that share the tensors; each holds one tensor at a time.
+            file_format: hf for safetensors files, dcp for torch's distributed checkpoint.
 
         Raises:
             InputError: there is no such checkpoint, or `output` may not be replaced.
@@ -225,8 +227,10 @@ class LoadedRun:
             raise InputError(f"dtype: found {dtype!r}; allowed: {', '.join(BYTES)}")
         if processes < 1:
             raise InputError(f"processes: found {processes}; allowed: 1 or more")
+        if file_format not in get_args(ExportFormat):
+            raise InputError(f"file_format: found {file_format!r}; allowed: {', '.join(get_args(ExportFormat))}")
         size = shard_bytes(max_shard_size)
-        return export(self.folder, Path(output), step, dtype, size, force, SystemRunner(), processes)
+        return export(self.folder, Path(output), step, dtype, size, force, SystemRunner(), processes, file_format)
 
     def report(self, output: str | os.PathLike[str]) -> Path:
         """Write the run's report, one HTML file, and return its path. The report needs the package plotly.

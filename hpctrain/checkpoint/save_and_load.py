@@ -184,7 +184,7 @@ class CheckpointSaver:
         try:
             dcp.save(tensors, storage_writer=writer, process_group=self._group)
         except dcp.api.CheckpointException as error:
-            raise StorageError(_reason(error, temporary)) from error
+            raise StorageError(failure_reason(error, temporary)) from error
         return self._describe(temporary)
 
     def _describe(self, temporary: Path) -> list[FileEntry]:
@@ -285,7 +285,7 @@ def _make_folder(path: Path) -> None:
         raise StorageError(f"{path}: cannot make the folder: {error.strerror}") from error
 
 
-def _reason(error: dcp.api.CheckpointException, path: Path) -> str:
+def failure_reason(error: dcp.api.CheckpointException, path: Path) -> str:
     """Return why DCP could not write to the folder `path`, in one line. The reason is the file system's error if it
     also refuses a test file in the folder now, else the error of the first rank that failed."""
     refusal = _refusal(path)

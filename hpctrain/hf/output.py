@@ -10,12 +10,17 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from hpctrain.base.atomic import storage_errors, swap, sync
 from hpctrain.base.errors import InputError
 
+ExportFormat = Literal["hf", "dcp"]
+"""Format of an export's tensors: safetensors files, or torch's distributed checkpoint (DCP)."""
 _WEIGHTS_NAMES = ("model.safetensors", "model.safetensors.index.json")
 """Files of which a model's folder has one: it has one file of tensors, or several and an index."""
+_DCP_NAMES = {".metadata", "tokenizer.json"}
+"""Files that each export as DCP has, and no checkpoint of a run."""
 
 
 def check_output(output: Path, force: bool) -> None:
@@ -37,7 +42,8 @@ def check_output(output: Path, force: bool) -> None:
         return
     if not force:
         raise InputError(f"-o {output}: holds {held[0]}; name a new folder, or replace the model in it with --force")
-    if not set(held) & set(_WEIGHTS_NAMES) or any((output / name).is_dir() for name in held):
+    is_model = bool(set(held) & set(_WEIGHTS_NAMES)) or set(held) >= _DCP_NAMES
+    if not is_model or any((output / name).is_dir() for name in held):
         raise InputError(
             f"-o {output}: --force replaces a folder with a model ({_WEIGHTS_NAMES[0]} and files beside it), and this "
             "holds other things; name a new folder"

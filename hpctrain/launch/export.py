@@ -15,7 +15,7 @@ from hpctrain.base.system.disk_space import check_disk_space
 from hpctrain.corpus.read.objective import SpecialTokens, special_tokens
 from hpctrain.hf.config import CONFIG_NAME, config_of, continued_config, export_architecture
 from hpctrain.hf.folder import hf_tokenizer
-from hpctrain.hf.output import check_output, made_whole
+from hpctrain.hf.output import ExportFormat, check_output, made_whole
 from hpctrain.hf.tensors import BYTES
 from hpctrain.launch.checkpoints import ask_worker, checkpoint_of, step_of
 from hpctrain.records.model.families import BiasedSpec, FamilySpec
@@ -47,9 +47,9 @@ class ExportResult:
 
 def export(
     folder: Path, output: Path, step: int | None, dtype: str, shard_bytes: int, force: bool, runner: Runner,
-    processes: int = 1,
+    processes: int = 1, file_format: ExportFormat = "hf",
 ) -> ExportResult:  # fmt: skip
-    """Export a run's model as a folder of safetensors files, and return a summary of the folder.
+    """Export a run's model as a folder of safetensors files or as a DCP folder, and return a summary of the folder.
 
     The files are written into a temporary folder, which is then renamed to `output`. So `output` never holds a part of
     the model.
@@ -61,6 +61,7 @@ def export(
         shard_bytes: most bytes of a file with tensors; a larger tensor gets a larger file of its own.
         force: whether to replace an existing model folder.
         processes: number of processes that share the tensors.
+        file_format: format of the tensors; their names and shapes are the same in both.
 
     Raises:
         InputError: there is no such checkpoint, or `output` holds files that may not be replaced.
@@ -80,7 +81,7 @@ def export(
         check_disk_space(made, size + _SURPLUS_BYTES, "the exported model", -(-size // shard_bytes))
         architecture = _write_beside(made, folder, run, dtype, done)
         asked: dict[str, Any] = {"output": str(made), "dtype": dtype, "shard_bytes": shard_bytes}
-        ask_worker("export", folder, checkpoint, runner, "exports", **asked, processes=processes)
+        ask_worker("export", folder, checkpoint, runner, "exports", **asked, processes=processes, format=file_format)
         names = sorted(path.name for path in made.iterdir())
         size = sum((made / name).stat().st_size for name in names)
     return ExportResult(done, architecture, names, size, spec.parameters())

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from train_site import Outcome, Site, small_topology
 
 from hpctrain.corpus.read.tokens import Corpus
@@ -49,6 +52,33 @@ def loss_of(folder: Path, rows: np.ndarray) -> float:
     return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
 
 
+def check_dcp(site: Site, run: str, temporary: Path) -> None:
+    """The export of step 2 as DCP, by two processes: torch loads it into transformers' model, and it becomes the same
+    folder again, without a difference of one bit."""
+    import transformers
+
+    done = site.command("export", run, "-o", temporary / "dcp", "--step", "2", "--format", "dcp", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    done = site.command("convert", temporary / "dcp", "-o", temporary / "back")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{temporary / 'back'}: GPT2LMHeadModel from transformers, ")
+    exported = {
+        name: tensor for file in (site.path / "out").glob("*.safetensors") for name, tensor in load_file(file).items()
+    }
+    again = load_file(temporary / "back" / "model.safetensors")
+    assert again.keys() == exported.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in exported.items())
+    config = transformers.AutoConfig.from_pretrained(temporary / "dcp")
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    dcp.load(
+        model.state_dict(),
+        checkpoint_id=temporary / "dcp",
+        planner=DefaultLoadPlanner(allow_partial_load=True),
+        no_dist=True,
+    )
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in exported.items())
+
+
 def test_the_loss_is_that_of_transformers_before_and_after(trained: Outcome, site: Site, tmp_path: Path) -> None:
     import transformers
 
@@ -84,6 +114,7 @@ def test_the_loss_is_that_of_transformers_before_and_after(trained: Outcome, sit
     twice = site.command("export", run, "-o", "out")
     assert twice.returncode == 2
     assert "--force" in twice.stderr
+    check_dcp(site, run, tmp_path)
     half = site.command("export", run, "-o", "out", "--force", "--dtype", "bfloat16")
     assert half.returncode == 0, half.stderr
     assert sorted(path.name for path in site.path.glob("out*")) == ["out"]

@@ -19,6 +19,7 @@ from hpctrain.cli.answers import warn
 from hpctrain.cli.options.parameters import FILE, FOLDER, PATH, RUN, RUNS
 from hpctrain.cli.views.console import table_console
 from hpctrain.hf.convert.convert import convert
+from hpctrain.hf.output import ExportFormat
 from hpctrain.hf.tensors import BYTES, shard_bytes
 from hpctrain.jobs.run_status import run_statuses
 from hpctrain.launch.evaluate import CheckpointEvaluation, evaluate
@@ -148,7 +149,11 @@ def _words(item: CheckpointEvaluation) -> str:
 @click.option(
     "--dtype", type=click.Choice(list(BYTES)), default="float32", help="Type of the numbers; float32 loses nothing."
 )
-@click.option("--max-shard-size", default="5GB", metavar="SIZE", help="The largest file.")
+@click.option(
+    "--format", "file_format", type=click.Choice(get_args(ExportFormat)), default="hf",
+    help="hf: safetensors files for transformers; dcp: torch's distributed checkpoint, with the same names.",
+)  # fmt: skip
+@click.option("--max-shard-size", default="5GB", metavar="SIZE", help="The largest file; dcp has one a tensor.")
 @click.option(
     "--processes", type=click.IntRange(1, PROCESSES_MAX), metavar="N", default=1, show_default=True,
     help="Processes that share the tensors; each holds one tensor at a time.",
@@ -156,8 +161,8 @@ def _words(item: CheckpointEvaluation) -> str:
 @click.option("--force", is_flag=True, help="Replace the model that lies in DIR.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 def export_command(
-    folder: Path, output: Path, step: int | None, dtype: str, max_shard_size: str, processes: int, force: bool,
-    as_json: bool,
+    folder: Path, output: Path, step: int | None, dtype: str, file_format: ExportFormat, max_shard_size: str,
+    processes: int, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write a run's checkpoint as a Hugging Face folder: weights, config.json, tokenizer and a model card.
 
@@ -165,12 +170,20 @@ def export_command(
     transformers loads the folder; hpctrain itself needs no transformers. A model of your own (model.import) is written
     as safetensors files with its own names, and a README.md that says how your code loads them.
     """
-    done = export(folder, output, step, dtype, shard_bytes(max_shard_size), force, SystemRunner(), processes)
+    done = export(
+        folder, output, step, dtype, shard_bytes(max_shard_size), force, SystemRunner(), processes, file_format
+    )
     if as_json:
         click.echo(json.dumps({"folder": str(output.resolve()), **asdict(done)}))
         return
     click.echo(f"{output}: {done.architecture} after step {done.step}, {done.parameters:,} parameters")
-    click.echo(f"  {', '.join(done.files)}: {format_bytes(done.size_bytes)}")
+    click.echo(f"  {_file_names(done.files)}: {format_bytes(done.size_bytes)}")
+
+
+def _file_names(names: list[str]) -> str:
+    """Return the names of the files of a model, with the files of a DCP's tensors as their number."""
+    parts = [name for name in names if name.endswith(".distcp")]
+    return ", ".join([*(name for name in names if name not in parts), *[f"{len(parts)} *.distcp"] * bool(parts)])
 
 
 @click.command("convert")
@@ -200,4 +213,4 @@ def convert_command(
         click.echo(json.dumps({"folder": str(output.resolve()), **asdict(done)}))
         return
     click.echo(f"{output}: {done.architecture} from {done.tool}, {done.parameters:,} numbers")
-    click.echo(f"  {', '.join(done.files)}: {format_bytes(done.size_bytes)}")
+    click.echo(f"  {_file_names(done.files)}: {format_bytes(done.size_bytes)}")

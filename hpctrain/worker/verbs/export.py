@@ -1,4 +1,5 @@
-"""`python -m hpctrain.worker export`: writes a run's model, whatever plan saved its checkpoint, as safetensors files.
+"""`python -m hpctrain.worker export`: writes a run's model, whatever plan saved its checkpoint, as safetensors files
+or as a folder of torch's distributed checkpoints (DCP).
 
 The request is JSON on the command line, the reply is JSON on stdout: {"files": …} or {"error": …}.
 """
@@ -8,16 +9,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.atomic import storage_errors, sync, write_json
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.system.kernel import die_with_parent
+from hpctrain.checkpoint.save_lazily import save_lazily
 from hpctrain.hf.config import export_architecture
+from hpctrain.hf.output import ExportFormat
 from hpctrain.hf.safetensors_layout import PlacedTensor, lay_out, share_tensors
 from hpctrain.hf.tensors import BYTES, HfTensor, assign_to_shards, index_of
 from hpctrain.model.hf_weights import to_hf_tensor
@@ -45,6 +50,8 @@ class ExportRequest:
     """Size limit of one file in bytes. A file is larger only if a single tensor is."""
     processes: int = 1
     """Number of processes, which share the tensors."""
+    format: ExportFormat = "hf"
+    """Format of the files with tensors."""
 
 
 def main(argv: list[str]) -> int:
@@ -56,8 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def export(question: ExportRequest) -> list[str]:
-    """Write the model's weights as safetensors files, and for several files an index, and return the names of the
-    files with tensors. A process holds one tensor at a time.
+    """Write the model's weights, and return the names of the files with tensors. A process holds one tensor at a time.
 
     Raises:
         InputError: the model before training cannot be made.
@@ -67,15 +73,23 @@ def export(question: ExportRequest) -> list[str]:
     """
     run, output = run_of(Path(question.folder)), Path(question.output)
     weights = weights_of(run, None if question.checkpoint is None else Path(question.checkpoint))
-    named = assign_to_shards(_tensors(run, weights), BYTES[question.dtype], question.shard_bytes)
-    files = {name: lay_out(name, tensors, question.dtype) for name, tensors in named.items()}
+    # A user's factory has built its whole model in this process, and perhaps started threads, which would not survive a
+    # fork.
+    processes = 1 if question.checkpoint is None and isinstance(run.spec(), ImportedSpec) else question.processes
+    write = _write_dcp if question.format == "dcp" else _write_safetensors
+    return write(_tensors(run, weights), weights, question, output, processes)
+
+
+def _write_safetensors(
+    tensors: list[HfTensor], weights: Weights, question: ExportRequest, output: Path, processes: int
+) -> list[str]:
+    """Write safetensors files, and for several files an index, and return the names of the files with tensors."""
+    named = assign_to_shards(tensors, BYTES[question.dtype], question.shard_bytes)
+    files = {name: lay_out(name, part, question.dtype) for name, part in named.items()}
     for name, file in files.items():
         with storage_errors(output / name), (output / name).open("wb") as opened:
             opened.write(file.header)
             opened.truncate(file.size_bytes)
-    # A user's factory has built its whole model in this process, and perhaps started threads, which would not survive a
-    # fork.
-    processes = 1 if question.checkpoint is None and isinstance(run.spec(), ImportedSpec) else question.processes
     shares = share_tensors(files, processes)
     run_forked(processes, lambda rank: _write(shares[rank], weights, question))
     for name in files:
@@ -84,6 +98,28 @@ def export(question: ExportRequest) -> list[str]:
     if len(files) > 1:
         write_json(output / "model.safetensors.index.json", index_of(named, BYTES[question.dtype]))
     return list(files)
+
+
+def _write_dcp(
+    tensors: list[HfTensor], weights: Weights, question: ExportRequest, output: Path, processes: int
+) -> list[str]:
+    """Write a DCP folder, and return the names of its files."""
+    shares = share_tensors({"": lay_out("", tensors, question.dtype)}, processes)
+    dtype: torch.dtype = getattr(torch, question.dtype)
+    with tempfile.TemporaryDirectory(prefix="hpctrain-export-") as meeting:
+
+        def write(rank: int) -> None:
+            share = {placed.tensor.name: placed.tensor for placed in shares[rank]}
+            shapes = {name: tensor.shape for name, tensor in share.items()}
+            group = None
+            if processes > 1:
+                store = dist.FileStore(str(Path(meeting) / "store"), processes)
+                dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+                group = dist.group.WORLD
+            save_lazily(output, shapes, dtype, lambda name: _whole(share[name], weights, dtype), group)
+
+        run_forked(processes, write)
+    return sorted(path.name for path in output.iterdir() if path.name == ".metadata" or path.suffix == ".distcp")
 
 
 def _tensors(run: Run, weights: Weights) -> list[HfTensor]:
@@ -95,19 +131,29 @@ def _tensors(run: Run, weights: Weights) -> list[HfTensor]:
     return list(export_architecture(run.model.hf_model, spec).tensors(spec))
 
 
-@torch.no_grad()
 def _write(share: list[PlacedTensor], weights: Weights, question: ExportRequest) -> None:
     """Write tensors to their places in the files."""
     dtype: torch.dtype = getattr(torch, question.dtype)
     for placed in share:
-        whole = to_hf_tensor(placed.tensor, [weights.read(name) for name in placed.tensor.parameters]).to(dtype)
-        _check_finite(whole, placed.tensor.name)
+        whole = _whole(placed.tensor, weights, dtype)
         path = Path(question.output) / placed.file
         with storage_errors(path), path.open("r+b", buffering=0) as file:
             file.seek(placed.offset)
             rest = whole.flatten().view(torch.uint8).numpy().data
             while rest:
                 rest = rest[file.write(rest) :]
+
+
+@torch.no_grad()
+def _whole(tensor: HfTensor, weights: Weights, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of the export, made of the parameters that it holds.
+
+    Raises:
+        HpctrainError: it has numbers that are not finite.
+    """
+    whole = to_hf_tensor(tensor, [weights.read(name) for name in tensor.parameters]).to(dtype)
+    _check_finite(whole, tensor.name)
+    return whole
 
 
 def _check_finite(tensor: Tensor, name: str) -> None:
