@@ -33,11 +33,14 @@ ROPE_SCALING = (
 TITAN = ("num_attention_heads=4", "rope_theta=500000", "rms_norm_eps=1e-5", "max_position_embeddings=128")
 SETTINGS = {"torchtitan": (*TITAN, ROPE_SCALING), "torchtitan-tied": (*TITAN, "rope_scaling=null")}
 CASES = {
+    "torchtitan/step-10": "LlamaForCausalLM",
     "torchtitan-tied/step-10": "LlamaForCausalLM",
     "megatron-llama/iter_0000007": "LlamaForCausalLM",
     "megatron-llama/iter_0000008": "LlamaForCausalLM",
     "megatron-llama-stages/iter_0000007": "LlamaForCausalLM",
     "megatron-llama-stages/iter_0000008": "LlamaForCausalLM",
+    "megatron-qwen2/iter_0000007": "Qwen2ForCausalLM",
+    "megatron-qwen3/iter_0000007": "Qwen3ForCausalLM",
     "megatron-gpt2/iter_0000007": "GPT2LMHeadModel",
 }
 """Golden checkpoint -> class of the model: two ranks of tensor or pipeline parallelism, the newer and the older format
