@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.planner import WriteItem
@@ -29,31 +28,28 @@ class _LazyPlanner(dcp.DefaultSavePlanner):
 
 
 def save_lazily(
-    folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, make: Callable[[str], Tensor],
-    group: dist.ProcessGroup | None,
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, make: Callable[[str], Tensor]
 ) -> None:  # fmt: skip
-    """Write tensors to an existing folder; the memory holds one of them at a time. Collective.
+    """Write tensors to an existing folder, of which the memory holds one at a time. Collective, if torch.distributed
+    has a process group; else this process writes alone.
 
     Args:
         shapes: name -> shape of the tensors that this rank writes; no other rank writes them.
         dtype: type of their numbers.
         make: returns the tensor of a name, on the CPU.
-        group: the ranks that write; None: this process alone.
 
     Raises:
         StorageError: a file cannot be written.
         HpctrainError: `make` raised it.
     """
     tensors = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
-    # torch keeps the tensors of a file until the file is complete. So each tensor has a file of its own.
+    # torch 2.13 keeps the tensors of a file until the file is complete. So each tensor has a file of its own.
     writer = dcp.FileSystemWriter(folder, single_file_per_rank=False, sync_files=True, per_thread_copy_ahead=0)
     try:
         with warnings.catch_warnings():
             # torch warns that one process saves alone, as if that were a mistake.
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            dcp.save(
-                tensors, storage_writer=writer, planner=_LazyPlanner(make), process_group=group, no_dist=group is None
-            )
+            dcp.save(tensors, storage_writer=writer, planner=_LazyPlanner(make))
     except dcp.api.CheckpointException as error:
         for failure in error.failures.values():
             cause = failure[0] if isinstance(failure, tuple) else failure

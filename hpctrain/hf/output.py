@@ -45,8 +45,8 @@ def check_output(output: Path, force: bool) -> None:
     is_model = bool(set(held) & set(_WEIGHTS_NAMES)) or set(held) >= _DCP_NAMES
     if not is_model or any((output / name).is_dir() for name in held):
         raise InputError(
-            f"-o {output}: --force replaces a folder with a model ({_WEIGHTS_NAMES[0]} and files beside it), and this "
-            "holds other things; name a new folder"
+            f"-o {output}: --force replaces a folder with a model ({_WEIGHTS_NAMES[0]}, or .metadata and "
+            "tokenizer.json, and files beside it), and this holds other things; name a new folder"
         )
 
 

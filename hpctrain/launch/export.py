@@ -79,9 +79,10 @@ def export(
     with made_whole(output) as made:
         size = _tensor_count(run) * BYTES[dtype]
         check_disk_space(made, size + _SURPLUS_BYTES, "the exported model", -(-size // shard_bytes))
-        architecture = _write_beside(made, folder, run, dtype, done)
+        architecture = _write_beside(made, folder, run, dtype, done, file_format)
         asked: dict[str, Any] = {"output": str(made), "dtype": dtype, "shard_bytes": shard_bytes}
-        ask_worker("export", folder, checkpoint, runner, "exports", **asked, processes=processes, format=file_format)
+        asked |= {"processes": processes, "file_format": file_format}
+        ask_worker("export", folder, checkpoint, runner, "exports", **asked)
         names = sorted(path.name for path in made.iterdir())
         size = sum((made / name).stat().st_size for name in names)
     return ExportResult(done, architecture, names, size, spec.parameters())
@@ -95,7 +96,7 @@ def _tensor_count(run: Run) -> int:
     return sum(tensor.count for tensor in export_architecture(run.model.hf_model, spec).tensors(spec))
 
 
-def _write_beside(made: Path, folder: Path, run: Run, dtype: str, step: int) -> str:
+def _write_beside(made: Path, folder: Path, run: Run, dtype: str, step: int, file_format: ExportFormat) -> str:
     """Write the files of an export that are no tensors, and return the name of the model's class or factory.
 
     A folder for transformers gets config.json, the tokenizer's files, generation_config.json (not for the family
@@ -106,9 +107,11 @@ def _write_beside(made: Path, folder: Path, run: Run, dtype: str, step: int) -> 
         made: folder of the export.
         folder: the run folder.
         step: step of the checkpoint, for the model card.
+        file_format: format of the tensors, for the model card.
     """
     spec = run.spec()
     values: dict[str, Any] = {"run": run, "folder": folder.name, "step": step, "parameters": spec.parameters()}
+    values["file_format"] = file_format
     special = special_tokens(run.data.train_folders[:1], run.effective_objective(), run.data.seq_len)
     if isinstance(spec, ImportedSpec):
         text, _ = hf_tokenizer(Path(run.data.train_folders[0]), special, run.data.seq_len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,7 @@ import tokenizers
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
-from torch.distributed.checkpoint import DefaultLoadPlanner
-from train_site import Outcome, Site, small_topology
+from train_site import Outcome, Site, small_topology, wait_for
 
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.records.run.run import read_run
@@ -52,31 +52,73 @@ def loss_of(folder: Path, rows: np.ndarray) -> float:
     return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
 
 
-def check_dcp(site: Site, run: str, temporary: Path) -> None:
+STOP_AT_THE_THIRD_TENSOR = """
+import os, pathlib, sys, time
+
+if "hpctrain.worker" in sys.orig_argv:
+    real, synced = os.fsync, []
+
+    def fsync(descriptor):
+        real(descriptor)
+        synced.append(descriptor)
+        if len(synced) == 3:
+            pathlib.Path(os.environ["STOPPED"]).touch()
+            time.sleep(600)
+
+    os.fsync = fsync
+"""
+"""Code that Python runs at its start (sitecustomize): a worker stops when it has written three files."""
+
+
+def kill_dcp_export(site: Site, run: str, output: Path, temporary: Path) -> None:
+    """An export that is killed leaves nothing under its name."""
+    (temporary / "site").mkdir()
+    (temporary / "site" / "sitecustomize.py").write_text(STOP_AT_THE_THIRD_TENSOR)
+    stopped = temporary / "stopped"
+    path = os.pathsep.join([str(temporary / "site"), os.environ.get("PYTHONPATH", "")])
+    process = site.start(
+        "export", run, "-o", str(output), "--format", "dcp", env={"PYTHONPATH": path, "STOPPED": str(stopped)}
+    )
+    try:
+        wait_for(stopped.exists, 120, "three tensors")
+    finally:
+        process.kill()
+        process.communicate()
+    assert not output.exists()
+    (leftover,) = output.parent.glob(f".{output.name}.*.tmp")
+    assert len(list(leftover.glob("*.distcp"))) >= 3
+
+
+def test_an_export_for_torch_is_whole_and_has_every_bit(trained: Outcome, site: Site, tmp_path: Path) -> None:
     """The export of step 2 as DCP, by two processes: torch loads it into transformers' model, and it becomes the same
-    folder again, without a difference of one bit."""
+    folder again."""
     import transformers
 
-    done = site.command("export", run, "-o", temporary / "dcp", "--step", "2", "--format", "dcp", "--processes", "2")
-    assert done.returncode == 0, done.stderr
-    done = site.command("convert", temporary / "dcp", "-o", temporary / "back")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{temporary / 'back'}: GPT2LMHeadModel from transformers, ")
-    exported = {
-        name: tensor for file in (site.path / "out").glob("*.safetensors") for name, tensor in load_file(file).items()
-    }
-    again = load_file(temporary / "back" / "model.safetensors")
-    assert again.keys() == exported.keys()
-    assert all(torch.equal(again[name], tensor) for name, tensor in exported.items())
-    config = transformers.AutoConfig.from_pretrained(temporary / "dcp")
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    dcp.load(
-        model.state_dict(),
-        checkpoint_id=temporary / "dcp",
-        planner=DefaultLoadPlanner(allow_partial_load=True),
-        no_dist=True,
-    )
-    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in exported.items())
+    assert trained.folder is not None, trained.said
+    run, out, back, folder = trained.folder.name, tmp_path / "dcp", tmp_path / "back", tmp_path / "hf"
+    kill_dcp_export(site, run, out, tmp_path)
+    for words in (
+        ("export", run, "-o", str(out), "--step", "2", "--format", "dcp", "--processes", "2"),
+        ("convert", str(out), "-o", str(back)),
+        ("export", run, "-o", str(folder), "--step", "2"),
+    ):
+        done = site.command(*words)
+        assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.glob(".dcp.*"))
+    expected, again = (load_file(made / "model.safetensors") for made in (folder, back))
+    assert again.keys() == expected.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in expected.items())
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(out)).eval()
+    state = model.state_dict()
+    names = dcp.FileSystemReader(out).read_metadata().state_dict_metadata
+    dcp.load({name: state[name] for name in names}, checkpoint_id=out, no_dist=True)
+    tokens = torch.arange(64).reshape(2, 32)
+    with torch.no_grad():
+        logits = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()(tokens).logits
+        assert (model(tokens).logits - logits).abs().max() <= 1e-5
+    refused = site.command("export", run, "-o", str(out), "--format", "dcp")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert "holds .metadata; name a new folder, or replace the model in it with --force" in refused.stderr
 
 
 def test_the_loss_is_that_of_transformers_before_and_after(trained: Outcome, site: Site, tmp_path: Path) -> None:
@@ -114,7 +156,6 @@ def test_the_loss_is_that_of_transformers_before_and_after(trained: Outcome, sit
     twice = site.command("export", run, "-o", "out")
     assert twice.returncode == 2
     assert "--force" in twice.stderr
-    check_dcp(site, run, tmp_path)
     half = site.command("export", run, "-o", "out", "--force", "--dtype", "bfloat16")
     assert half.returncode == 0, half.stderr
     assert sorted(path.name for path in site.path.glob("out*")) == ["out"]

@@ -107,16 +107,17 @@ def test_a_program_gets_the_whole_model_by_the_code_of_the_run(trained: Outcome,
     assert refused.startswith("model.import: this process has imported gpt from /elsewhere/gpt.py")
 
 
-def test_an_export_is_loaded_as_its_readme_says(trained: Outcome, site: Site, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file_format", ["hf", "dcp"])
+def test_an_export_is_loaded_as_its_readme_says(trained: Outcome, site: Site, tmp_path: Path, file_format: str) -> None:
     assert trained.folder is not None
-    done = site.command(
-        "export", trained.folder.name, "-o", str(tmp_path / "out"), "--processes", "2", "--max-shard-size", "100KB"
-    )
+    words = ("--format", file_format, "--processes", "2", "--max-shard-size", "100KB")
+    done = site.command("export", trained.folder.name, "-o", str(tmp_path / "out"), *words)
     assert done.returncode == 0, done.stderr
     assert "gpt:make after step 16" in done.stdout
-    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.suffix != ".distcp")
     shards = [f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]
-    assert names == ["README.md", *shards, "model.safetensors.index.json", "tokenizer.json"]
+    tensors = [*shards, "model.safetensors.index.json"] if file_format == "hf" else [".metadata"]
+    assert names == sorted(["README.md", *tensors, "tokenizer.json"])
     readme = (tmp_path / "out" / "README.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     shutil.copytree(trained.folder / "code", tmp_path / "out" / "code")

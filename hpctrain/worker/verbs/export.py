@@ -43,14 +43,14 @@ class ExportRequest:
     checkpoint: str | None
     """Path of a verified checkpoint folder; None: the model before training."""
     output: str
-    """Existing folder to which the safetensors files are written."""
+    """Existing folder to which the files with tensors are written."""
     dtype: str
     """Dtype of the files: float32, bfloat16 or float16."""
     shard_bytes: int
-    """Size limit of one file in bytes. A file is larger only if a single tensor is."""
+    """Size limit of one safetensors file in bytes. A file is larger only if a single tensor is."""
     processes: int = 1
     """Number of processes, which share the tensors."""
-    format: ExportFormat = "hf"
+    file_format: ExportFormat = "hf"
     """Format of the files with tensors."""
 
 
@@ -76,7 +76,7 @@ def export(question: ExportRequest) -> list[str]:
     # A user's factory has built its whole model in this process, and perhaps started threads, which would not survive a
     # fork.
     processes = 1 if question.checkpoint is None and isinstance(run.spec(), ImportedSpec) else question.processes
-    write = _write_dcp if question.format == "dcp" else _write_safetensors
+    write = _write_dcp if question.file_format == "dcp" else _write_safetensors
     return write(_tensors(run, weights), weights, question, output, processes)
 
 
@@ -105,21 +105,22 @@ def _write_dcp(
 ) -> list[str]:
     """Write a DCP folder, and return the names of its files."""
     shares = share_tensors({"": lay_out("", tensors, question.dtype)}, processes)
-    dtype: torch.dtype = getattr(torch, question.dtype)
     with tempfile.TemporaryDirectory(prefix="hpctrain-export-") as meeting:
-
-        def write(rank: int) -> None:
-            share = {placed.tensor.name: placed.tensor for placed in shares[rank]}
-            shapes = {name: tensor.shape for name, tensor in share.items()}
-            group = None
-            if processes > 1:
-                store = dist.FileStore(str(Path(meeting) / "store"), processes)
-                dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
-                group = dist.group.WORLD
-            save_lazily(output, shapes, dtype, lambda name: _whole(share[name], weights, dtype), group)
-
-        run_forked(processes, write)
+        run_forked(processes, lambda rank: _save_share(rank, shares, weights, question, Path(meeting) / "store"))
     return sorted(path.name for path in output.iterdir() if path.name == ".metadata" or path.suffix == ".distcp")
+
+
+def _save_share(
+    rank: int, shares: list[list[PlacedTensor]], weights: Weights, question: ExportRequest, meeting: Path
+) -> None:
+    """Write the tensors of a rank as a part of a DCP folder. The ranks meet at the file `meeting`."""
+    if len(shares) > 1:
+        store = dist.FileStore(str(meeting), len(shares))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=len(shares))
+    dtype: torch.dtype = getattr(torch, question.dtype)
+    share = {placed.tensor.name: placed.tensor for placed in shares[rank]}
+    shapes = {name: tensor.shape for name, tensor in share.items()}
+    save_lazily(Path(question.output), shapes, dtype, lambda name: _whole(share[name], weights, dtype))
 
 
 def _tensors(run: Run, weights: Weights) -> list[HfTensor]:

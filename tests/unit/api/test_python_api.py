@@ -172,6 +172,8 @@ def test_arguments_are_checked_before_anything_starts(folder: Path, tmp_path: Pa
     run = api.load_run(folder)
     with pytest.raises(api.InputError, match="dtype: found 'int8'; allowed: float32, bfloat16, float16"):
         run.export(tmp_path / "model", dtype="int8")
+    with pytest.raises(api.InputError, match="file_format: found 'zip'; allowed: hf, dcp"):
+        run.export(tmp_path / "model", file_format="zip")  # type: ignore[arg-type]
     with pytest.raises(api.InputError, match="split: found 'half'"):
         run.evaluate("text", split="half")
     with pytest.raises(api.InputError, match="samples: found 0"):

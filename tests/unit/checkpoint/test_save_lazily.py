@@ -24,7 +24,7 @@ def made(name: str) -> Tensor:
 
 def test_torch_reads_what_was_written(tmp_path: Path) -> None:
     (tmp_path / "dcp").mkdir()
-    save_lazily(tmp_path / "dcp", SHAPES, torch.bfloat16, made, None)
+    save_lazily(tmp_path / "dcp", SHAPES, torch.bfloat16, made)
     tensors = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in SHAPES.items()}
     dcp.load(tensors, checkpoint_id=tmp_path / "dcp", no_dist=True)
     dcp_to_torch_save(tmp_path / "dcp", tmp_path / "all.pt")
@@ -45,7 +45,7 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
         earlier.append(weakref.ref(tensor))
         return tensor
 
-    save_lazily(tmp_path, SHAPES, torch.float32, make, None)
+    save_lazily(tmp_path, SHAPES, torch.float32, make)
     assert len(alive) == 3
     assert max(alive) <= 1  # torch's loop drops a tensor when it has the next one
 
@@ -55,12 +55,12 @@ def test_the_error_of_a_tensor_is_the_error_of_the_save(tmp_path: Path) -> None:
         raise CheckpointError(f"{name} is gone")
 
     with pytest.raises(CheckpointError, match="is gone"):
-        save_lazily(tmp_path, SHAPES, torch.float32, make, None)
+        save_lazily(tmp_path, SHAPES, torch.float32, make)
 
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "__0_1.distcp").mkdir()
     with pytest.raises(StorageError) as error:
-        save_lazily(tmp_path, SHAPES, torch.bfloat16, made, None)
+        save_lazily(tmp_path, SHAPES, torch.bfloat16, made)
     (line,) = str(error.value).splitlines()
     assert line.startswith(f"{tmp_path}: rank 0 cannot write: ")

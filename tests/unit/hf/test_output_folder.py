@@ -42,6 +42,13 @@ def test_force_replaces_a_model_of_any_kind_and_nothing_else(tmp_path: Path) -> 
     check_output(output, force=True)
     with pytest.raises(InputError, match="--force"):
         check_output(output, force=False)
+    (output / "model.safetensors.index.json").unlink()
+    for name in (".metadata", "__0_0.distcp"):
+        (output / name).touch()
+    with pytest.raises(InputError, match="holds other things"):  # such as the checkpoint of a run
+        check_output(output, force=True)
+    (output / "tokenizer.json").touch()
+    check_output(output, force=True)
     (output / "code").mkdir()
-    with pytest.raises(InputError, match=r"replaces a folder with a model \(model\.safetensors and files"):
+    with pytest.raises(InputError, match=r"replaces a folder with a model \(model\.safetensors, or \.metadata and"):
         check_output(output, force=True)

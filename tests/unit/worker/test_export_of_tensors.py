@@ -6,7 +6,7 @@ import hashlib
 import weakref
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.hf.output import ExportFormat
 from hpctrain.model.build import build_stage
 from hpctrain.records.run.run import run_of
 from hpctrain.worker.verbs.export import ExportRequest, export
@@ -68,11 +69,16 @@ def _state(folder: Path, seed: int) -> dict[str, Tensor]:
     return {f"model.{name}": tensor for name, tensor in weights.items()} | moments
 
 
-def _hashes(folder: Path, checkpoint: Path | None, dtype: str = "bfloat16") -> dict[str, str]:
-    output = folder / "out"
+def _export(folder: Path, checkpoint: Path | None, output: Path, dtype: str, file_format: ExportFormat) -> list[str]:
     output.mkdir(exist_ok=True)
-    names = export(ExportRequest(str(folder), checkpoint and str(checkpoint), str(output), dtype, 8000))
-    return {name: hashlib.sha256((output / name).read_bytes()).hexdigest() for name in names}
+    return export(
+        ExportRequest(str(folder), checkpoint and str(checkpoint), str(output), dtype, 8000, file_format=file_format)
+    )
+
+
+def _hashes(folder: Path, checkpoint: Path | None, dtype: str = "bfloat16") -> dict[str, str]:
+    names = _export(folder, checkpoint, folder / "out", dtype, "hf")
+    return {name: hashlib.sha256((folder / "out" / name).read_bytes()).hexdigest() for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +108,9 @@ def test_the_bytes_do_not_depend_on_how_the_checkpoint_is_cut(
     assert _hashes(folder, _save(tmp_path_factory.mktemp("cut"), state, cuts, files)) == whole
 
 
+@pytest.mark.parametrize("file_format", get_args(ExportFormat))
 def test_one_tensor_of_the_export_is_held_at_a_time(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_format: ExportFormat
 ) -> None:
     held, most, read = [0], [0], SavedWeights.read
 
@@ -116,7 +123,7 @@ def test_one_tensor_of_the_export_is_held_at_a_time(
 
     monkeypatch.setattr(SavedWeights, "read", counted)
     state = _state(folder, 1)
-    _hashes(folder, _save(tmp_path / "saved", state, [2], True))
+    _export(folder, _save(tmp_path / "saved", state, [2], True), tmp_path / "out", "bfloat16", file_format)
     largest = max(tensor.nbytes for tensor in state.values())
     # The tensor before may live until the next one is there.
     assert largest <= most[0] <= 2 * largest < sum(tensor.nbytes for tensor in state.values()) / 3
@@ -133,8 +140,22 @@ def test_step_0_is_the_model_before_training(folder: Path, tmp_path: Path) -> No
     assert torch.equal(exported["transformer.wte.weight"], state["model.embedding.weight"])
 
 
-def test_a_weight_without_a_value_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_dcp_folder_has_the_names_and_the_bits_of_the_safetensors_files(folder: Path, tmp_path: Path) -> None:
+    saved = _save(tmp_path / "saved", _state(folder, 1), [3], True)
+    files = _export(folder, saved, tmp_path / "hf", "bfloat16", "hf")
+    expected = {name: tensor for file in files for name, tensor in load_file(tmp_path / "hf" / file).items()}
+    names = _export(folder, saved, tmp_path / "dcp", "bfloat16", "dcp")
+    assert sorted(names) == sorted([".metadata", *(f"__0_{number}.distcp" for number in range(len(expected)))])
+    metadata = dcp.FileSystemReader(tmp_path / "dcp").read_metadata().state_dict_metadata
+    assert metadata.keys() == expected.keys()
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    dcp.load(tensors, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("file_format", get_args(ExportFormat))
+def test_a_weight_without_a_value_is_named(folder: Path, tmp_path: Path, file_format: ExportFormat) -> None:
     state = _state(folder, 1)
     state["model.layers.1.feed_forward.w1.weight"][3, 4] = float("nan")
     with pytest.raises(HpctrainError, match=r"transformer\.h\.1\.mlp\.c_fc\.weight: has numbers .* in bfloat16"):
-        _hashes(folder, _save(tmp_path / "saved", state, [1], True))
+        _export(folder, _save(tmp_path / "saved", state, [1], True), tmp_path / "out", "bfloat16", file_format)
