@@ -1,9 +1,9 @@
 """`python -m hpctrain.node close`: ends the job of a finished run from another node, because the batch node with the
 job script was lost.
 
-The command runs outside any image, on the first node with ranks in the last generation, if the batch node had no ranks.
-Without it the job's nodes would stay allocated until Slurm gives up the lost node, which takes minutes on most
-clusters.
+The command runs outside any image, on the first node that has ranks in the last generation. It runs only if the batch
+node has no ranks in that generation. Without the command the job's nodes would stay allocated until Slurm gives up the
+lost node, which takes minutes on most clusters.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def fold(slots: Tensor, numbers: Tensor, count: int, cells: int) -> Tensor:
         slots: int64 [k], distinct and sorted: the slot of each number, which is the place of its position in the index.
         numbers: int32 [k].
         count: number of slots in the index.
-        cells: largest length of the sketch, at least 3. The sketch is a little shorter if its pieces do not divide
-            `cells`.
+        cells: largest length of the sketch, at least 3. The sketch is a little shorter if `cells` is not a multiple of
+            3 times the number of its pieces (the equal parts into which the slots are cut).
     """
     layout = _Layout(count, cells)
     sketch = torch.zeros(layout.pieces * layout.cells, dtype=torch.int32, device=numbers.device)

@@ -208,10 +208,11 @@ class PipelinePasses:
 
 
 def warmup_forwards(option: Option) -> FloatArray:
-    """Return [rank] -> the most forwards that the rank can do until its first backward can start, that is, until one
-    micro-batch's forward pass through all stages has ended.
+    """Return [rank] -> the most forwards of the rank that can lie within one micro-batch's forward pass through all
+    stages. The rank's first backward cannot start before this pass has ended.
 
-    Forwards of all stages of the rank count. With gpipe only the forwards of the last micro-batch count.
+    Forwards of all stages of the rank count, those of the pass itself included. With gpipe the number is 1: the rank's
+    forwards of the other micro-batches come in addition to the pass.
     """
     pp, name = option.dims.pp, option.schedule_spec.name
     ranks = np.arange(pp, dtype=np.float64)

@@ -164,7 +164,7 @@ HeldState = dict[DeviceId, tuple[int, frozenset[int]]]
 def minimise_moves(
     cost: CostModel, best: Prediction, previous: Plan, reused_layouts: Sequence[Layout], max_slowdown: float
 ) -> Prediction:
-    """Return a plan about as fast as the best plan that moves less state.
+    """Return a plan about as fast as the best plan; where possible, it moves less state than the best plan does.
 
     It is the first of `reused_layouts` that is fast enough and has the best plan's memory options. If there is none, it
     is the best plan with equal nodes exchanged, so that devices keep the blocks they hold, if that plan is fast enough

@@ -1,4 +1,5 @@
-"""An encoder-decoder like T5, and its counts. Encoder and decoder blocks differ, so counts depend on the cut."""
+"""An encoder-decoder like T5, and its counts of parameters, FLOPs and bytes. Encoder and decoder blocks differ, so the
+counts of a stage depend on the cut."""
 
 from __future__ import annotations
 

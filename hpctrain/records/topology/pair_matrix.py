@@ -1,6 +1,6 @@
 """The pair matrix: figures of all node pairs of a large cluster as arrays, and their file beside topology.json.
 
-Half a million pairs take 300 MB as JSON objects, but only a few MB as arrays of single precision.
+The half million pairs of 1,000 nodes take 300 MB as JSON objects, but only 28 MB as arrays of single precision.
 """
 
 from __future__ import annotations
