@@ -47,8 +47,9 @@ def check_time_limit(run: Run, partitions: Sequence[Partition] = ()) -> None:
 
 
 def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
-    """Return the time limit of the run's job in seconds: the run file's; else the shortest among the partitions in
-    which the job may start, each with its default time, or without one with its time limit. None: no limit.
+    """Return the time limit of the run's job in seconds; None: no limit. The limit is the run file's, else the shortest
+    of the partitions in which the job may start. A partition counts with its default time, or with its time limit if it
+    has no default time.
 
     Args:
         partitions: the cluster's partitions.

@@ -137,8 +137,8 @@ def _as_same_job(given: RunInputs) -> RunInputs:
 
 
 def _forecast(sweep: CheckedSweep, say: Say) -> None:
-    """Check that each run fits into its nodes as last measured; say what the check found about each run and did not
-    find about a run before it, and what all runs together are billed, if that is known.
+    """Check that each run fits into its nodes as last measured. Say for each run after the first what the check found,
+    without lines that hold for an earlier run, too. Then say what all runs together are billed, if that is known.
     """
     checked, known, shown = sweep.checked, dict[str, JobForecast](), set[str]()
     for number, ready in enumerate(sweep.prepared):

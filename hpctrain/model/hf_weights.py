@@ -41,7 +41,8 @@ class HfWeights:
 
     @torch.no_grad()
     def copy_to(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the folder's weights into whole parameters, given as (name, tensor), and convert them to their dtype.
+        """Copy the folder's weights into whole parameters, given as (name, tensor). Each weight is converted to the
+        dtype of its parameter.
 
         The method reads only the bytes of these parameters, one tensor at a time.
         """
@@ -75,8 +76,10 @@ def _part(file: Any, stored: StoredTensor, tensor: HfTensor, number: int) -> Ten
 
 
 def to_hf_tensor(tensor: HfTensor, own: Sequence[Tensor]) -> Tensor:
-    """Return a tensor of a Hugging Face folder, made of the parameters `own` of hpctrain's model, in the order of
-    `tensor`.
+    """Return the tensor of a Hugging Face folder that `tensor` describes.
+
+    Args:
+        own: parameters of hpctrain's model, in the order of `tensor.parameters`.
     """
     if tensor.groups > 1:
         return torch.cat([part.unflatten(0, (tensor.groups, -1)) for part in own], dim=1).flatten(0, 1)

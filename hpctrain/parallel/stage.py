@@ -87,9 +87,9 @@ class TrackedWork(dist.Work):
             works: the messages.
             operation: text that is recorded during the wait, as 'send output of stage 0 mb 1 to rank 2'.
             timeout: how long to wait for a message; None: the timeout of its process group.
-            device: on CUDA, `wait` blocks until the message itself has arrived, so that a hang shows which rank is
-                waited for. `wait` waits for the current stream only, so this rank's sends go on. None: `wait` does not
-                block on CUDA.
+            device: device of the messages. If it is a CUDA device, `wait` blocks until the messages themselves have
+                arrived, so that a hang shows which rank is waited for. Only the current stream is waited for, so this
+                rank's sends go on. None: `wait` does not block on CUDA.
         """
         super().__init__()
         self._works = works
@@ -328,7 +328,7 @@ class InstrumentedStage(PipelineStage):
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
 
     def want_input_gradients(self) -> None:
-        """Mark the buffers of received inputs for a backward pass.
+        """Mark the buffers of received inputs as tensors that require a gradient.
 
         torch 2.11 marks them once, when it makes them in its first pass, and leaves them unmarked if that pass is an
         evaluation. Newer versions mark them in each pass.

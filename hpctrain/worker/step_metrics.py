@@ -142,8 +142,8 @@ def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> 
 
     Args:
         columns: name of a figure -> its values by rank.
-        stage_times: seconds of each stage, [3, stages], the largest over the ranks: computation in the first row,
-            forward in the second, backward in the third.
+        stage_times: seconds of computation of each stage, [3, stages], the largest over the ranks: all computation in
+            the first row, that of the forward passes in the second, that of the backward passes in the third.
     """
     sums = {name: float(column.sum()) for name, column in columns.items()}
     micro_batches = [0] * plan.dp

@@ -74,8 +74,8 @@ def die_with_parent(parent: int) -> bool:
 
 
 def set_child_subreaper(wanted: bool = True) -> bool:
-    """Make orphaned descendants children of this process, which can then wait for them; no longer, if `wanted` is
-    false. Return whether the kernel accepted the setting."""
+    """Make this process the parent of its orphaned descendants, so that it can wait for them. With `wanted` false, undo
+    this. Return whether the kernel accepted the setting."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(wanted))
 
 

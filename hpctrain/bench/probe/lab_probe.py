@@ -120,7 +120,7 @@ class TimeRow:
     directions (`complete`), and the fault codes."""
 
     case: str
-    """Which nodes were probed, and what of them, as text."""
+    """What was measured on which nodes, as text."""
     seconds: float
     """Seconds from the start of the command to its end."""
     pairs: int

@@ -1,7 +1,7 @@
 """`hpctrain completion SHELL`: print the script with which a shell completes hpctrain's commands, options and values.
 
-The shells are Click's, with two changes for settings written KEY=VALUE: bash, which takes '=' for the end of a word, is
-understood, and no space follows a word that ends with '='.
+The scripts are those of Click, with two changes for settings written KEY=VALUE. In bash, which splits words at '=', the
+parts of a setting are joined again. And no space follows a completed word that ends with '='.
 """
 
 from __future__ import annotations

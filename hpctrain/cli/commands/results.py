@@ -1,5 +1,5 @@
-"""Commands that write or print results of runs, `report`, `compare`, `eval` and `export`; and `convert`, which makes of
-another tool's checkpoint the folder that `export` makes of a run's."""
+"""Commands that write or print results of runs: `report`, `compare`, `eval` and `export`. Also `convert`, which makes a
+Hugging Face folder of a checkpoint of another tool."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _GATED = re.compile(r"\.linear_fc1\.(weight|bias)$")
 
 
 def is_megatron_ranks(folder: Path) -> bool:
-    """Whether the folder is such a checkpoint."""
+    """Whether the folder is an older Megatron checkpoint, with folders `mp_rank_…`."""
     return any(_FOLDER.fullmatch(path.name) for path in folder.glob("mp_rank_*"))
 
 

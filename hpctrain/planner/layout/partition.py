@@ -120,8 +120,8 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
 
 
 def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[float, float]]:
-    """Return, for each replica, the pair (seconds without blocks, seconds per block) of a step on its pipeline rank
-    `rank`; equal pairs are listed once.
+    """Return the pairs (seconds without blocks, seconds per block) of a step on the pipeline rank `rank` of all
+    replicas. Replicas with equal pairs share one item of the list.
     """
     seconds = []
     for replica in layout.distinct_replicas:

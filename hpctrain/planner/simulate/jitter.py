@@ -126,8 +126,8 @@ def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> list[flo
 
 
 def _late_turns(layout: Layout, replica: int, jitter: LinkJitter) -> list[tuple[int, float]]:
-    """Return [stage] -> (number of consecutive messages of its tensor-parallel rings in a pass, mean extra seconds of
-    each).
+    """Return [stage] -> (number of consecutive messages of its tensor-parallel rings in the forward or the backward
+    pass of one micro-batch, mean extra seconds of each message).
 
     There are two all-reduces for each block and pass (Shoeybi et al. 2019), of 2(tp − 1) consecutive messages each.
     """
@@ -154,7 +154,7 @@ def _rank_ends(
 
     Args:
         late: mean extra seconds of each message, in the order of `StageDurations.by_message`.
-        late_turns: [stage] -> (number of consecutive tensor-parallel messages in a pass, mean extra seconds of each).
+        late_turns: the result of `_late_turns`.
     """
     by_action, by_message = durations.by_action(), durations.by_message()
     free: list[FloatArray] = [np.zeros(noise.draws) for _ in program.last]

@@ -282,8 +282,8 @@ class EqualBlocks(TransformerSpec):
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Return the bytes of activations that one block keeps for its backward pass, on one of `tp` devices, for a
-        micro-batch of `sequences` sequences: inputs and outputs of both norms, and a part of the tensors that `tp`
-        splits."""
+        micro-batch of `sequences` sequences: inputs and outputs of both norms, and 1/`tp` of the tensors that tensor
+        parallelism splits."""
         backward, _ = self.split_values()
         return int(sequences * seq_len * bytes_per_value * (self.norm_values + backward / tp))
 
