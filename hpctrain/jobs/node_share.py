@@ -33,8 +33,8 @@ def with_node_share(run: Run, state: ClusterState, given: int | None) -> tuple[R
     """Return the run with true or false for `cluster.exclusive`, and a line that says whether the job gets whole nodes
     or a part of each, why, and for whole nodes which GPUs stay idle.
 
-    If it is false, `cluster.sbatch` of the returned run also asks for the CPUs and the memory of the part, unless the
-    run file asks for others there. One task runs on each node, so its CPUs are those of the part.
+    If the job gets parts, `cluster.sbatch` of the returned run also asks for the CPUs and the memory of a part, unless
+    the run file itself asks for CPUs or memory there. One task runs on each node, so a task has the CPUs of the part.
 
     Args:
         run: the run with the number of GPUs that its job requests.
@@ -95,8 +95,8 @@ def node_share(
     Args:
         gpus: GPUs of the job on the node; None or 0 without GPUs.
         cpus: CPUs of the job on the node, if they are known.
-        partitions: partitions in which the job may start. The share is of the CPUs that they give to their jobs, and
-            no more memory than they give to one job.
+        partitions: partitions in which the job may start. The CPUs are a share of those that these partitions let
+            their jobs use on the node. The memory is at most what these partitions give to one job on the node.
     """
     of_node = gpu_count(node.gres) if gpus else node.cpus
     part = gpus or cpus or 0
@@ -172,7 +172,8 @@ def _with_exclusive(run: Run, exclusive: bool, sbatch: list[str] | None = None) 
 
 
 def _whole_words(run: Run, gpus: int | None, counts: Sequence[int], only_whole: str | None) -> str:
-    """Return the line for a job that takes whole nodes; if some of their GPUs stay idle, with the price.
+    """Return the line for a job that takes whole nodes. If GPUs of these nodes stay idle, the line says how many GPUs
+    are billed and how many the run uses.
 
     Args:
         gpus: GPUs that the job requests on each node; None: unknown.

@@ -83,8 +83,8 @@ class Sources(Part):
     skipped_bad: int = Field(default=0, ge=0)
     """Documents left out because their line or row is damaged or holds no text."""
     damaged_files: int = Field(default=0, ge=0)
-    """Damaged files, which are also counted as skipped. The text after the damage is lost; of a compressed text file,
-    all text is lost."""
+    """Damaged files. A text file among them is also counted in skipped_unreadable, and all its text is lost. A file of
+    records is also counted as one in skipped_bad, and its text after the damage is lost."""
     beside_records: int = Field(default=0, ge=0)
     """Text files left out because they are in a folder with files of records, such as JSON lines."""
     other_splits: int = Field(default=0, ge=0)

@@ -221,7 +221,9 @@ class SlurmOptions:
 
     def node_job(self, name: str, runner: Runner) -> tuple[ProbeJob, list[str]]:
         """Return the job that runs something once on each node, for `hpctrain probe` and `hpctrain selfcheck`, with the
-        defaults of this cluster; and lines that name these defaults. An option says how many nodes (`names_nodes`).
+        defaults of this cluster; and lines that name these defaults.
+
+        Call it only if an option says how many nodes the job gets (`names_nodes`).
 
         Args:
             name: name of the job without `--job-name`.

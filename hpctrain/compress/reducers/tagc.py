@@ -221,7 +221,8 @@ class _Choice:
         Args:
             feedback: the residuals of the reducer.
             arrived: bool, whether each of this rank's selected numbers was decoded.
-            union: positions that any rank sent of the tensor, counted over all compressed tensors.
+            union: positions of the tensor's numbers that at least one rank sent. A position counts the numbers of all
+                compressed tensors, so the tensor's first number has the position `start`.
             sums: int32, multiples of `quantum`, at the positions of `union`.
         """
         sent = self.numbers().float() * self.quantum

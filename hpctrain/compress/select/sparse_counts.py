@@ -285,10 +285,10 @@ class AdaptiveSendCounts(SendCounts):
     """
 
     def __init__(self, group: dist.ProcessGroup, layers: int, codec: Adaptive) -> None:
-        """Begin the first variance profile.
+        """Begin to measure the variances, still without any gradients.
 
         Args:
-            group: the ranks.
+            group: the ranks over which variances are combined, and which send the same counts.
             layers: number of compressed tensors.
             codec: the settings.
         """

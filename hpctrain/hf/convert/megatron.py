@@ -59,10 +59,11 @@ class MegatronLayout:
     tool = "Megatron's GPT"
 
     def __init__(self, model: ModelTensors, arguments: Mapping[str, Any]) -> None:
-        """Bring the names of all versions together.
+        """Read the tensors under the same names for every version of Megatron-Core: one tensor per layer, and norms
+        with names of their own.
 
         Args:
-            model: the tensors; those of all layers may be stacked in one.
+            model: the tensors; one tensor may hold those of all layers.
             arguments: Megatron-LM's arguments of the training, by name; empty if the checkpoint has none.
 
         Raises:

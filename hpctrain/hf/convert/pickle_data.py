@@ -131,8 +131,12 @@ class _Reader:
 
 
 def _flat(key: Any) -> Any:
-    """Return a key of a mapping. A tuple in a tuple is refused: built of each other, such tuples take a time to hash
-    that doubles with each level."""
+    """Return a key of a mapping unchanged, unless it is a tuple that holds tuples. If a tuple holds another one twice,
+    at each of many levels, the time to hash it doubles with each level.
+
+    Raises:
+        ValueError: the key is a tuple that holds a tuple.
+    """
     if isinstance(key, tuple) and any(isinstance(item, tuple) for item in key):
         raise ValueError("a key of tuples in tuples")
     return key

@@ -137,7 +137,7 @@ class ReplicaFinish:
     """Lower bounds of the time at which a replica ends its step, computed for many replicas at once.
 
     Args:
-        cuts: [replica, rank] -> blocks.
+        cuts: [replica, rank] -> number of blocks.
         mixes: [replica, rank] -> class of the tensor-parallel group.
     """
 

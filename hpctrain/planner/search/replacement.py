@@ -278,8 +278,8 @@ UnitsByNode = dict[str, list[tuple[TensorParallelGroup, frozenset[int]]]]
 
 
 def _by_node(layout: Layout) -> UnitsByNode:
-    """Return the tensor-parallel groups of each node, in the order of their indices. A group across nodes counts for
-    the node of its first device.
+    """Return the tensor-parallel groups of each node, ascending by the group's field `index`. A group across nodes
+    counts for the node of its first device.
     """
     blocks = [range(*edges) for edges in pairwise([0, *accumulate(layout.blocks)])]
     by_node: UnitsByNode = {}

@@ -292,6 +292,6 @@ def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDim
 
 
 def min_devices_used(devices: int) -> int:
-    """Return the fewest devices that a tried plan uses out of `devices`, if these are more than `EXHAUSTIVE_DEVICES`.
-    Only plans on one device, and plans with a replica for each sequence of the batch, may use fewer."""
+    """Return the fewest devices that a tried plan may use out of `devices`, a number above `EXHAUSTIVE_DEVICES`. Two
+    exceptions use fewer: a plan on one device, and plans with a replica for each sequence of the batch."""
     return devices - devices // IDLE_DIVISOR

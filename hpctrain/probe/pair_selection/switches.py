@@ -212,7 +212,7 @@ class SwitchGroups:
 
         Args:
             distances: latency [a, b] in seconds, NaN where not measured.
-            alive: for each node whether it is alive; the pairs of other nodes are ignored.
+            alive: for each node whether it is alive; pairs with a node that is not alive are ignored.
         """
         sided = distances.copy()
         sided[~alive] = np.nan

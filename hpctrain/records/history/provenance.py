@@ -104,12 +104,13 @@ class CodeState(Part):
 
 
 class ImageIdentity(Part):
-    """The container image of a run."""
+    """The container image of a run. A field is None if it could not be read."""
 
     path: str
     """Path or name of the image."""
     id: str | None = None
-    """The id that the build of a .sif file wrote into its header; another build has another id."""
+    """The id that the build of a .sif file wrote into its header; another build has another id. None for an image of
+    another format."""
     size_bytes: int | None = None
     """Size of the file in bytes."""
     modified_s: float | None = None

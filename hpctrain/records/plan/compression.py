@@ -76,8 +76,9 @@ class Bf16(GradientCodec):
     mode: Literal["bf16"]
     """Gradients are sent in bfloat16, which halves the bytes; each number keeps 8 significant bits."""
     layers: Layers = "all"
-    """Parameters that are compressed. all. non_attention: all but those of attention. Or a list of patterns for names
-    of parameters, with '*', such as 'layers.*.feed_forward.*'. Other parameters are summed exactly."""
+    """Parameters that are compressed. all: all parameters. non_attention: all but those of attention. Or a list of
+    patterns for names of parameters, with '*', such as 'layers.*.feed_forward.*'. Other parameters are summed
+    exactly."""
 
     @property
     def dense_bytes(self) -> float:

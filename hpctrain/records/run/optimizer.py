@@ -94,8 +94,8 @@ def _decayed(
     Args:
         step: number of completed steps.
         warmup: number of warm-up steps.
-        lengths: (completed steps at the end, total steps of the run) for each part of the run between two changes of
-            its number of steps, in order.
+        lengths: the parts of the run between changes of its total number of steps, in order. For each part: (completed
+            steps when the part ended, total number of steps during the part). The last part ends at `step`.
     """
     rate, begin = 1.0, warmup
     if decay == "constant":

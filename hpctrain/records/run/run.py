@@ -270,8 +270,8 @@ class Run(Document):
         """Return the model's dimensions as far as run.yaml states them; the vocabulary may still be unknown.
 
         Raises:
-            InputError: run.yaml names a Hugging Face folder or an imported model, and hpctrain has not yet written its
-                dimensions into it.
+            InputError: run.yaml names a Hugging Face folder or an imported model, and hpctrain has not yet written the
+                model's dimensions into run.yaml.
         """
         if self.model.dims is not None:
             return self.model.dims

@@ -1,7 +1,7 @@
 """`python -m hpctrain.worker eval`: the loss of a run's model on given corpora, whatever plan saved its checkpoint.
 
-The processes validate as those of a run do: by a plan, with replicas that share the sequences, each of which may be cut
-into pipeline stages.
+The processes compute the loss as those of a run compute the validation loss: by a plan. Its replicas share the
+sequences, and each replica may be cut into pipeline stages.
 
 The request is JSON on the command line, the reply is JSON on stdout: {"sets": …} or {"error": …}.
 """
