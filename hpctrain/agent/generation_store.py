@@ -79,8 +79,9 @@ class ProposedGeneration:
     plan: Plan
     """The plan that the generation runs."""
     announce: Callable[[], None]
-    """Writes the public copy of a new plan to the run folder, and the events about the plan and the checkpoint.
-    Called once if the agents agree on this record, and not for a losing proposal."""
+    """Writes a new plan to the run folder (`plan.json` or `plan-<generation>.json`, a copy that users may edit), and
+    the events about the plan and the checkpoint. Called once if the agents agree on this record, and not for a losing
+    proposal."""
 
 
 class GenerationSource(Protocol):

@@ -53,9 +53,8 @@ def slurm_findings(slurm: SlurmFacts | SlurmUnavailable) -> list[DoctorFinding]:
 
 
 def _version(config: ClusterConfig) -> DoctorFinding:
-    """Return the finding, of level `ok`, about Slurm's version, the name of the cluster and its controller, which
-    answers.
-    """
+    """Return the finding, of level `ok`, that gives Slurm's version and the name of the cluster, and says that the
+    controller answers."""
     return _slurm("version", "ok", config["version"], f"cluster '{config['cluster']}'; its controller answers")
 
 

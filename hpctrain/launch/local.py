@@ -65,8 +65,8 @@ def local_gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def share_gpus(gpus: Sequence[str], count: int) -> list[list[str]]:
-    """Return the GPUs of each of `count` virtual nodes: shares of neighbours that differ by one GPU at
-    most, and no GPU in two shares.
+    """Return the GPUs of each of `count` virtual nodes: a range of `gpus` for each node. No GPU is in two ranges, and
+    their lengths differ by at most one GPU.
 
     With fewer GPUs than nodes, no node gets any, and all nodes run on the CPU: NCCL refuses two ranks on one GPU, and
     a plan that mixes GPUs with the CPU is slower than the GPUs alone.

@@ -80,7 +80,7 @@ def causal_attention(
     """Return the results [batch, heads, seq, head_width] of attention to the own and earlier positions.
 
     With a window shorter than the sequence, scores outside of it are computed, too, and masked. With a cap, scores are
-    held in memory: torch's fused attention has none.
+    held in memory, because torch's fused attention has no cap.
 
     Args:
         q: queries [batch, heads, seq, head_width].

@@ -51,8 +51,9 @@ class GenerationMaker:
     event_log: EventLog
 
     def make(self, proposal: Proposal) -> ProposedGeneration:
-        """Return the record of the next generation with its plan, and a function that writes the events and the public
-        plan file, to be called once the agents have agreed on the record.
+        """Return the record of the next generation with its plan, and a function that is called once the agents have
+        agreed on the record. The function writes the events and, if the plan is new, the copy of the plan that users
+        may edit for the next attempt: `plan.json` or `plan-<generation>.json` in the run folder.
 
         Raises:
             RefusedError: the model does not fit on the members' nodes, the plan in the run folder is for other devices,
@@ -151,7 +152,8 @@ class GenerationMaker:
 
         Args:
             nodes: nodes of the proposed generation.
-            pending: gets the event about the plan and the public plan file.
+            pending: gets the event about the plan, and the copy of the plan that users may edit (`plan.json` or
+                `plan-<generation>.json` in the run folder).
             replaced: the plan that can no longer run because its nodes are gone; None without one.
         """
         run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)

@@ -82,8 +82,8 @@ def main(argv: list[str]) -> int:
 
 def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog, stop: _StopRequest) -> int:
     """Probe if the run folder has no topology, prepare the workers' environment, and be the node's agent until
-    the attempt ends; return the agent's exit code. Unless `local`, the node writes its exit marker if the code is not
-    0; else it calls `name_closing_node`.
+    the attempt ends; return the agent's exit code. Unless `local`, the node then calls `name_closing_node` if the code
+    is 0, and writes its exit marker if the code is not 0.
 
     The training does not begin if somebody asks to stop during the probe (EXIT_RESUMABLE) or the probe refuses the
     nodes (EXIT_REFUSED).

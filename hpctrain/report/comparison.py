@@ -125,8 +125,8 @@ def sort_rows(rows: Sequence[ComparedRun], key: SortKey) -> list[ComparedRun]:
     """Return the rows sorted by name, by the smallest loss, by the most tokens per second, or by the fewest node-hours;
     rows without a value for `key` come last.
 
-    The loss is the newest validation loss if every run that has a loss has one, else the training loss of the last
-    step.
+    The loss is the newest validation loss if every run with a training loss has a validation loss too, else the
+    training loss of the last step.
     """
     if key == "name":
         return sorted(rows, key=lambda row: row.name)

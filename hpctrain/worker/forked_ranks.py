@@ -22,7 +22,8 @@ Result = TypeVar("Result")
 
 
 def run_forked(world: int, body: Callable[[int], Result]) -> list[Result]:
-    """Return [body(0), body(1), …], each computed in a process of its own; one alone is computed in this process.
+    """Return [body(0), body(1), …], each computed in a process of its own. If `world` is 1, body(0) is computed in this
+    process.
 
     The calling process must not have used a GPU or started threads, which do not survive a fork. When one process
     fails, the others are ended. All end with the calling process. Unless OMP_NUM_THREADS is set, the processes share

@@ -123,7 +123,8 @@ def step_seconds(row: Mapping[str, Any], rate: float) -> float | None:
 
 
 def loss_at(row: Mapping[str, Any], steps: float) -> float | None:
-    """Return the validation loss after `steps` steps, interpolated linearly; None if its curve does not reach there.
+    """Return the validation loss after `steps` steps, interpolated linearly; None before the first validation of the
+    training and after its last one.
 
     Args:
         row: record of one training; its key `curve` has pairs (step, validation loss).

@@ -1,5 +1,5 @@
-"""Sums of gradients that travel as integers of few bits, for whole and for sharded states. Rounding errors stay in the
-residuals.
+"""Sums of gradients that travel as integers of few bits, for replicas that hold the whole state and for sharded ones.
+Rounding errors stay in the residuals.
 """
 
 from __future__ import annotations

@@ -204,15 +204,15 @@ def _between(ones: Sequence[int], others: Sequence[int], alone: bool) -> list[Pa
 @dataclass(frozen=True)
 class NodePerformance:
     """Bandwidth and latency of one node as ratios. In the first measurement they are relative to the median of all
-    nodes. In a retest they are relative to good pairs in the same rounds, and only the figures with the node's better
-    partner count."""
+    nodes. In a retest they are relative to good pairs in the same rounds, and each figure is the one measured with the
+    partner with which it was best."""
 
     sent: float
     received: float
     latency: float
     times: int
     """Number of measurements of the node: its partners in the first measurement; in a retest the repeats with all its
-    partners, the worse one included."""
+    partners."""
 
     @property
     def bandwidth(self) -> float:

@@ -181,8 +181,9 @@ class DecoderSpec(EqualBlocks):
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Return the bytes of activations that one block keeps for its backward pass, on one of `tp` devices, for a
-        micro-batch of `sequences` sequences: inputs and outputs of all norms (2·`dim` numbers per token and norm), a
-        part of the tensors that `tp` splits and, with `score_cap`, two numbers for each attention score."""
+        micro-batch of `sequences` sequences: inputs and outputs of all norms (2·`dim` numbers per token and norm), and
+        1/tp of the tensors that tensor parallelism splits. With `score_cap`, these tensors include two numbers for each
+        attention score."""
         split = self.split_values()[0] + 2 * self._stored_scores(seq_len)
         split_bytes = int(sequences * seq_len * bytes_per_value * split / tp)
         return split_bytes + self.residual_stream_bytes(sequences, seq_len, bytes_per_value)

@@ -134,7 +134,7 @@ def _judged(total: float, samples: int, targets: int) -> dict[str, Any]:
     """Return the result for one corpus.
 
     Args:
-        total: loss of all targets together, divided by `targets`.
+        total: sum over all sequences of the mean loss of a sequence's targets.
         samples: number of sequences.
         targets: targets of a sequence.
     """
