@@ -210,7 +210,11 @@ class Windows:
 
 
 def _positive(keys: ConfigKeys, key: str, inner: str, value: Any) -> float:
-    """Return the number above 0, or record an error at `key` and return 1."""
+    """Return `value` if it is a number above 0; else record an error at `key` and return 1.
+
+    Args:
+        inner: name of the value in the error: `key` itself, or a key within the mapping at `key`.
+    """
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)
     keys.refuse(key, f"{inner} as a number above 0")

@@ -110,7 +110,8 @@ class OneOf:
     field: str
     key: str
     values: Mapping[Any, Any]
-    """Value of the key -> value of the field. Of keys with one meaning, the first is written."""
+    """Value of the key -> value of the field. If several values of the key stand for one value of the field, `write`
+    takes the first of them."""
     default: Any
     """Value of the key that transformers assumes if it is absent."""
 

@@ -91,7 +91,7 @@ def install(machine: Machine, slurm: SlurmInstallation, which: Which = shutil.wh
 
 
 def require_namespaces(machine: Machine) -> None:
-    """Check that root may make network namespaces here; in a container that takes CAP_SYS_ADMIN.
+    """Check that root may make network namespaces here. In a container, root needs CAP_SYS_ADMIN for this.
 
     Raises:
         RefusedError: the kernel or the container forbids it.

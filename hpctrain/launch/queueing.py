@@ -132,7 +132,7 @@ def start_in_background(prepared: PreparedRun, runner: Runner, clock: Clock, say
     """Start a run of this machine in the background; it goes on after this process has ended.
 
     Raises:
-        CommandError: the run's supervisor cannot be started.
+        CommandError: the background process of the run (`hpctrain train --resume`) cannot be started.
         StorageError: the run folder cannot be written.
     """
     count = fewest_nodes(prepared.run)

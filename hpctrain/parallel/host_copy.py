@@ -14,7 +14,7 @@ class HostCopy:
     """
 
     def __init__(self, number: Tensor) -> None:
-        """Queue the copy.
+        """Queue the copy of the number to the host.
 
         Args:
             number: a tensor with one element; nothing may write to it later.

@@ -37,13 +37,13 @@ def check_machine(name: str, tell: Tell, only: Sequence[str] = ()) -> SelfcheckR
 
 
 def check_here(tell: Tell, only: Sequence[str] = ()) -> SelfcheckReport:
-    """Measure the devices of this machine as a probe of one virtual node, then try the paths, the ways to train and to
-    use a device. Return the report.
+    """Measure the devices of this machine as a probe of one virtual node, then run the selfcheck's paths. Return the
+    report.
 
     Args:
         tell: called with each row of the report as soon as the row is known.
-        only: texts; only paths whose name contains one of them are tried, and the probe is left out. Empty: all paths
-            are tried, after the probe.
+        only: texts; only paths whose name contains one of them are run, and the probe is left out. Empty: all paths
+            are run, after the probe.
 
     Raises:
         HpctrainError: the probe failed, or torch cannot be loaded.

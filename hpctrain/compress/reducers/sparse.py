@@ -30,8 +30,8 @@ class SparseReducer(CodecReducer):
     """The reducer of modes `topk` and `adaptive`: approximate sums, the same bits on every rank. Exempt tensors are
     summed exactly.
 
-    A step in which any rank's gradient is not finite is summed exactly; it changes neither residuals nor variance
-    profiles.
+    A step in which any rank's gradient is not finite is summed exactly. It changes neither residuals nor the variances
+    of gradients that mode `adaptive` measures.
     """
 
     def __init__(self, group: dist.ProcessGroup, state: SparseState, settings: SparseSettings) -> None:

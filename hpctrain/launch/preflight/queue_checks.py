@@ -200,7 +200,7 @@ def _limit_words(prepared: PreparedRun, time: WallTime, limit: TimeLimit | None)
 
 
 def _billed(topology: Topology, price: JobPrice | None) -> BilledResources:
-    """Return what is billed: as the job asks for it, else all nodes and GPUs of the topology."""
+    """Return what is billed: the resources in `price`, or all nodes and GPUs of the topology if `price` is None."""
     if price is not None:
         return BilledResources(price.nodes, price.gpus, price.units_per_h)
     kinds = [topology.device_types[device.type].kind for node in topology.nodes for device in node.devices]

@@ -81,7 +81,8 @@ def _some_end(ranks: RankTimes, cuts: IntArray, mixes: IntArray, numbers: IntArr
 
 @lru_cache(maxsize=16)
 def _cuts(layers: int, most: tuple[int, ...], limit: int) -> IntArray | None:
-    """Return all cuts of a model's blocks into ranks, as [cut, rank] -> blocks; None if there are more than `limit`.
+    """Return all cuts of a model's blocks into ranks, as [cut, rank] -> number of blocks; None if there are more cuts
+    than `limit`.
 
     Args:
         layers: number of the model's blocks.

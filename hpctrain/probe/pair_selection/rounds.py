@@ -216,7 +216,8 @@ class NodePerformance:
 
     @property
     def bandwidth(self) -> float:
-        """The node's bandwidth as a ratio, in its slower direction: the smaller one of `sent` and `received`."""
+        """The node's bandwidth in its slower direction, relative to other nodes (see the class): the smaller one of
+        `sent` and `received`."""
         return min(self.sent, self.received)
 
 

@@ -62,7 +62,8 @@ class YarnRope(Part):
     attention_factor: float | None = Field(default=None, gt=0)
     """Number by which cosines and sines are multiplied. Default: 1 + 0.1·ln(`factor`)."""
     truncate: bool = True
-    """Whether the bounds between slow and fast angles are rounded to whole numbers of an angle."""
+    """Whether the two bounds between fast and slow angles are rounded to whole numbers. A bound is the index of the
+    angle that turns `beta_fast` or `beta_slow` times."""
 
     @property
     def effective_attention_factor(self) -> float:
