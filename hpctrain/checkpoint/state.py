@@ -1,5 +1,5 @@
-"""Names the tensors of a training state, and hashes the weights. Neither depends on the plan: on stages, sharding or
-tensor parallelism.
+"""Names the tensors of a training state, and hashes the weights. Names and hashes do not depend on the plan: on stages,
+sharding or tensor parallelism.
 
 The names are model.<parameter> and, for AdamW's moments, exp_avg.<parameter> and exp_avg_sq.<parameter>. A split tensor
 is a DTensor, so torch.distributed.checkpoint can load it into any other split.

@@ -146,8 +146,8 @@ def _kill_wait(config: ClusterConfig) -> DoctorFinding:
 
 
 def _job_requeue(on: bool) -> DoctorFinding:
-    """Return the finding, of level `ok`, that says whether jobs are requeued after a node failure without asking for
-    it.
+    """Return the finding, of level `ok`, that says whether Slurm requeues a job after a node failure if the job does
+    not ask for it.
     """
     words = "jobs go back into the queue after a node failure "
     words += "unless they say otherwise" if on else "only when they ask for it, as hpctrain's do (--requeue)"

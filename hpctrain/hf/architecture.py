@@ -50,7 +50,8 @@ class Architecture:
         return keys.build_spec(self.spec, **fields)
 
     def write(self, spec: FamilySpec) -> dict[str, Any]:
-        """Return the values of a config.json that describes the spec, as far as the architecture has its settings."""
+        """Return the values of a config.json that describes the spec, as far as the architecture has keys for the
+        spec's settings."""
         config: dict[str, Any] = {"architectures": [self.name], "model_type": self.model_type}
         config |= dict.fromkeys(self.dropout, 0.0)
         for setting in self.settings:

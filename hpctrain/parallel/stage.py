@@ -72,7 +72,8 @@ class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
 
 
 class TrackedWork(dist.Work):
-    """Messages that belong together, as one `Work` for torch to wait for. The wait is recorded in `ACTIVITY`."""
+    """Messages of one operation, such as the sends of a stage's output, as one `Work` for torch to wait for. The wait
+    is recorded in `ACTIVITY`."""
 
     def __init__(
         self,

@@ -218,7 +218,8 @@ class ScannedFolders:
     trusted: list[Path]
     """Run folders that belong to this user, and to which nobody else can write."""
     untrusted: list[UntrustedError]
-    """The reason is that the folder is another user's, or that others can write to it."""
+    """One error for each untrusted run folder. It says that the folder is another user's, or that others can write to
+    the folder."""
 
 
 def is_trusted_run(path: Path, file: str = "run.yaml") -> bool:

@@ -55,8 +55,8 @@ def check_recovery(folder: Path) -> CheckResult:
 
 
 class _Fault:
-    """Kills one worker after the run has made `KILL_AT` steps, and stops the run once it has recovered; kills the run
-    if that takes longer than `LIMIT_S` seconds."""
+    """Kills one worker after the run has made `KILL_AT` steps, and stops the run once it has recovered. Kills the run
+    if it has not recovered `LIMIT_S` seconds after this object was made."""
 
     def __init__(self, job: LocalJob) -> None:
         self.injected = False
@@ -67,7 +67,8 @@ class _Fault:
 
     def tick(self) -> None:
         """Read the run's metrics and events. Kill a worker once step `KILL_AT` is done, stop the run once it has
-        recovered, and kill the run after `LIMIT_S` seconds. Called again and again while the run goes on."""
+        recovered, and kill the run `LIMIT_S` seconds after this object was made. Called again and again while the run
+        goes on."""
         folder = self._job.folder.path
         if self.seconds is not None:
             return

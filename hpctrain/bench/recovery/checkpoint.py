@@ -2,8 +2,8 @@
 
 Each round saves the state of a real trainer in four ways, in an order that rotates: hpctrain's save in the background,
 hpctrain's save when the training waits for the writer, torch's `dcp.save` and torch's `dcp.async_save`. A stall is the
-time until the training may go on. Each round ends with steps while hpctrain's writer works, and with three steps
-without a writer.
+time until the training may go on. At its end, each round times training steps while hpctrain's writer works, and three
+training steps without a writer.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ class SlurmOptions:
         Raises:
             InputError: `--nodes` is a range, or the GPUs do not divide over the nodes.
             RefusedError: no node that the job may get has GPUs.
-            CommandError: the GPUs of the nodes decide how many nodes, and Slurm does not answer.
+            CommandError: the number of nodes depends on how many GPUs a node has, and Slurm does not answer.
         """
         # The keys of a run file are checked together, as in a run file.
         keys = {key: value for key in ("nodes", "nodelist", "exclude") if (value := getattr(self, key)) is not None}

@@ -201,7 +201,7 @@ class _Choice:
     tensor: Tensor
     """The tensor's gradient, which `finish` overwrites with the sums."""
     start: int
-    """Position of the tensor's first number over all compressed tensors."""
+    """Position of the tensor's first number among the numbers of all compressed tensors."""
     whole: Tensor
     """The gradient plus its residual, flat, fp32."""
     places: Tensor

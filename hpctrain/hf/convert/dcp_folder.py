@@ -63,7 +63,8 @@ def tensors_of_dcp(folder: Path) -> dict[str, LazyTensor]:
 
 
 def _tables(value: Any) -> tuple[dict[str, Any], dict[tuple[str, tuple[int, ...]], Any]]:
-    """Return name -> description of a tensor, and (name, offsets of a part) -> where the part is stored."""
+    """Return name -> description of a tensor, and (name, offsets of a part) -> where the part is stored, from `value`,
+    the content of the file .metadata."""
     described, stored = value.state["state_dict_metadata"], value.state["storage_data"]
     if not (
         isinstance(described, dict) and isinstance(stored, dict) and all(isinstance(key, str) for key in described)

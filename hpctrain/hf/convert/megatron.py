@@ -67,7 +67,7 @@ class MegatronLayout:
             arguments: Megatron-LM's arguments of the training, by name; empty if the checkpoint has none.
 
         Raises:
-            FileError: an argument has a value that no model here has.
+            FileError: an argument has a value that no model of hpctrain has.
         """
         self._model = ModelTensors(model.source, dict(_by_layer(model)))
         self._arguments = arguments

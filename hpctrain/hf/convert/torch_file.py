@@ -245,7 +245,7 @@ def sizes(value: Any, length: int | None = None) -> tuple[int, ...]:
     """Return a pickled tuple or `torch.Size` as a tuple of sizes.
 
     Args:
-        length: expected number of sizes; None: any up to 8.
+        length: expected number of sizes; None: any number up to 8.
 
     Raises:
         ValueError: it is something else.

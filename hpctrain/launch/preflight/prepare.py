@@ -150,7 +150,7 @@ def make_folder(
     user's code, and the run's provenance.
 
     Args:
-        software: what this process found of its software before; None: it looks now.
+        software: the software of this process, if it is known already; None: the function finds it out.
 
     Raises:
         InputError: `code` is no folder, or too large to be code.

@@ -39,8 +39,8 @@ MAX_TENSOR_PARALLEL = 16
 
 @dataclass(frozen=True)
 class DescribeRequest:
-    """What the run file says about an imported model, in the keys of `model`, and the facts that its factory may ask
-    for.
+    """What the run file says about an imported model, in the keys of `model` (None: the key is absent), and the facts
+    that the model's factory may ask for.
     """
 
     factory: str

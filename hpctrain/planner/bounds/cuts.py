@@ -285,7 +285,7 @@ class TwoStageRanks:
     Args:
         classes: the classes of tensor-parallel groups.
         mixes: [..., rank] -> index in `classes` of the class of the rank's tensor-parallel group.
-        cuts: [..., rank] -> blocks of the rank.
+        cuts: [..., rank] -> number of blocks of the rank.
     """
 
     def __init__(self, classes: Sequence[UnitClass], mixes: IntArray, cuts: IntArray) -> None:
@@ -312,7 +312,7 @@ class TwoStageRanks:
 
         Returns:
             The seconds if the rank's first stage holds no block, and the seconds that each block in the first stage
-            adds; both [..., rank], as `cuts`.
+            adds; both have the shape of the class's argument `cuts`, [..., rank].
         """
         none = counts.before * self.front_f + counts.between * self.back_f + counts.after * self.front_b + self.back_b
         return none, (counts.before - counts.between) * self.block_f + (counts.after - 1) * self.block_b

@@ -51,8 +51,8 @@ class UnitCounts:
         """Return the least (alpha, beta), in s and s/byte, of a hop of a ring through `size` tensor-parallel groups.
 
         Args:
-            chunks: stages whose gradients each group all-reduces at the same time; these all-reduces share the links
-                between nodes.
+            chunks: number of stages whose gradients each group all-reduces at the same time; these all-reduces share
+                the links between nodes.
             apart: whether the groups lie in several nodes; if False, they lie in one node where that is possible.
         """
         if size <= self.most_in_a_node and not apart:

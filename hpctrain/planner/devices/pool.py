@@ -92,7 +92,7 @@ class DevicePool:
 
     @cached_property
     def framework(self) -> Framework:
-        """hpctrain's runtime, with the bytes of a worker process that the profile measured, if there are any."""
+        """hpctrain's runtime, with the bytes of a worker process from the profile, if the profile has them."""
         measured = self.profile.process_bytes.get(self.devices[0].kind) if self.profile is not None else None
         return replace(HPCTRAIN_FRAMEWORK, process_bytes=measured)
 

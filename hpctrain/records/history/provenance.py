@@ -129,7 +129,7 @@ class RunProvenance(Document):
     """When the file was made, in UTC."""
     software: SoftwareVersions
     slurm: str | None = None
-    """Version of Slurm's commands."""
+    """Version of Slurm's commands; absent for a run that is no Slurm job, or if it cannot be read."""
     code: CodeState | None = None
     """State of the folder `code` of the run file; absent without one, or outside of git."""
     image: ImageIdentity | None = None
