@@ -274,8 +274,8 @@ def parse_announcement(message: Message) -> Announcement:
 def _channel(connection: socket.socket, line_limit: int) -> LineChannel:
     """Return the channel of a connection between agents.
 
-    A send never waits. The socket buffers have room for minutes of heartbeats, so if they are full, the peer hangs, and
-    the channel closes.
+    A send never waits: if the socket buffers are full, the channel closes. They have room for minutes of heartbeats, so
+    only a peer that hangs lets them fill.
 
     Raises:
         OSError: the other side has closed the connection.

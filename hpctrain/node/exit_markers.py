@@ -29,7 +29,8 @@ def write_exit_marker(folder: Path, attempt: int, node: str, members: Sequence[s
         code: the exit code.
 
     Raises:
-        StorageError: the marker cannot be written; the job then ends when Slurm gives up the lost node.
+        StorageError: the marker cannot be written. If too few nodes remain because one was lost, the job then ends only
+            when Slurm gives that node up.
     """
     here = folder / EXIT_MARKERS_FOLDER / str(attempt)
     here.mkdir(parents=True, exist_ok=True)

@@ -132,7 +132,7 @@ def _tied(plan: Plan, run: Run) -> bool:
 
 
 def _half_backwards(plan: Plan) -> Iterator[Action]:
-    """Yield one split backward action (I or W) for each stage that has any in the action table of a replica."""
+    """Yield one split backward action (I or W) for each stage that has any in the action table of any replica."""
     seen = set()
     for replica in range(plan.dp):
         for row in schedule_of(plan, replica)[0].ranks:

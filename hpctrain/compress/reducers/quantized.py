@@ -71,13 +71,13 @@ class IntegerResiduals(Residuals):
         return buffer
 
     def write(self, key: Hashable, messages: Tensor, exempt: int | None = None) -> Tensor:
-        """Add a sum's residual to the gradients in its buffer, and encode the buffer as messages, one part of it for
-        each rank.
+        """Add the residual of the sum `key` to the gradients in the buffer that `begin` returned, and encode the buffer
+        as messages, one part of it for each rank.
 
         The buffer then holds the rounding errors.
 
         Args:
-            key: key of a sum that was begun.
+            key: key of the sum, as given to `begin`.
             messages: [ranks, bytes of a part], uint8; written to.
             exempt: rank whose part is not encoded, and stays unrounded in the buffer; None: all parts are encoded.
 

@@ -84,7 +84,8 @@ class MegatronLayout:
             raise FileError(model.source, wrong)
 
     def config(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys of config.json that shapes and arguments tell.
+        """Return the keys of config.json that follow from the shapes of the tensors and from Megatron-LM's arguments of
+        the training.
 
         Raises:
             FileError: a tensor is missing, or has a shape that does not fit.

@@ -27,7 +27,7 @@ class TransformersLayout:
         self._model = model
 
     def config(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return no keys: every name of a key depends on the family."""
+        """Return no keys of config.json, because the names of the keys depend on the model's family."""
         return {}
 
     def tensors(self, config: Mapping[str, Any]) -> dict[str, LazyTensor]:

@@ -94,7 +94,7 @@ class RankTimes:
         self.classes, self.mixtures = classes, np.array(mixtures)
 
     def _times(self, apart: bool = False) -> RankSeconds:
-        """Return the least seconds of all ranks. Ranks that hold neither end of the model have equal times.
+        """Return lower bounds of the seconds of each rank. Ranks that hold neither end of the model have equal bounds.
 
         Args:
             apart: whether the replicas of a pipeline rank lie in several nodes.

@@ -114,8 +114,8 @@ class UnitClass(NamedTuple):
 def unit_classes(cost: CostModel, unit_counts: UnitCounts, option: Option, shards: int, most: int) -> list[UnitClass]:
     """Return at most `most` classes of tensor-parallel groups, the fastest class first.
 
-    Kinds are sorted by the seconds of a block. A class ends where the factor from a kind to the next slower one is
-    among the `most` − 1 largest factors.
+    A class merges one or more kinds of groups. The kinds are sorted by the seconds of a block. A class ends where the
+    factor from a kind's seconds to those of the next slower kind is among the `most` − 1 largest factors.
 
     Args:
         shards: replicas that share a state, which shortens the update.

@@ -149,10 +149,12 @@ def _replicas_in_order(chosen: Sequence[int], pp: int) -> bool:
 
 
 def _with_members(chosen: Sequence[int], members: dict[int, list[TensorParallelGroup]], pp: int) -> Placement:
-    """Return the placement in which each class is replaced by a group of this class, in the topology's order.
+    """Return the placement whose groups have the classes `chosen`. The groups of each class are taken in the order of
+    `members`.
 
     Args:
-        chosen: classes of the groups, replica by replica.
+        chosen: classes (`interchangeable_classes`) of the placement's tensor-parallel groups, `pp` for each replica,
+            replica by replica.
         members: class -> its tensor-parallel groups.
     """
     waiting = {number: iter(group) for number, group in members.items()}

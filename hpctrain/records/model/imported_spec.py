@@ -121,8 +121,9 @@ class ImportedSpec(BlockStack):
         return self.activation_bytes(sequences, seq_len, tp, bytes_per_value)
 
     def logits_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes that back modules and loss take for a micro-batch: three tensors of the size of the logits
-        (the logits, their log-softmax, and a gradient), and the measured activations of the back modules."""
+        """Return the bytes that the loss and the back modules (`back`, after the blocks) take for a micro-batch: three
+        tensors of the size of the logits (the logits, their log-softmax, and a gradient), and the measured activations
+        of the back modules."""
         back_bytes = self._sequences(sequences, seq_len) * self.back_sizes.activation_bytes * bytes_per_value / 4
         return int(3 * sequences * seq_len * self.vocab * bytes_per_value + back_bytes)
 
