@@ -1,19 +1,14 @@
-"""A Hugging Face folder on disk, from which a run may start: its config.json, where each tensor is in its files, and
-the tokenizer files that an export adds.
+"""A Hugging Face folder on disk, from which a run may start: its config.json, and where each tensor is in its files.
 
 The header of each safetensors file is checked before any tensor is read. Such a file has 8 bytes with the length of a
 JSON header; the header with type, shape and offsets of each tensor; then the tensors, one after the other without holes
 (https://github.com/huggingface/safetensors#format). The module needs no torch, because the folder is checked before a
 job is queued.
-
-An export writes the tokenizer of the run's corpus as the two files that transformers reads: tokenizer.json and
-tokenizer_config.json.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -21,17 +16,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.base.json_text import JsonError, parse_json
-from hpctrain.corpus.prepare.tokenizer import END_OF_TEXT, TOKENIZER_NAME, read_tokenizer
-from hpctrain.corpus.read.objective import SpecialTokens
-from hpctrain.corpus.read.tokens import describe_tokenizer, read_index, read_indexes
+from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME, read_tokenizer
+from hpctrain.corpus.read.tokens import describe_tokenizer, read_indexes
 from hpctrain.hf.architecture import Architecture
 from hpctrain.hf.config import CONFIG_NAME, architecture, dropout_of, spec_of
 from hpctrain.hf.tensors import HfTensor
+from hpctrain.hf.tokenizer import byte_tokenizer
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_name_in
 from hpctrain.records.format.input_file import open_input
@@ -296,64 +288,3 @@ def _are_sizes(value: Any) -> TypeGuard[list[int]]:
 
 def _error(path: Path, text: str, name: str = "") -> FileError:
     return FileError(path, [FieldError(name, f"{text}; copy the folder again")])
-
-
-MASK, START = "[MASK]", "<pad>"
-"""Names of the mask and of the decoder's start token, if the objective adds them to the tokenizer."""
-
-
-def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> tuple[str, dict[str, Any]]:
-    """Return the text of tokenizer.json and the values of tokenizer_config.json for the tokenizer of a corpus folder.
-    tokenizer.json also names the special tokens that the objective adds.
-
-    Args:
-        folder: the corpus folder.
-        special: special tokens of the run's objective.
-        longest: most tokens of a sequence that the model takes.
-
-    Raises:
-        InputError: the folder is missing, or its tokenizer is damaged.
-        FileError: the folder's index.json is damaged.
-    """
-    index = read_index(folder, "data.train[0]")
-    if index.tokenizer.file is None:
-        tokenizer = byte_tokenizer()
-    else:
-        tokenizer = read_tokenizer(folder / index.tokenizer.file, "data.train[0]")
-    names = {number: name for name, number in _added(special).items() if tokenizer.id_to_token(number) is None}
-    for number in sorted(names):
-        if tokenizer.get_vocab_size() == number:  # ids are assigned in sequence
-            tokenizer.add_special_tokens([AddedToken(names[number], special=True)])
-    named = {"eos_token": special.end_of_text, "mask_token": special.mask, "pad_token": special.start}
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": longest,
-        "clean_up_tokenization_spaces": False,
-        **{key: tokenizer.id_to_token(number) for key, number in named.items() if number is not None},
-    }
-    config = {key: value for key, value in config.items() if value is not None}
-    return json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=1) + "\n", config
-
-
-def byte_tokenizer() -> tokenizers.Tokenizer:
-    """Return a tokenizer of the `tokenizers` library with one token for each UTF-8 byte, whose id is the byte; token
-    256 ends a document."""
-    # Byte-level BPE without merges. Its alphabet maps a printable byte to its own character, and the others in order
-    # to characters from 256 on (Radford et al. 2019).
-    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printed]
-    vocabulary = {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
-    return tokenizer
-
-
-def _added(special: SpecialTokens) -> dict[str, int]:
-    """Return name -> id of the mask, the decoder's start token and the sentinels, as far as the objective has them."""
-    tokens = {f"<extra_id_{place}>": number for place, number in enumerate(special.sentinels)}
-    for name, number in ((MASK, special.mask), (START, special.start)):
-        if number is not None:
-            tokens[name] = number
-    return tokens

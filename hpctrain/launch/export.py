@@ -14,9 +14,9 @@ from hpctrain.base.process import Runner
 from hpctrain.base.system.disk_space import check_disk_space
 from hpctrain.corpus.read.objective import SpecialTokens, special_tokens
 from hpctrain.hf.config import CONFIG_NAME, config_of, continued_config, export_architecture
-from hpctrain.hf.folder import hf_tokenizer
 from hpctrain.hf.output import ExportFormat, check_output, made_whole
 from hpctrain.hf.tensors import BYTES
+from hpctrain.hf.tokenizer import hf_tokenizer
 from hpctrain.launch.checkpoints import ask_worker, checkpoint_of, step_of
 from hpctrain.records.model.families import BiasedSpec, FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec

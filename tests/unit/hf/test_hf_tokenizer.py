@@ -17,7 +17,7 @@ from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.prepare.tokenizer import ByteTokenizer, load_tokenizer
 from hpctrain.corpus.read.objective import special_tokens
 from hpctrain.corpus.read.tokens import read_index
-from hpctrain.hf.folder import byte_tokenizer, hf_tokenizer
+from hpctrain.hf.tokenizer import byte_tokenizer, hf_tokenizer
 from hpctrain.records.run.objective import Masked, SpanCorruption
 
 TEXT = "The model trains; the model's tokens are counted.\n" * 40
