@@ -25,7 +25,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, HpctrainError, InputError, RefusedError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
-from hpctrain.hf.folder import dropout_warning
+from hpctrain.hf.folder import hf_warnings
 from hpctrain.launch import local_run
 from hpctrain.launch.local import check_gpus
 from hpctrain.launch.local_run import LocalJob, LocalJobResult
@@ -77,7 +77,7 @@ def train(
 
     def warnings(job: LocalJob) -> Iterator[str]:
         yield from checkpoint_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
-        yield from dropout_warning(prepared.run)
+        yield from hf_warnings(prepared.run)
         yield from omitted_secrets_text(job.folder.path)
 
     return _supervise(lambda: local_run.start(prepared, runs_folder(), runner, clock), warnings, on_step, progress)

@@ -21,7 +21,7 @@ class Architecture:
     """Name of the class, as config.json has it in `architectures`."""
     model_type: str
     """Name of the class's kind of config.json, `model_type`."""
-    spec: type[FamilySpec]
+    spec: type[Any]
     """The family of hpctrain's models."""
     settings: tuple[Setting, ...]
     """What config.json says of the model."""

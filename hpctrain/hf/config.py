@@ -13,9 +13,12 @@ from hpctrain.hf.architecture import Architecture
 from hpctrain.hf.architectures import ARCHITECTURES
 from hpctrain.hf.config_keys import ConfigKeys, short_repr
 from hpctrain.hf.settings import effective
+from hpctrain.hf.transformers_row import transformers_row
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import EncoderSpec, FamilySpec, Gpt2Spec, HfModel
+from hpctrain.records.model.families import EncoderSpec, FamilySpec, Gpt2Spec
+from hpctrain.records.model.hf_model import HfModel, HfSpec
+from hpctrain.records.model.transformers_spec import TransformersSpec
 
 CONFIG_NAME = "config.json"
 
@@ -53,14 +56,24 @@ def architecture(config: Mapping[str, Any], source: str) -> Architecture:
     raise FileError(source, [FieldError("architectures", text)])
 
 
-def export_architecture(hf_model: HfModel | None, spec: FamilySpec) -> Architecture:
+def architecture_of(hf_model: HfModel) -> Architecture:
+    """Return the class of transformers of a folder that hpctrain has read."""
+    if isinstance(hf_model.dims, TransformersSpec):
+        return transformers_row(hf_model.dims)
+    return architecture(hf_model.config, "model.found.config")
+
+
+def export_architecture(hf_model: HfModel | None, spec: HfSpec) -> Architecture:
     """Return the class of transformers as which a run's model is exported: the class of the Hugging Face folder from
     which the run started, else the first class in `ARCHITECTURES` that has all settings of the spec.
 
     Raises:
         InputError: no class has all settings of the spec.
     """
-    return architecture_for(spec) if hf_model is None else architecture(hf_model.config, "model.found.config")
+    if hf_model is not None:
+        return architecture_of(hf_model)
+    assert not isinstance(spec, TransformersSpec), "such a model is that of a folder"
+    return architecture_for(spec)
 
 
 def architecture_for(spec: FamilySpec) -> Architecture:
@@ -121,7 +134,7 @@ def config_of(spec: FamilySpec, seq_len: int, special: SpecialTokens) -> dict[st
             return config | tokens
 
 
-def continued_config(recorded: Mapping[str, Any], spec: FamilySpec, seq_len: int) -> dict[str, Any]:
+def continued_config(recorded: Mapping[str, Any], spec: HfSpec, seq_len: int) -> dict[str, Any]:
     """Return the values of a config.json for a run that started from a Hugging Face folder: those of that folder,
     changed where the run's weights need another value.
 

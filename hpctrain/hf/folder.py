@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -27,7 +28,9 @@ from hpctrain.hf.tokenizer import byte_tokenizer
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_name_in
 from hpctrain.records.format.input_file import open_input
-from hpctrain.records.model.families import FamilySpec, HfModel
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.hf_model import HfModel
+from hpctrain.records.model.transformers_spec import TransformersSpec
 from hpctrain.records.run.run import Run
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -63,9 +66,16 @@ class StoredTensor:
     size_bytes: int
 
 
-def with_hf_folder(run: Run) -> Run:
+Fallback = Callable[[FileError], HfModel]
+"""Function that reads a folder whose config.json hpctrain's own families refuse with an error."""
+
+
+def with_hf_folder(run: Run, fallback: Fallback | None = None) -> Run:
     """Return the run with what the Hugging Face folder at `model.hf` says as `model.found`: config, dimensions and
     weights hash. A run without `model.hf`, or with `model.found` already, is returned unchanged.
+
+    Args:
+        fallback: reads a folder whose config.json is of none of hpctrain's own families; None: it is refused.
 
     Raises:
         InputError: the folder is missing or has no safetensors files, or its tokenizer differs from that of the data.
@@ -74,15 +84,24 @@ def with_hf_folder(run: Run) -> Run:
     if run.model.hf is None or run.model.hf_model is not None:
         return run
     folder = Path(run.model.hf)
-    hf_model = read_folder(folder)
+    hf_model = read_folder(folder, fallback)
     _check_tokenizer(run, folder)
     return run.model_copy(update={"model": run.model.model_copy(update={"hf_model": hf_model})})
 
 
-def dropout_warning(run: Run) -> list[str]:
-    """Return a list with a warning if transformers would train the model in the run's Hugging Face folder with dropout,
-    which hpctrain's models do not have; else an empty list."""
-    dropout = [] if run.model.hf_model is None else dropout_of(run.model.hf_model.config)
+def hf_warnings(run: Run) -> list[str]:
+    """Return warnings about the model in the run's Hugging Face folder: what a model that transformers builds lacks; or
+    that transformers would train it with dropout, which hpctrain's models do not have. Without a folder, return []."""
+    if run.model.hf_model is None:
+        return []
+    spec = run.model.hf_model.dims
+    if isinstance(spec, TransformersSpec):
+        return [
+            f"model.hf: transformers builds this model, a {spec.architecture} ({spec.because}): without tensor and "
+            "sequence parallelism, with weights gathered in fp32, and with sizes that were measured on this machine; "
+            "every node needs transformers"
+        ]
+    dropout = dropout_of(run.model.hf_model.config)
     text = f"model.hf: transformers would train this model with {', '.join(dropout)}; models here have no dropout"
     return [text] * bool(dropout)
 
@@ -117,9 +136,12 @@ def _vocabulary(path: Path, field: str) -> dict[str, int]:
     return vocabulary
 
 
-def read_folder(path: Path) -> HfModel:
+def read_folder(path: Path, fallback: Fallback | None = None) -> HfModel:
     """Return the config, dimensions and weights hash of a Hugging Face folder, after the check that it has all tensors
     of the model.
+
+    Args:
+        fallback: reads a folder whose config.json is of none of hpctrain's own families; None: it is refused.
 
     Raises:
         InputError: the folder does not exist, or has no safetensors files.
@@ -129,14 +151,29 @@ def read_folder(path: Path) -> HfModel:
     if not (path / CONFIG_NAME).is_file():
         missing = f"has no {CONFIG_NAME}" if path.is_dir() else "no such folder"
         raise InputError(f"model.hf: {path}: {missing}; name one with config.json and safetensors files in it")
-    config = read_json(path / CONFIG_NAME)
-    if not isinstance(config, dict):
-        raise FileError(path / CONFIG_NAME, [FieldError("", "found no keys; name the folder of a model")])
-    spec = spec_of(config, str(path / CONFIG_NAME))
+    config = read_config(path)
+    try:
+        spec = spec_of(config, str(path / CONFIG_NAME))
+    except FileError as error:
+        if fallback is None:
+            raise
+        return fallback(error)
     row = architecture(config, str(path / CONFIG_NAME))
     stored = stored_tensors(path, row)
     _check(path, spec, row, stored)
     return HfModel(config=config, dims=spec, weights_sha256=weights_sha256(stored))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the values of the config.json in a Hugging Face folder.
+
+    Raises:
+        FileError: the file is missing or has no keys.
+    """
+    config = read_json(path / CONFIG_NAME)
+    if not isinstance(config, dict):
+        raise FileError(path / CONFIG_NAME, [FieldError("", "found no keys; name the folder of a model")])
+    return config
 
 
 def stored_tensors(path: Path, row: Architecture) -> dict[str, StoredTensor]:
@@ -147,7 +184,17 @@ def stored_tensors(path: Path, row: Architecture) -> dict[str, StoredTensor]:
         InputError: the folder has no safetensors files.
         FileError: a file is damaged.
     """
-    return {row.current_name(item.name): item for file in _shard_files(path) for item in tensors_in(file)}
+    return {row.current_name(item.name): item for item in safetensors_in(path)}
+
+
+def safetensors_in(path: Path) -> list[StoredTensor]:
+    """Return all tensors of a Hugging Face folder, under their names in its files.
+
+    Raises:
+        InputError: the folder has no safetensors files.
+        FileError: a file is damaged.
+    """
+    return [item for file in _shard_files(path) for item in tensors_in(file)]
 
 
 def find_stored(tensor: HfTensor, stored: dict[str, StoredTensor]) -> StoredTensor | None:

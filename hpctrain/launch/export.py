@@ -18,8 +18,10 @@ from hpctrain.hf.output import ExportFormat, check_output, made_whole
 from hpctrain.hf.tensors import BYTES
 from hpctrain.hf.tokenizer import hf_tokenizer
 from hpctrain.launch.checkpoints import ask_worker, checkpoint_of, step_of
-from hpctrain.records.model.families import BiasedSpec, FamilySpec
+from hpctrain.records.model.families import BiasedSpec
+from hpctrain.records.model.hf_model import HfSpec
 from hpctrain.records.model.imported_spec import ImportedSpec
+from hpctrain.records.model.transformers_spec import TransformersSpec
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.folder import check_trusted
 
@@ -126,11 +128,12 @@ def _write_beside(made: Path, folder: Path, run: Run, dtype: str, step: int, fil
     return architecture
 
 
-def _write_config(made: Path, run: Run, spec: FamilySpec, special: SpecialTokens, dtype: str) -> dict[str, Any]:
+def _write_config(made: Path, run: Run, spec: HfSpec, special: SpecialTokens, dtype: str) -> dict[str, Any]:
     """Write the files that transformers reads, besides the tensors, and return the content of config.json."""
     if run.model.hf_model is not None:
         config = continued_config(run.model.hf_model.config, spec, run.data.seq_len)
     else:
+        assert not isinstance(spec, TransformersSpec), "such a model is that of a folder"
         config = config_of(spec, run.data.seq_len, special)
     config["torch_dtype"] = dtype
     if spec.family != "encoder":

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import RefusedError
 from hpctrain.base.process import Runner
-from hpctrain.hf.folder import dropout_warning
+from hpctrain.hf.folder import hf_warnings
 from hpctrain.jobs.bad_nodes import record_excluded_nodes
 from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency
 from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
@@ -78,7 +78,7 @@ def prepare_submission(given: RunInputs, here: bool, slurm: Slurm, runner: Runne
         check_not_queued_here(slurm, f"add --local (in the background), or {train}")
     prepared = prepare(given, runner, queued=queued)
     say(checkpoint_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan))
-    say(dropout_warning(prepared.run))
+    say(hf_warnings(prepared.run))
     return prepared
 
 

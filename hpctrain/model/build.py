@@ -14,16 +14,19 @@ from torch import Tensor, nn
 from hpctrain.model.decoder import Decoder, Gpt2
 from hpctrain.model.encoder import Encoder
 from hpctrain.model.encoder_decoder import EncoderDecoder
+from hpctrain.model.from_transformers.stage import build_transformers
 from hpctrain.model.imported.model import build_imported
 from hpctrain.model.layers import StageBlocks, TransformerPart
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import EncoderSpec, FamilySpec, Gpt2Spec
+from hpctrain.records.model.hf_model import HfSpec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
+from hpctrain.records.model.transformers_spec import TransformersSpec
 
 
 @torch.no_grad()
-def initialise(named: Iterable[tuple[str, Tensor]], spec: FamilySpec, seed: int) -> None:
+def initialise(named: Iterable[tuple[str, Tensor]], spec: HfSpec, seed: int) -> None:
     """Initialise parameters by name: biases with zeros, norms so that they multiply by one, all others from a normal
     distribution. The row of the padding token in an embedding is zero, as in torch.
 
@@ -42,7 +45,7 @@ def initialise(named: Iterable[tuple[str, Tensor]], spec: FamilySpec, seed: int)
             parameter[spec.padding_id] = 0.0
 
 
-def standard_deviation(spec: FamilySpec, name: str) -> float:
+def standard_deviation(spec: HfSpec, name: str) -> float:
     """Return the standard deviation of a matrix's initial weights, by the matrix's name.
 
     Most matrices have `init_std` of the spec. In models with pre-norm, the two projections of a block that write to the
@@ -98,14 +101,19 @@ def build_part(spec: Spec, blocks: StageBlocks, seed: int, fill: Fill | None = N
         if fill is not None:
             fill(part)
         return part
-    with torch.device("meta"):
-        module = build_modules(spec, blocks)
-    module.to_empty(device="cpu")
-    module.tie()
+    module = build_transformers(spec, blocks) if isinstance(spec, TransformersSpec) else _uninitialised(spec, blocks)
     if fill is not None:
         fill(module)
     else:
         initialise(module.named_parameters(), spec, seed)
+    return module
+
+
+def _uninitialised(spec: FamilySpec, blocks: StageBlocks) -> nn.Module:
+    with torch.device("meta"):
+        module = build_modules(spec, blocks)
+    module.to_empty(device="cpu")
+    module.tie()
     return module
 
 

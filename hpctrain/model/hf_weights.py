@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import InputError
-from hpctrain.hf.config import CONFIG_NAME, architecture
+from hpctrain.hf.config import architecture_of
 from hpctrain.hf.folder import StoredTensor, find_stored, stored_tensors, weights_sha256
 from hpctrain.hf.tensors import HfTensor
-from hpctrain.records.model.families import HfModel
+from hpctrain.records.model.hf_model import HfModel
 
 
 class HfWeights:
@@ -24,7 +24,7 @@ class HfWeights:
 
     def __init__(self, model: HfModel, folder: Path) -> None:
         self._tensors: dict[str, tuple[HfTensor, int]] = {}
-        row = architecture(model.config, str(folder / CONFIG_NAME))
+        row = architecture_of(model)
         for tensor in row.tensors(model.dims):
             for number, name in enumerate(tensor.parameters):
                 self._tensors.setdefault(name, (tensor, number))

@@ -53,8 +53,10 @@ def _recomputed(forward: Callable[..., Any], level: Recompute) -> Callable[..., 
         options["context_fn"] = _selective
 
     @functools.wraps(forward)
-    def recomputed(*args: Any) -> Any:
-        return checkpoint(forward, *args, **options) if torch.is_grad_enabled() else forward(*args)
+    def recomputed(*args: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **named)
+        return checkpoint(functools.partial(forward, **named), *args, **options)
 
     return recomputed
 

@@ -30,6 +30,7 @@ from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import EncoderSpec, FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
+from hpctrain.records.model.transformers_spec import TransformersSpec
 
 SEQUENCE = Shard(1)
 """DTensor placement of activations [batch, seq, dim] that are split along the sequence."""
@@ -57,6 +58,7 @@ def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: Spec, seque
         for block in blocks_of(module).values():
             parallelize_module(block, mesh, _declared_styles(spec))
         return
+    assert not isinstance(spec, TransformersSpec), "its plans have tp 1"
     stream = SEQUENCE if sequence else Replicate()
     for block in blocks_of(module).values():
         names = {name for name, _ in block.named_modules()}

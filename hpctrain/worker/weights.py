@@ -17,6 +17,7 @@ from hpctrain.model.build import Fill, build_modules, build_part, initialise
 from hpctrain.model.hf_weights import HfWeights
 from hpctrain.model.layers import StageBlocks
 from hpctrain.records.model.imported_spec import ImportedSpec
+from hpctrain.records.model.transformers_spec import TransformersSpec
 from hpctrain.records.run.run import Run
 
 PREFIX = "model."
@@ -73,12 +74,14 @@ class FirstWeights:
         self._run = run
         spec, whole = run.spec(), StageBlocks(0, run.spec().layers, True, True)
         if isinstance(spec, ImportedSpec):
-            model = build_part(spec, whole, run.seed, first_fill(run))
+            self._model: dict[str, Tensor] = dict(build_part(spec, whole, run.seed, first_fill(run)).named_parameters())
+        elif isinstance(spec, TransformersSpec):
+            self._model = {name: torch.empty(shape, device="meta") for name, shape in spec.tensors()}
         else:
             with torch.device("meta"):
                 model = build_modules(spec, whole)
                 model.tie()
-        self._model = dict(model.named_parameters())
+            self._model = dict(model.named_parameters())
         self._hf = _hf_weights(run)
 
     @property

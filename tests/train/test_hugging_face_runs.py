@@ -41,6 +41,22 @@ def trained(site: Site) -> Outcome:
     return site.train("run.yaml", "--local", "2", "--topology", "two.json", *words)
 
 
+@pytest.fixture(scope="module")
+def built_by_transformers(site: Site) -> Outcome:
+    """Three steps from a StableLM, which is none of our families, in two stages."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.StableLmConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=7,
+    )  # fmt: skip
+    transformers.StableLmForCausalLM(config).save_pretrained(site.path / "stablelm")
+    small_topology(2).write(site.path / "two.json")
+    words = [word for text in ("model={hf: stablelm}", *SETTINGS) for word in ("--set", text)]
+    return site.train("run.yaml", "--local", "2", "--topology", "two.json", *words)
+
+
 def loss_of(folder: Path, rows: np.ndarray) -> float:
     """transformers' own loss of a batch [n, seq + 1]."""
     import transformers
@@ -173,3 +189,22 @@ def test_the_loss_is_that_of_transformers_before_and_after(trained: Outcome, sit
     assert len(done.stderr.splitlines()) == 1
     assert "another tokenizer (bytes, vocabulary 257)" in done.stderr
     assert f"--tokenizer {site.path / 'out' / 'tokenizer.json'}" in done.stderr
+
+
+def test_a_model_that_transformers_builds_is_trained_and_exported(built_by_transformers: Outcome, site: Site) -> None:
+    done = built_by_transformers
+    assert done.code == 0, done.said
+    assert done.folder is not None
+    words = "transformers builds this model, a StableLmForCausalLM (hpctrain has no such family): without tensor"
+    assert words in done.said
+    assert {tuple(place.layers) for place in done.rows[0].placement or []} in ({(0,), (1, 2)}, {(0, 1), (2,)})
+    corpus = Corpus.open([str(site.path / "data")], "train", 64)
+    rows = [corpus.rows(3, 4 * step, 4) for step in range(3)]
+    assert done.losses()[0] == pytest.approx(loss_of(site.path / "stablelm", rows[0]), abs=1e-5)
+    exported = site.command("export", done.folder.name, "-o", "stablelm-out", "--step", "2")
+    assert exported.returncode == 0, exported.stderr
+    assert done.losses()[2] == pytest.approx(loss_of(site.path / "stablelm-out", rows[2]), abs=1e-5)
+    names = ("stablelm", "stablelm-out")
+    before, after = (json.loads((site.path / name / "config.json").read_text()) for name in names)
+    differing = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    assert differing <= {"eos_token_id", "dtype", "torch_dtype", "transformers_version"}

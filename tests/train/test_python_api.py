@@ -158,7 +158,7 @@ def test_an_exception_right_after_the_start_leaves_no_process(
     for name, value in CPU_ONLY.items():
         monkeypatch.setenv(name, value)
     small_topology(2).write(workplace / "two.json")
-    monkeypatch.setattr("hpctrain.api.training.dropout_warning", lambda run: ["the model may not fit"])
+    monkeypatch.setattr("hpctrain.api.training.hf_warnings", lambda run: ["the model may not fit"])
 
     def fail(line: str) -> None:
         if words in line:

@@ -19,12 +19,14 @@ from rich.table import Table
 from hpctrain.base.errors import FileError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
+from hpctrain.cli.answers import warn
 from hpctrain.cli.options.completion import complete_runs
 from hpctrain.cli.options.given_topology import nodelist_option, select_nodes, warn_if_stale
 from hpctrain.cli.options.parameters import FILE, PATH, FiniteNumber, node_names, numbers_by_name, set_option
 from hpctrain.cli.options.slurm_options import no_job_options
 from hpctrain.cli.views.console import table_console
 from hpctrain.cli.views.plan_explanation import explanation
+from hpctrain.hf.folder import hf_warnings
 from hpctrain.launch.preflight.checks import MAX_AGE_DAYS
 from hpctrain.launch.preflight.prepare import with_model_sizes
 from hpctrain.planner import PlanRequest, Solver, make_plan
@@ -145,6 +147,7 @@ def plan_command(
     if not force:
         _refuse_edited(output)
     run, spec = with_model_sizes(read_run(run_file, overrides), SystemRunner())
+    warn(hf_warnings(run))
     topology = Topology.read(topology_file)
     if nodelist is not None:
         topology = select_nodes(topology, nodelist, topology_file)

@@ -20,7 +20,7 @@ from hpctrain.cli.options.given_topology import warn_if_stale
 from hpctrain.cli.options.parameters import PATH, RUN, set_option
 from hpctrain.cli.options.slurm_options import no_job_options
 from hpctrain.cli.options.starting import profile_option, traces_line, with_profile
-from hpctrain.hf.folder import dropout_warning
+from hpctrain.hf.folder import hf_warnings
 from hpctrain.launch.local import check_gpus, local_nodes
 from hpctrain.launch.local_run import LocalJob, LocalJobResult, ResumedRun, check_resumed, resume, start
 from hpctrain.launch.preflight.changed_settings import changes_text
@@ -87,7 +87,7 @@ def train_command(
             return
         job = start(prepared, runs_folder(), SystemRunner(), SystemClock())
         space = checkpoint_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
-        warn([*space, *dropout_warning(prepared.run), *omitted_secrets_text(job.folder.path)])
+        warn([*space, *hf_warnings(prepared.run), *omitted_secrets_text(job.folder.path)])
     _watch(job, as_json)
 
 

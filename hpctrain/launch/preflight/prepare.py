@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import CommandTimeoutError, InputError
+from hpctrain.base.errors import CommandTimeoutError, FieldError, FileError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.corpus.read.mixture import open_training
 from hpctrain.corpus.read.objective import SpecialTokens, special_tokens
@@ -22,7 +22,9 @@ from hpctrain.launch.local import check_gpus, local_nodes
 from hpctrain.launch.preflight.checks import check_devices, check_plan, check_topology
 from hpctrain.launch.preflight.provenance import SubmittedSoftware, write_provenance
 from hpctrain.launch.worker_request import worker_reply
+from hpctrain.records.model.block_stack import TransformerSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.hf_model import HfModel
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, lengths, resolved_objective
@@ -181,13 +183,13 @@ def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tupl
         InputError: the data is not prepared, or something is wrong with the imported model.
         FileError: a Hugging Face folder cannot be used.
     """
-    run = with_hf_folder(run)
+    run = with_hf_folder(run, lambda error: built_by_transformers(run, error, runner))
     model = run.model
     if model.import_ is None:
         spec = run.spec()
         if reason := spec.sequence_length_error(run.data.seq_len):
             raise InputError(f"data.seq_len is {run.data.seq_len}, and {reason}")
-        if not isinstance(spec, ImportedSpec) and spec.vocab is None:
+        if isinstance(spec, TransformerSpec) and spec.vocab is None:
             spec = spec.model_copy(
                 update={"vocab": special_tokens_for(run, resolved_objective(run.objective, spec)).vocabulary}
             )
@@ -231,3 +233,30 @@ def _ask(run: Run, tokens: int, code: Path | None, runner: Runner) -> ImportedSp
     if "error" in answer:
         raise InputError(answer["error"])
     return ImportedSpec.model_validate(answer["spec"])
+
+
+def built_by_transformers(run: Run, refused: FileError, runner: Runner) -> HfModel:
+    """Return what the folder `model.hf` holds, if transformers can build its model and hpctrain can cut it.
+
+    Args:
+        refused: why the model is none of hpctrain's own families.
+
+    Raises:
+        FileError: neither is possible.
+        HpctrainError: the process that builds the model failed.
+    """
+    unknown = refused.mistakes[0].field == "architectures"
+    because = "hpctrain has no such family" if unknown else "; ".join(f"{m.field}: {m.text}" for m in refused.mistakes)
+    question = {"folder": run.model.hf, "because": because, "seq_len": run.data.seq_len, "seed": run.seed}
+    try:
+        _, answer = worker_reply("describe", question, runner, f"builds the model of {run.model.hf}", limit_s=LIMIT_S)
+    except CommandTimeoutError:
+        answer = {"error": f"{run.model.hf}: transformers gave no model within {LIMIT_S:g} s"}
+    if "error" not in answer:
+        return HfModel.model_validate(answer["hf_model"])
+    *others, last = refused.mistakes
+    # The names of all architectures that hpctrain has would hide what transformers says.
+    reasons = last.text.partition("; allowed: ")[0] if unknown else last.text
+    reason = str(answer["error"]).removeprefix(f"{refused.path}: ")
+    text = f"{reasons}; transformers cannot build it either: {reason}"
+    raise FileError(refused.path, [*others, FieldError(last.field, text)])

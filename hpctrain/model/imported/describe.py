@@ -31,7 +31,8 @@ from hpctrain.model.imported.checks import (
 )
 from hpctrain.model.imported.model import call_factory, check_weights, shapes_of, split_into_pieces, weights_of
 from hpctrain.model.imported.user_error import describe_user_error
-from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes, Split
+from hpctrain.records.model.imported_spec import ImportedSpec, Split
+from hpctrain.records.model.measured_stack import PartSizes
 
 MAX_TENSOR_PARALLEL = 16
 """The largest tensor-parallel degree that is tried."""
@@ -91,9 +92,9 @@ def describe(question: DescribeRequest) -> ImportedSpec:
         vocab=logits.shape[2],
         layers=len(pieces.block_paths),
         dim=hidden.shape[2],
-        front_sizes=_sizes(front, tokens, set()),
-        block_sizes=_sizes([block], hidden, set()),
-        back_sizes=_sizes(back, hidden, shared),
+        front_sizes=measured_sizes(front, tokens, set()),
+        block_sizes=measured_sizes([block], hidden, set()),
+        back_sizes=measured_sizes(back, hidden, shared),
         split_parameters=split_parameters,
         split_activation_bytes=split_bytes,
         tensor_parallel_degrees=degrees,
@@ -102,7 +103,7 @@ def describe(question: DescribeRequest) -> ImportedSpec:
     )
 
 
-def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
+def measured_sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
     """Return parameters, FLOPs and activation bytes of modules that are applied in turn to x, one sequence.
 
     Args:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,7 @@ def find_blocks(model: nn.Module) -> str:
     Raises:
         InputError: there is no such container, or more than one.
     """
-    containers = list(_containers(model, ""))
+    containers = list(block_containers(model))
     if len(containers) != 1:
         names = ", ".join(f"{path} ({count})" for path, count in containers) or "none"
         raise InputError(f"model.blocks: give the container of the repeated blocks; found: {names}")
@@ -140,7 +141,7 @@ def _searched() -> str:
     return ", ".join([*named[:5], "the installed packages"])
 
 
-def _containers(module: nn.Module, path: str) -> Iterator[tuple[str, int]]:
+def block_containers(module: nn.Module, path: str = "") -> Iterator[tuple[str, int]]:
     """Yield (path, number of children) of each outermost container of at least two equal blocks with weights."""
     for name, child in module.named_children():
         inner = list(child.children())
@@ -150,10 +151,18 @@ def _containers(module: nn.Module, path: str) -> Iterator[tuple[str, int]]:
             if weights:
                 yield f"{path}{name}", len(inner)
         else:
-            yield from _containers(child, f"{path}{name}.")
+            yield from block_containers(child, f"{path}{name}.")
 
 
-class ImportedPart(nn.Module):
+class CutPart(nn.Module, ABC):
+    """Base class of a stage of a model that hpctrain did not write."""
+
+    @abstractmethod
+    def numbered_blocks(self) -> dict[int, nn.Module]:
+        """Return block number in the whole model -> block, in order."""
+
+
+class ImportedPart(CutPart):
     """A stage of an imported model: front modules, some blocks and back modules, applied in turn.
 
     The first stage has the front, the last stage the back. Parameters have the names of the whole model, so they do not
@@ -187,11 +196,14 @@ class ImportedPart(nn.Module):
             wanted = torch.get_autocast_dtype(x.device.type)
         return x.to(wanted)
 
+    def numbered_blocks(self) -> dict[int, nn.Module]:
+        return {index: self.get_submodule(path) for index, path in self._stage_blocks.items()}
+
 
 def blocks_of(module: nn.Module) -> dict[int, nn.Module]:
-    """Return block number in the whole model -> block, in order, for a stage of an imported or a built-in model."""
-    if isinstance(module, ImportedPart):
-        return {index: module.get_submodule(path) for index, path in module._stage_blocks.items()}
+    """Return block number in the whole model -> block, in order, for a stage of any model."""
+    if isinstance(module, CutPart):
+        return module.numbered_blocks()
     return {int(name): block for name, block in module.layers.named_children()}  # type: ignore[union-attr]
 
 

@@ -4,11 +4,11 @@ of all families. The decoder like Llama is in `decoder_spec`, the encoder-decode
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from hpctrain.records.format.document import SEQ_MAX, WIDTH_MAX, Part
+from hpctrain.records.format.document import SEQ_MAX, WIDTH_MAX
 from hpctrain.records.model.block_stack import EqualBlocks, require_family
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
@@ -173,18 +173,6 @@ class EncoderSpec(BiasedSpec):
 
 FamilySpec = DecoderSpec | Gpt2Spec | EncoderSpec | EncoderDecoderSpec
 """Dimensions of a model of any family; the key `family` says which, by default the decoder."""
-
-
-class HfModel(Part):
-    """What hpctrain read from a Hugging Face model folder: config.json, the model's dimensions, and a hash of the
-    weights."""
-
-    config: dict[str, Any]
-    """The folder's config.json, unchanged; `hpctrain export` writes one based on it."""
-    dims: Annotated[FamilySpec, Field(discriminator="family")]
-    """The model's dimensions as read from config.json."""
-    weights_sha256: str
-    """SHA-256 of names, types, shapes and first bytes of all tensors. The run refuses to start from other weights."""
 
 
 def _t5(layers: int, dim: int, heads: int, head_dim: int, ffn_dim: int) -> EncoderDecoderSpec:

@@ -10,7 +10,8 @@ from pydantic import Field, field_validator, model_validator
 from hpctrain.records.format.document import Part
 from hpctrain.records.format.file_name import PathFromFile
 from hpctrain.records.format.validation_errors import nearest
-from hpctrain.records.model.families import PRESETS, FamilySpec, HfModel
+from hpctrain.records.model.families import PRESETS, FamilySpec
+from hpctrain.records.model.hf_model import HfModel
 from hpctrain.records.model.imported_spec import ImportedSpec, Split
 
 

@@ -67,6 +67,7 @@ _ALLOWED: dict[str, tuple[AnyObjective, ...]] = {
     "gpt2": (NEXT_TOKEN, Masked(mode="masked")),
     "encoder": (Masked(mode="masked"),),
     "encoder_decoder": (SpanCorruption(mode="span_corruption"),),
+    "transformers": (NEXT_TOKEN,),
 }
 """Model family -> objectives that it can learn, the default first. An encoder cannot learn next_token, because it sees
 the next token. Only an encoder-decoder reads one text and writes another, as span_corruption needs."""

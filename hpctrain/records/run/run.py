@@ -280,7 +280,7 @@ class Run(Document):
         if self.model.measured is not None:
             return self.model.measured
         if self.model.hf_model is not None:
-            return self.model.hf_model.dims
+            return self.model.hf_model.spec
         if self.model.import_ is not None:
             raise InputError("model.import: the model was not measured yet; a run folder's own run.yaml has its sizes")
         raise InputError("model.hf: the folder was not read yet; a run folder's own run.yaml has what was in it")

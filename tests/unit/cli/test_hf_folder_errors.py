@@ -36,6 +36,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
+@pytest.fixture(autouse=True)
+def transformers_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is started to ask transformers."""
+    reply = (2, {"error": "it is refused there, too"})
+    monkeypatch.setattr("hpctrain.launch.preflight.prepare.worker_reply", lambda *_, **__: reply)
+
+
 @pytest.fixture
 def model(runs: Path, data: Path) -> Path:
     """A folder that a run could start from, named in run.yaml of the current folder."""

@@ -13,7 +13,8 @@ from hpctrain.base.process import CommandResult, Process
 from hpctrain.corpus.read.objective import SpecialTokens
 from hpctrain.launch.preflight import prepare
 from hpctrain.launch.preflight.prepare import with_model_sizes
-from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes
+from hpctrain.records.model.imported_spec import ImportedSpec
+from hpctrain.records.model.measured_stack import PartSizes
 from hpctrain.records.run.run import Run
 
 TOKENS, SEQ = 300, 64

@@ -8,7 +8,8 @@ from hpctrain.base.errors import InputError
 from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.cost.memory import HEAP_RETAINED_COPIES, MemoryModel, RankRole
 from hpctrain.planner.cost.workload import workload_of
-from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes
+from hpctrain.records.model.imported_spec import ImportedSpec
+from hpctrain.records.model.measured_stack import PartSizes
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
