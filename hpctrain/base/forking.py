@@ -79,8 +79,8 @@ class ForkedProcess:
             self._begin(0)
 
     def end_request(self, pid: int) -> None:
-        """End the request to fork this process: close this process's end of the pipe `token`, and set the id of the
-        forked process to `pid`. A `pid` of 0 means that the fork server will never fork it.
+        """End the request to fork: close the caller's end of the pipe `token`, and set the id of the forked process to
+        `pid`. A `pid` of 0 means that the fork server will never fork it.
         """
         os.close(self._token)
         if self.waits:

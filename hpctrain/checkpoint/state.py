@@ -52,7 +52,8 @@ def fingerprint(parameters: Iterable[tuple[str, nn.Parameter]]) -> str:
     """Return the SHA-256, as hex, over name, dtype, shape and bytes of every parameter of the model, in the order of
     their names.
 
-    Collective over all ranks. A rank gathers one whole tensor at a time, and sends only digests.
+    Collective over all ranks. The ranks that share a split tensor gather it whole, one tensor at a time. All ranks then
+    exchange the digests of their tensors, not the tensors.
 
     Args:
         parameters: the parameters on this rank, by name.

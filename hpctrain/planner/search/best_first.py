@@ -32,8 +32,8 @@ def best_first_search(plain: SearchSpace) -> SearchResult:
 
 
 class _BestFirstSearch(SearchState):
-    """A best-first search: every candidate gets a sampled evaluation, and the promising candidates get a full one.
-
+    """A best-first search. A candidate that can win gets a sampled evaluation, of a few placements; the promising
+    candidates also get a full one, of all placements that their space tries.
     On more than `EXHAUSTIVE_DEVICES` devices, `search_many_devices` takes its place.
     """
 

@@ -311,7 +311,8 @@ def groups_within_nodes(
 def _placed(
     classes: Sequence[Sequence[TensorParallelGroup]], kinds: Sequence[Sequence[int]]
 ) -> list[tuple[TensorParallelGroup, ...]]:
-    """Return sets of tensor-parallel groups packed within nodes, with a group of the given class at each position.
+    """Assign tensor-parallel groups to sets (stages or pipelines), packed within nodes, with a group of a given class
+    at each position of a set: a replica of the stage, or a pipeline rank of the pipeline. Return [set][position].
 
     Args:
         classes: tensor-parallel groups by class.

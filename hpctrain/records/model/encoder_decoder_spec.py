@@ -226,8 +226,8 @@ class EncoderDecoderSpec(TransformerSpec):
         (in an encoder block, in a decoder block). Tensor parallelism splits these values.
 
         Args:
-            gated: tensors of width `hidden` that a gated feed-forward layer keeps; a feed-forward layer with ReLU keeps
-                one.
+            gated: tensors of the feed-forward layer's inner width (`hidden`) that a gated layer keeps; a layer with
+                ReLU keeps one.
         """
         source, target = seq_len, self.target_length(seq_len)
         shared = 4 * self.inner + (gated if self.gated else 1) * self.hidden
