@@ -168,7 +168,8 @@ class Windows:
     first_full: tuple[str, int] | None = None
     """Key with the number of blocks before the first one with a window, and its default; used without `layer_types`."""
     full_every: tuple[str | None, int] | None = None
-    """Key with a number n, and its default: every n-th block has no window; used without `layer_types`."""
+    """Key with a number n, and its default: every n-th block has no window; used without `layer_types`. With None as
+    key, n is always the default."""
 
     def read(self, keys: ConfigKeys) -> dict[str, Any]:
         off = self.enabled_by is not None and not keys.flag(self.enabled_by, False)

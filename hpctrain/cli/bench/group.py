@@ -120,7 +120,7 @@ def _loss(replan: dict[str, Any] | None) -> tuple[str, str]:
 
 def show_own_runs(record: dict[str, Any], console: Console) -> None:
     """Print each run with the errors of its predicted time and memory, without and with the fitted profile; then the
-    mean errors over all runs.
+    mean errors over the runs to which the profile was not fitted.
     """
     table = Table(
         "plan", "model", "step", "error %", "with profile", "peak", "error %", "with profile", "load", "",

@@ -110,8 +110,8 @@ class OuterOptimizer(StepState):
         return sent_bytes
 
     def state(self) -> dict[str, Tensor]:
-        """Return the outer optimizer's momentum buffers, 'velocity.INDEX' of a parameter -> tensor, and 'met', the
-        count of outer syncs.
+        """Return the outer optimizer's momentum buffers, 'velocity.INDEX' -> tensor, and 'met', the count of outer
+        syncs. INDEX is the number of a parameter, counted from 0 in the order of the optimizer's parameters.
 
         All are equal on every rank. The buffers are not copied, and the next outer sync changes them.
 

@@ -91,9 +91,9 @@ _SEEN = "seen"
 class Moments:
     """Variance profile: the variances of this rank's gradients, updated step by step (Welford 1962).
 
-    `variances` averages them over the ranks. The gradient of one rank is noisier than the sum over ranks, but equally
-    so for all layers. In return, measuring sends nothing, and steps with compressed sums can be measured too. While a
-    profile is measured, it takes as much memory as the gradients.
+    The gradient of one rank is noisier than the sum over ranks, but equally so for all layers. In return, `observe`
+    sends nothing, and steps with compressed sums can be measured too. Only `variances`, which averages the variances
+    over the ranks, sends a message. While a profile is measured, it takes as much memory as the gradients.
     """
 
     def __init__(self, layers: int) -> None:

@@ -140,8 +140,8 @@ class _Executor:
 
 
 def _begin(folder: Path, advanced: Any) -> None:
-    """Prepare a worker process: change to `folder`, store `advanced` (a number in shared memory, to which tasks add the
-    bytes that they have done), and end when the parent has ended."""
+    """Prepare a worker process: make `folder` its working directory, store `advanced` (a number in shared memory, to
+    which tasks add the bytes that they have done), and end the process when its parent has ended."""
     global _advanced
     _advanced = advanced
     os.chdir(folder)

@@ -33,7 +33,7 @@ TextSample = list[tuple[int, str]]
 
 
 def no_bytes() -> NDArray[np.int64]:
-    """Return a count of zero bytes for each hash bucket: int64 [BUCKETS]."""
+    """Return an array of zeros, in which the bytes of each hash bucket are to be counted: int64 [BUCKETS]."""
     return np.zeros(BUCKETS, dtype=np.int64)
 
 

@@ -78,7 +78,12 @@ def _tables(value: Any) -> tuple[dict[str, Any], dict[tuple[str, tuple[int, ...]
 
 
 def _tensor(folder: Path, name: str, entry: PickledObject, places: dict[Any, Any]) -> LazyTensor | None:
-    """Return a tensor of the folder; None if its numbers are no floating-point numbers."""
+    """Return the tensor `name` of the folder; None if its numbers are no floating-point numbers.
+
+    Args:
+        entry: description of the tensor in `.metadata`.
+        places: (name of a tensor, offsets of a part) -> where the part is stored.
+    """
     properties = entry.state["properties"].state
     kind = properties["dtype"] if isinstance(properties, dict) else properties[0]
     dtype = TORCH_TYPES.get(kind.name) if isinstance(kind, PickledName) else None

@@ -70,8 +70,8 @@ def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool =
 
 
 def changes_text(folder: Path, run: Run) -> list[str]:
-    """Return lines that tell a person which settings of `run` differ from those in the run folder, and which files are
-    renamed because of that; [] without differences."""
+    """Return lines that tell a person which settings of `run` differ from those in the run folder, under which name
+    the old settings are kept, and which plans `write_changed_settings` renames; [] without differences."""
     before = run_of(folder)
     old, new = before.to_json(), run.to_json()
     keys = [key for key in _changed(old, new) if key != "optimizer.steps_changed"]

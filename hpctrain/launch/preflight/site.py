@@ -81,8 +81,8 @@ def _cluster_names(site: Site, slurm: Slurm) -> list[str]:
 
 
 def place_defaults(slurm: Slurm, environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Return (value, source) for each key of `cluster` that the profile of this place in site.yaml or one of sbatch's
-    variables (`VARIABLES`) sets; the profile comes first.
+    """Return (value, source) for each key of `cluster` that a variable of sbatch (`VARIABLES`) sets, or the profile of
+    site.yaml that matches this host or its Slurm cluster. If both set a key, the profile's value is taken.
 
     Raises:
         FileError: site.yaml is wrong.

@@ -104,13 +104,13 @@ def choose_cluster(
     The run gets the partition that `hpctrain submit` would choose, with these exceptions: a partition whose time limit
     is over before a job trains is left out; if too few nodes have GPUs for the run, one node with GPUs is better than
     several without; if the default account may not use a partition with GPUs and another account of the user may, that
-    account is better. If Slurm did not answer, or no partition takes the run,
-    everything but the number of nodes is left to `hpctrain submit`, with a warning.
+    account is better. If Slurm did not answer, or no partition takes the run, everything but the number of nodes is
+    left to `hpctrain submit`, with a warning.
 
     Args:
         run: the starter run; its number of nodes is the most that is asked for.
-        defaults: (value, source) of keys of `cluster` that every run of this user gets in this place, such as from
-            site.yaml. The run file leaves them out.
+        defaults: key of `cluster` -> (value, source), for the keys that every run of this user gets on this cluster,
+            such as from site.yaml. The run file leaves them out.
         given: values of `partition` and `account` that the user chose; they come before `defaults`.
 
     Raises:

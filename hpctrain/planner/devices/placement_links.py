@@ -30,8 +30,9 @@ class RingGroup:
 
     size: int
     costs: tuple[tuple[float, float, float], ...]
-    """One entry for each distinct ring: (alpha, beta within nodes, beta between nodes), in s and s/byte. The beta
-    between nodes is multiplied by the number of rings that share a network card.
+    """One entry for each distinct ring: (alpha, beta within nodes, beta between nodes), in s and s/byte, each the
+    largest of the ring's links. The beta of a link between nodes is first multiplied by the number of rings whose
+    messages leave the same node.
     """
 
     def all_reduce_s(self, size_bytes: float, chunks: int) -> float:

@@ -18,7 +18,8 @@ from hpctrain.planner.simulate.predict import predict
 def best_first_search(plain: SearchSpace) -> SearchResult:
     """Return the fastest plan by the cost model, and a lower bound for all plans of the space.
 
-    Memory options are searched only if no plan fits without them (see `CandidateQueue.may_save_memory`).
+    Memory options other than those of the run file are searched only if no plan with the run file's options fits
+    (see `CandidateQueue.may_save_memory`).
 
     Args:
         plain: the space with the memory options of the run file.

@@ -65,7 +65,8 @@ class SearchState:
             self.best = plain.warm_start.best
 
     def allow_memory_options(self) -> None:
-        """Search with memory options from now on, because no plan fits without them."""
+        """Search also with memory options other than those of the run file from now on, because no plan with the run
+        file's options fits."""
         self.candidates.may_save_memory = True
         start = self.plain.warm_start
         if start is not None:
@@ -187,7 +188,7 @@ class CandidateQueue:
     def __init__(self, plain: SearchSpace) -> None:
         self.plain = plain
         self.may_save_memory = False
-        """Whether ZeRO, sequence parallelism and recomputation may be chosen.
+        """Whether the search may choose ZeRO, sequence parallelism and recomputation that the run file does not set.
 
         By the cost model, sharding is sometimes a little faster. No measurement has confirmed this, so speed alone is
         no reason to shard.

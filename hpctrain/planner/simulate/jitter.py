@@ -51,7 +51,7 @@ class LinkJitter:
         return bool(self._mean)
 
     def mean_s(self, sources: Sequence[DeviceId], targets: Sequence[DeviceId]) -> float:
-        """Return the mean extra seconds of messages that are sent together, on the link where the mean is largest.
+        """Return the mean delay in seconds of messages that are sent together, on the link where the mean is largest.
 
         The mean is 0 within a node and for pairs that were not measured.
 

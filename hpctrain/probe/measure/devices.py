@@ -21,13 +21,14 @@ MAX_DEVICES = 1024
 
 
 class DeviceReport(Part):
-    """The figures of one node's devices, as its measuring process reports them. `device_types` has the types of the
-    devices by name."""
+    """The figures of one node's devices, as its measuring process reports them."""
 
     devices: list[Device]
     device_types: dict[str, DeviceType]
+    """Name of a type -> type of device; `type` of a device is such a name."""
     intra_bytes_per_s: float | None = None
-    """Median copy bandwidth between two devices of the node; None with fewer than two devices."""
+    """Bandwidth of copies from one device of the node to another: the median over all measured pairs of devices; None
+    if no pair was measured."""
 
     @model_validator(mode="after")
     def _figures_are_figures(self) -> DeviceReport:
