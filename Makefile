@@ -1,7 +1,7 @@
 # One word per need. `make test` is all that the checks run; nothing here needs root or Slurm, and both are used where they are there.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo docs lint test test-fast lab-packages workflows clean
+.PHONY: help venv demo docs lint test test-fast lab-packages workflows after-training clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -49,6 +49,9 @@ lab-packages: venv
 # A machine without these packages leaves the tests of the recipes for Snakemake and Nextflow out.
 workflows: venv
 	@tools/install-workflows $(BIN)/python build/workflows || echo "make: no Snakemake: tests of recipes are left out" >&2
+
+after-training: venv ## lm-evaluation-harness and a converter to GGUF, for the tests of docs/after-training.md
+	@tools/install-after-training $(BIN)/python build/after-training
 
 test-fast: venv ## the part of the suite that starts no processes: about a minute on two cores
 	tools/run-tests $(BIN)/pytest fast

@@ -40,6 +40,8 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("HPCTRAIN_SLURM_NEXT", "/opt/slurm-next")
 WORKFLOWS = REPOSITORY / "build" / "workflows"
 """A virtual environment with Snakemake and a parser of Nextflow's language, made by tools/install-workflows."""
+AFTER_TRAINING = REPOSITORY / "build" / "after-training"
+"""A virtual environment with lm-evaluation-harness and a converter to GGUF, made by tools/install-after-training."""
 
 # How long an example takes says more about the machine's load than about the code.
 hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -177,6 +179,11 @@ def _missing_workflows() -> str | None:
     return None if there else f"there is no Snakemake in {WORKFLOWS} (`make workflows`)"
 
 
+def _missing_after_training() -> str | None:
+    there = (AFTER_TRAINING / "bin" / "lm_eval").exists()
+    return None if there else f"there is no lm_eval in {AFTER_TRAINING} (`make after-training`)"
+
+
 PARTS: dict[str, Callable[[], str | None]] = {
     "root": _missing_root,
     "userns": _missing_userns,
@@ -191,6 +198,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "transformers": _missing_transformers,
     "triton": _missing_triton,
     "workflows": _missing_workflows,
+    "after_training": _missing_after_training,
 }
 """Part of a machine -> why it is missing, or None where it is there."""
 
@@ -235,6 +243,12 @@ def measured_runs() -> Path:
 def workflows() -> Path:
     """Programs of Snakemake's environment; mark the test with requires("workflows")."""
     return WORKFLOWS / "bin"
+
+
+@pytest.fixture(scope="session")
+def after_training() -> Path:
+    """Programs that use an exported model; mark the test with requires("after_training")."""
+    return AFTER_TRAINING / "bin"
 
 
 @pytest.fixture(scope="session")
