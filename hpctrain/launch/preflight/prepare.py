@@ -256,7 +256,7 @@ def built_by_transformers(run: Run, refused: FileError, runner: Runner) -> HfMod
         return HfModel.model_validate(answer["hf_model"])
     *others, last = refused.mistakes
     # The names of all architectures that hpctrain has would hide what transformers says.
-    reasons = last.text.partition("; allowed: ")[0] if unknown else last.text
+    refusal = last.text.partition("; allowed: ")[0] if unknown else last.text
     reason = str(answer["error"]).removeprefix(f"{refused.path}: ")
-    text = f"{reasons}; transformers cannot build it either: {reason}"
+    text = f"{refusal}; transformers cannot build it either: {reason}"
     raise FileError(refused.path, [*others, FieldError(last.field, text)])
