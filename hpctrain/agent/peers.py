@@ -327,7 +327,7 @@ def unreachable_pairs(me: str, nodes: Sequence[str], unheard: Mapping[str, Colle
     Args:
         me: this agent's node.
         nodes: all nodes, in order.
-        unheard: other node that this agent hears -> the nodes that it reports not to hear.
+        unheard: other node that this agent hears -> the nodes that the other node reports not to hear.
     """
     by_node = {me: [node for node in nodes if node != me and node not in unheard], **unheard}
     lost = set.intersection(*map(set, by_node.values()))

@@ -166,7 +166,8 @@ class Windows:
     enabled_by: str | None = None
     """Key that must be true for a window; None: there is none."""
     first_full: tuple[str, int] | None = None
-    """Key with the number of blocks before the first one with a window, and its default; used without `layer_types`."""
+    """Key with the number of blocks before the first one with a window, and its default; used without `layer_types`.
+    If this field and `full_every` are None, all blocks have the window."""
     full_every: tuple[str | None, int] | None = None
     """Key with a number n, and its default: every n-th block has no window; used without `layer_types`. With None as
     key, n is always the default."""

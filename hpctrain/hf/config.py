@@ -101,7 +101,7 @@ def _values(spec: FamilySpec) -> dict[str, Any]:
 
 def dropout_of(config: Mapping[str, Any]) -> list[str]:
     """Return the dropouts above 0 with which transformers trains the model of a config.json, each with its rate, as
-    'resid_pdrop 0.1'. hpctrain's models have no dropout. A rate whose key is absent is that of transformers."""
+    'resid_pdrop 0.1'. hpctrain's models have no dropout. For an absent key, the rate is the default of transformers."""
     row = architecture(config, "config.json")
     rates = [(key, config.get(key, default)) for key, default in row.dropout.items()]
     return [f"{key} {value:g}" for key, value in rates if isinstance(value, int | float) and value > 0]

@@ -212,8 +212,8 @@ def merged_exclude_list(run: Run, exclude: Collection[str]) -> str:
 
 
 def exclude_options(run: Run, exclude: Collection[str]) -> list[str]:
-    """Return sbatch's option --exclude for the nodes in `exclude` and those that the run file excludes; [] if `exclude`
-    is empty."""
+    """Return sbatch's option --exclude for the nodes in `exclude` and those that the run file excludes. [] if `exclude`
+    is empty: the job script itself excludes the nodes of the run file."""
     return [f"--exclude={merged_exclude_list(run, exclude)}"] if exclude else []
 
 

@@ -43,7 +43,7 @@ class CheckedSweep:
     prepared: list[PreparedRun]
     """The runs as they are to be recorded, in the order of their tasks."""
     checked: CheckedRun
-    """What the checks found for the first run, which hold for all: they ask Slurm for the same."""
+    """Results of the checks of the first run. They hold for all runs, because all ask Slurm for the same resources."""
     limit: int | None
     """Most runs that train at the same time; None: no limit."""
 

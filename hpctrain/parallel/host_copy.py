@@ -1,4 +1,4 @@
-"""A number that the host reads from a device without waiting for the work that was queued after it."""
+"""A number that the host reads from a device without waiting for the work that was queued after the number's copy."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _tail_offset(path: Path, count: int) -> int:
 
 def _stamp_near(path: Path, offset: int) -> float | None:
     """Return the time of a line without a timestamp at `offset`, in seconds since 1970: the last timestamp within
-    `LOOK_BACK_BYTES` before the line, else the first one in the block that begins with the line; None without both."""
+    `LOOK_BACK_BYTES` before the line, else the first one in the `BLOCK_BYTES` from the line on; None without both."""
     for _, block in _blocks_before(path, offset, LOOK_BACK_BYTES):
         if stamps := _stamps(block):
             return stamps[-1]

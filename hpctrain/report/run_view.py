@@ -50,8 +50,8 @@ class PlanUse:
 
     @property
     def step_time_s(self) -> float | None:
-        """Median measured time of a step in seconds, without the first step of each generation, which includes warm-up;
-        None without steps."""
+        """Median measured time of a step in seconds, without the first step of each generation, which includes warm-up,
+        if there are other steps; None without steps."""
         return steady_step_time(self.rows)
 
     @property

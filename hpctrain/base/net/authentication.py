@@ -265,8 +265,9 @@ class AuthListener:
         self._drop(longest.channel)
 
     def _reject_one(self) -> bool:
-        """Accept the connection of one waiting caller with the spare descriptor, and close the connection. Return False
-        if there is no spare descriptor or no caller."""
+        """Accept the connection of one waiting caller with the spare descriptor, and close the connection. The spare
+        descriptor is held open for the time when the process has no other one left. Return False if there is no spare
+        descriptor or no caller."""
         if self._spare is None:
             return False
         os.close(self._spare)

@@ -215,10 +215,10 @@ class _Choice:
         """For each parameter, the positions within the owner's part and the values, divided by the scale."""
 
     def of(self, owner: int) -> tuple[Tensor, Tensor]:
-        """Return the selected numbers of all parameters that the rank `owner` owns, as two tensors [k].
+        """Return, of the selected numbers of all parameters, those that the rank `owner` owns, as two tensors [k].
 
-        The first has their positions in the owner's part, ascending. The second has the values, divided by the scales
-        of their parameters.
+        The first has their positions in the owner's part, ascending. The second has their values, each divided by the
+        scale of its parameter on the wire.
         """
         positions = [parts.positions[owner] for parts in self._parts]
         return torch.cat(positions), torch.cat([parts.values[owner] for parts in self._parts])

@@ -243,9 +243,10 @@ def union_of(positions: Tensor, numel: int, group: dist.ProcessGroup) -> tuple[T
     """Return the sorted positions that at least one rank has, and the bytes that this rank sent. Collective over the
     group.
 
-    All ranks get the same positions. Each rank combines one slice of all ranks' bitmaps and sends the result to the
-    others. At n ranks, each rank sends 2·(n−1)/n bits for each of the `numel` numbers. NCCL has no reduction by OR: a
-    sum of bits would wrap, and a maximum takes a byte per number.
+    All ranks get the same positions. A rank's bitmap has one bit for each of the `numel` numbers, 1 at the rank's
+    positions. Each rank combines one slice of all ranks' bitmaps and sends the result to the others. At n ranks, each
+    rank sends 2·(n−1)/n bits for each of the `numel` numbers. NCCL has no reduction by OR: a sum of bits would wrap,
+    and a maximum takes a byte per number.
 
     Args:
         positions: int64, distinct, in [0, numel): the positions of this rank.

@@ -312,7 +312,7 @@ class AdaptiveSendCounts(SendCounts):
             self._moments.restart()
 
     def _passed(self, step: int) -> int:
-        """Return the number of steps since the last measurement of variances began, including step `step`."""
+        """Return the number of step `step`, counted from 1 at the first step of the last measurement of variances."""
         warmup, every = self._codec.warmup_steps, self._codec.reprofile_every
         return step if every is None else (step - 1) % max(every, warmup) + 1
 

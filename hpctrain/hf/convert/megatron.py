@@ -162,7 +162,8 @@ class MegatronLayout:
         return config
 
     def _shared_sizes(self, width: str, layers: str) -> dict[str, Any]:
-        """Return the keys of config.json that every family here has.
+        """Return key -> value of config.json for what every family of Megatron's models states: sizes of the vocabulary
+        and the model, number of layers, and whether the embedding is tied.
 
         Args:
             width: the family's key of the model's width.

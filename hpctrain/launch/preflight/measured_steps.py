@@ -85,8 +85,8 @@ def _work(run: Run) -> tuple[object, ...]:
 
 
 def _step_times(path: Path) -> list[float]:
-    """Return the seconds of the last steps of the newest generation, without its first step, which compiles and
-    allocates."""
+    """Return the seconds of each step of the newest generation in the last `TAIL_BYTES` of metrics.jsonl at `path`,
+    without the first of these steps: the first step of a generation compiles and allocates."""
     with os.fdopen(open_owned(path), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         lines = [parse_json_line(line) for line in file.read(TAIL_BYTES).splitlines()]

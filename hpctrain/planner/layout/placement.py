@@ -167,9 +167,8 @@ def _likely_orders(
     dp: int,
     message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
 ) -> list[Placement]:
-    """Return placements of the pp·dp fastest groups and of the pp·dp best connected ones, in several orders. A tile is
-    some replicas whose groups follow each other in the order, stage by stage (`_in_tiles`); tiles of several widths are
-    tried.
+    """Return placements of the pp·dp fastest groups and of the pp·dp best connected ones. Each of these sets of groups
+    is put into several orders, and `_in_tiles` makes a placement of each order with tiles of several widths.
 
     Args:
         message: seconds of a stage message between two groups.

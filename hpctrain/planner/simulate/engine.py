@@ -47,7 +47,7 @@ class StageDurations(NamedTuple):
         return self._replace(send=nothing, send_back=nothing)
 
     def by_action(self) -> list[float]:
-        """Return the seconds of the actions as one list: F of all stages, then B, I and W of all stages."""
+        """Return the seconds of the actions as one list: F of all stages, then B of all stages, then I, then W."""
         half = () if self.inputs and self.weights else [0.5 * seconds for seconds in self.backward]
         return [*self.forward, *self.backward, *(self.inputs or half), *(self.weights or half)]
 

@@ -60,7 +60,7 @@ def oversubscribed(ratios: dict[int, float]) -> list[ProbeFinding]:
     (`OVERSUBSCRIBED_FROM`).
 
     Args:
-        ratios: switch level -> its oversubscription, which includes that of the levels below it.
+        ratios: switch level (1 is the lowest) -> its oversubscription, which includes that of the levels below it.
     """
     evidence = "one pair alone against all members of a cluster at once"
     fix = "let the plan keep a pipeline's neighbours on one switch, or ask for fewer with `#SBATCH --switches=1`"

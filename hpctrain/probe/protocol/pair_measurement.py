@@ -158,7 +158,12 @@ def _share_of_cpu(
     stream: DeadlineSocket, cpu_s: Callable[[], float], work: Callable[[], Result]
 ) -> tuple[float | None, Result]:
     """Run `work`. Return (share of its time in which this thread needed a processor, result of `work`). The share is
-    None if the clock measured no time."""
+    None if the clock measured no time.
+
+    Args:
+        stream: gives the clock.
+        cpu_s: returns the seconds in which this thread has needed a processor, whether it got one or not.
+    """
     began_s, used_s = stream.clock.now(), cpu_s()
     result = work()
     took_s = stream.clock.now() - began_s

@@ -295,10 +295,11 @@ def _find(node: ProbeNode, given_up: Callable[[], bool]) -> tuple[LineChannel, P
     listener for other nodes.
 
     Args:
-        given_up: returns whether to stop trying.
+        given_up: returns whether to stop trying, which raises the error.
 
     Raises:
-        HpctrainError: no coordinator admitted this node within `join_deadline_s` of the probe's settings.
+        HpctrainError: no coordinator admitted this node within `join_deadline_s` of the probe's settings, or
+            `given_up` returned True.
     """
     clock, limit_s = node.clock, node.settings.join_deadline_s
     deadline = clock.now() + limit_s

@@ -1,5 +1,5 @@
-"""Reads files that users give, and files of JSON lines. Only regular files of a bounded size are read, and every
-failure is a FileError.
+"""Reads files that users give, and files of JSON lines. Only regular files of a bounded size are read. A failure is a
+FileError, or an UntrustedError if a file that has to belong to this user does not.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class NodeEnvironment(Document):
     """When the line was written, seconds since 1970."""
     software: SoftwareVersions
     driver: str | None = None
-    """Version of the GPU driver."""
+    """Version of the GPU driver; absent without one."""
     gpus: list[str] = []
     """Models of the node's NVIDIA GPUs, each once."""
     network: dict[str, str] = {}
