@@ -27,7 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("commands.plan", "From a run file and a topology to a plan, with its reasons."),
     "simulate": ("commands.simulate", "A plan's step, and what slower nodes, lost nodes or failures would do."),
     "train": ("commands.train", "Train as local processes: the same run without a queue."),
-    "submit": ("commands.submit", "Submit a run as one job: probe if needed, plan, train, requeue."),
+    "submit": ("commands.submit", "Submit a run as one job: probe if needed, plan, train, recover."),
     "status": ("commands.follow", "Say how a run is doing."),
     "watch": ("commands.follow", "Watch a run until it ends."),
     "logs": ("commands.follow", "Print the end of the logs of a run, merged by time; -f follows them."),

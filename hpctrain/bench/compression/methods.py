@@ -214,7 +214,8 @@ def _codec(settings: dict[str, Any], planned: CodecSpec | None = None) -> Open:
 
     Args:
         settings: the `compression` of a run file, which selects the reducer.
-        planned: the codec that the planner chose; None for a method that does not ask the planner.
+        planned: the codec of `settings`, as the planner chose it, which the method reports; None for a method that
+            does not ask the planner.
     """
 
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:

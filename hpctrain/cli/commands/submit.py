@@ -82,13 +82,14 @@ def submit_command(
     sweeps: tuple[str, ...], sweep_file: Path | None, array_limit: int | None, profile: int | None, local: bool,
     dry_run: bool, wait: bool, own_job: bool, as_json: bool, **sbatch: Any,
 ) -> None:  # fmt: skip
-    """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
+    """Submit RUN.YAML as one job: probe if needed, plan, train, recover.
 
     The command returns at once. First it checks the job against the cluster, chooses the partition that fits best if
-    you name none, and asks Slurm when the job would start. In the job, each attempt measures its nodes, plans for them
-    and trains. After a lost node, a preemption or the time limit, the job is requeued and continues from its last
-    checkpoint. Inside an existing allocation (salloc) the run starts immediately. With --own-job, as in
-    slurm/train.sbatch, your batch job becomes the run's job, and continues the run when it is requeued.
+    you name none, and asks Slurm when the job would start. The job measures its nodes if needed, plans for them and
+    trains. After the loss of a node, training goes on with the other nodes. After a preemption, the time limit or the
+    loss of too many nodes, another job, or the same one requeued, continues from the newest checkpoint. Inside an
+    existing allocation (salloc) the run starts immediately. With --own-job, as in slurm/train.sbatch, your batch job
+    becomes the run's job, and continues the run when it is requeued.
 
     Slurm's options (-p to --gpus-per-node) mean what they mean to sbatch. They override the keys of `cluster` in the
     run file that mean the same; -J is the run's name.

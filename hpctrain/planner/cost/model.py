@@ -147,8 +147,8 @@ class CostModel:
     def message_cast_s(self, unit: TensorParallelGroup, micro_batch: int, messages: Messages) -> float:
         """Return the seconds that a tensor-parallel group takes to encode a stage message, or to decode one.
 
-        A number takes a quarter of the codec's measured seconds, which are those of an all-reduce: encode, sum, encode
-        again, decode.
+        The codec's seconds were measured for each number of an all-reduce, which makes four passes: encode, sum, encode
+        again, decode. Each number of the message takes a quarter of them.
 
         Args:
             micro_batch: sequences of a micro-batch.
