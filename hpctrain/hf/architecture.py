@@ -29,8 +29,6 @@ class Architecture:
     """Returns the tensors of a model's spec, in the model's order."""
     ignored: tuple[str, ...] = ()
     """Patterns of the names of tensors that a folder may have, and that are skipped."""
-    ignored_if_tied: tuple[str, ...] = (r"lm_head\.weight",)
-    """Patterns of the same kind for models with a tied head."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Pattern and replacement for names of tensors in early folders."""
     dropout: Mapping[str, float] = field(default_factory=lambda: {"attention_dropout": 0.0})
@@ -65,8 +63,7 @@ class Architecture:
             name = re.sub(pattern, replacement, name)
         return name
 
-    def is_ignorable(self, spec: FamilySpec, name: str) -> bool:
-        """Whether a tensor of a folder may be skipped. Such a tensor is a constant, is unused, is a second copy of a
-        tied matrix, or is part of BERT's pooler or its head for sentence order, which hpctrain does not train."""
-        patterns = self.ignored + self.ignored_if_tied * spec.tied
-        return any(re.fullmatch(pattern, name) for pattern in patterns)
+    def is_ignorable(self, name: str) -> bool:
+        """Whether a tensor of a folder may be skipped. Such a tensor is a constant, is unused, or is part of BERT's
+        pooler or its head for sentence order, which hpctrain does not train."""
+        return any(re.fullmatch(pattern, name) for pattern in self.ignored)

@@ -23,6 +23,7 @@ from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME, read_tokenizer
 from hpctrain.corpus.read.tokens import describe_tokenizer, read_indexes
 from hpctrain.hf.architecture import Architecture
 from hpctrain.hf.config import CONFIG_NAME, architecture, dropout_of, spec_of
+from hpctrain.hf.config_keys import short_repr
 from hpctrain.hf.tensors import HfTensor
 from hpctrain.hf.tokenizer import byte_tokenizer
 from hpctrain.records.format.document import read_json
@@ -37,6 +38,8 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16", "F64")
 _SAVED_TOGETHER = "take config.json and weights from one save_pretrained"
 """What to do about weights that do not fit config.json."""
+_CHUNK = 1 << 20
+"""Bytes that are read at a time when two tensors are compared."""
 _SAMPLE = 1024
 """Number of bytes at the beginning of each tensor that are hashed, to distinguish weights of equal shapes."""
 
@@ -198,9 +201,21 @@ def safetensors_in(path: Path) -> list[StoredTensor]:
 
 
 def find_stored(tensor: HfTensor, stored: dict[str, StoredTensor]) -> StoredTensor | None:
-    """Return the stored tensor with the name of `tensor`, else the one with its alternative name (`instead`); None if
-    neither exists."""
-    return stored.get(tensor.name) or (stored.get(tensor.instead) if tensor.instead else None)
+    """Return the stored tensor with the name of `tensor`, else the first with one of its other names (`instead`); None
+    if there is none."""
+    return next((stored[name] for name in (tensor.name, *tensor.instead) if name in stored), None)
+
+
+def have_same_values(one: StoredTensor, other: StoredTensor) -> bool:
+    """Return whether two stored tensors have the same type, shape and bytes. Tensors that differ are read only up to
+    the first difference."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with os.fdopen(open_input(one.file), "rb") as first, os.fdopen(open_input(other.file), "rb") as second:
+        first.seek(one.begin)
+        second.seek(other.begin)
+        sizes = (min(_CHUNK, one.size_bytes - done) for done in range(0, one.size_bytes, _CHUNK))
+        return all(first.read(size) == second.read(size) for size in sizes)
 
 
 def weights_sha256(stored: dict[str, StoredTensor]) -> str:
@@ -218,9 +233,10 @@ def weights_sha256(stored: dict[str, StoredTensor]) -> str:
 
 def _check(path: Path, spec: FamilySpec, row: Architecture, stored: dict[str, StoredTensor]) -> None:
     mistakes: list[FieldError] = []
-    known: set[str] = set()
-    for tensor in row.tensors(spec):
-        known.add(tensor.name)
+    tensors = list(row.tensors(spec))
+    known = {tensor.name for tensor in tensors}
+    copies = {name: tensor.name for tensor in tensors for name in tensor.instead if name not in known}
+    for tensor in tensors:
         place = find_stored(tensor, stored)
         if place is None:
             text = f"no such tensor; config.json says it has shape {list(tensor.shape)}; {_SAVED_TOGETHER}"
@@ -231,7 +247,11 @@ def _check(path: Path, spec: FamilySpec, row: Architecture, stored: dict[str, St
         elif place.dtype not in READABLE:
             text = f"found numbers of type {place.dtype}; allowed: {', '.join(READABLE)}; save the model in one of them"
             mistakes.append(FieldError(tensor.name, text))
-    strange = [name for name in stored if name not in known and not row.is_ignorable(spec, name)]
+    for name, other in copies.items():
+        if {name, other} <= stored.keys() and not have_same_values(stored[name], stored[other]):
+            text = f"differs from {other}, but config.json ties the two (tie_word_embeddings); {_SAVED_TOGETHER}"
+            mistakes.append(FieldError(name, text))
+    strange = [name for name in stored if name not in known and name not in copies and not row.is_ignorable(name)]
     mistakes += [FieldError(name, f"no part of a {row.name} here; name a folder without it") for name in strange]
     if mistakes:
         more = [FieldError("", f"and {len(mistakes) - 8} more tensors like these")] if len(mistakes) > 8 else []
@@ -239,17 +259,21 @@ def _check(path: Path, spec: FamilySpec, row: Architecture, stored: dict[str, St
 
 
 def _shard_files(path: Path) -> list[Path]:
-    """Return the paths of a Hugging Face folder's safetensors files.
+    """Return the paths of a Hugging Face folder's safetensors files. Of a single file and an index, the folder's model
+    is in the single file, as for transformers.
 
     Raises:
         InputError: a file is missing.
         FileError: the list of files (model.safetensors.index.json) is damaged.
     """
+    if (path / SINGLE).is_file():
+        return [path / SINGLE]
     if (path / INDEX).is_file():
         index = read_json(path / INDEX)
         names = index.get("weight_map") if isinstance(index, dict) else None
-        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-            raise FileError(path / INDEX, [FieldError("weight_map", "not a table of tensors and files of this folder")])
+        if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+            text = f"found {short_repr(names)}; a table of tensors and files is expected; copy the folder again"
+            raise FileError(path / INDEX, [FieldError("weight_map", text)])
         shards = sorted(set(names.values()))
         files = [path / plain_name_in(path / INDEX, "weight_map", name, "copy the folder again") for name in shards]
         missing = [file.name for file in files if not file.is_file()]
@@ -257,15 +281,13 @@ def _shard_files(path: Path) -> list[Path]:
             text = f"{len(missing)} of {len(files)} files are not there, such as {missing[0]}; copy the folder again"
             raise FileError(path / INDEX, [FieldError("weight_map", text)])
         return files
-    if not (path / SINGLE).is_file():
-        other = next((file.name for pattern in ("*.safetensors", "*.bin") for file in sorted(path.glob(pattern))), "")
-        pickled = ", a pickle, which is never opened" * other.endswith(".bin")
-        hint = f" (found {other}{pickled})" * bool(other)
-        raise InputError(
-            f"model.hf: {path}: has no {SINGLE} and no {INDEX}{hint}; copy the folder again, or write it "
-            "with save_pretrained of transformers"
-        )
-    return [path / SINGLE]
+    other = next((file.name for pattern in ("*.safetensors", "*.bin") for file in sorted(path.glob(pattern))), "")
+    pickled = ", a pickle, which is never opened" * other.endswith(".bin")
+    hint = f" (found {other}{pickled})" * bool(other)
+    raise InputError(
+        f"model.hf: {path}: has no {SINGLE} and no {INDEX}{hint}; copy the folder again, or write it with "
+        "save_pretrained of transformers"
+    )
 
 
 def tensors_in(path: Path) -> list[StoredTensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,7 +90,6 @@ def other_rows() -> Iterator[Architecture]:
         (_T5(),),
         t5_tensors,
         ignored=(
-            r"(encoder|decoder)\.embed_tokens\.weight",
             # The first releases contain a table that no computation uses.
             r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         ),
@@ -139,7 +137,6 @@ def _encoder_rows() -> Iterator[Architecture]:
                 rf"{names.body}\.embeddings\.(position|token_type)_ids",
                 rf"{names.body}\.pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)",
             ),
-            ignored_if_tied=(rf"{re.escape(names.head)}\.decoder\.(weight|bias)",),
             renamed=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
             dropout={"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
         )
@@ -236,7 +233,6 @@ def _biased_rows() -> Iterator[Architecture]:
         ),
         TensorNames(neox, by_head=(f"{at}.attention.query_key_value",)),
         ignored=(r"gpt_neox\.layers\.\d+\.attention\.((masked_)?bias|rotary_emb\.inv_freq)",),
-        ignored_if_tied=(r"embed_out\.weight",),
         renamed=((r"^lm_head\.", "embed_out."),),
         dropout={"attention_dropout": 0.0, "hidden_dropout": 0.0},
     )  # fmt: skip

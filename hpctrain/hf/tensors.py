@@ -35,8 +35,8 @@ class HfTensor:
     """Names of hpctrain's parameters in the tensor: one, or several that it holds one after the other along `axis`."""
     transposed: bool = False
     """Whether the tensor is a matrix [in, out], while hpctrain's parameter is [out, in]."""
-    instead: str | None = None
-    """Another name under which a folder may hold the tensor; None if there is none."""
+    instead: tuple[str, ...] = ()
+    """Other names under which a folder may hold the tensor, as the name of a tied head."""
     groups: int = 1
     """Number of equal parts of the tensor along `axis`, each of which holds a part of every parameter: 1, or the number
     of heads where queries, keys and values of each head lie together."""
@@ -95,6 +95,8 @@ class TensorNames:
         for theirs, ours in self.modules.items():
             parts = (ours,) if isinstance(ours, str) else ours
             holders |= dict.fromkeys(parts, (theirs, parts))
+        # A folder may hold a tied matrix twice, or under the name of the head.
+        tied = {} if "head.weight" in shapes else {"embedding.weight": (f"{holders['head'][0]}.weight",)}
         done: set[str] = set()
         for name in shapes:
             module, _, kind = name.rpartition(".")
@@ -110,6 +112,7 @@ class TensorNames:
             yield HfTensor(
                 f"{theirs.format(number)}.{kind}", shape[::-1] if transposed else shape, parts, transposed,
                 groups=spec.heads if theirs in self.by_head else 1, widths=widths if len(parts) > 1 else (),
+                instead=tied.get(name, ()),
             )  # fmt: skip
 
 
@@ -132,8 +135,11 @@ class EncoderNames:
 
 
 def _encoder_tensors(spec: EncoderSpec, names: EncoderNames) -> Iterator[HfTensor]:
-    dim, hidden, tables = spec.dim, spec.hidden, f"{names.body}.embeddings"
-    yield _same(f"{tables}.word_embeddings.weight", "embedding.weight", spec.vocabulary, dim)
+    dim, hidden, head, tables = spec.dim, spec.hidden, names.head, f"{names.body}.embeddings"
+    yield HfTensor(
+        f"{tables}.word_embeddings.weight", (spec.vocabulary, dim), ("embedding.weight",),
+        instead=(f"{head}.decoder.weight",) * spec.tied,
+    )  # fmt: skip
     yield _same(f"{tables}.position_embeddings.weight", "positions.weight", spec.position_rows, dim)
     yield _same(f"{tables}.token_type_embeddings.weight", "segments.weight", spec.segments, dim)
     yield from _biased_norm(f"{tables}.LayerNorm", "embedding_norm", dim)
@@ -146,20 +152,20 @@ def _encoder_tensors(spec: EncoderSpec, names: EncoderNames) -> Iterator[HfTenso
         yield from _linear(f"{theirs}.intermediate.dense", f"{ours}.feed_forward.w1", dim, hidden)
         yield from _linear(f"{theirs}.output.dense", f"{ours}.feed_forward.w2", hidden, dim)
         yield from _biased_norm(f"{theirs}.output.LayerNorm", f"{ours}.feed_forward_norm", dim)
-    head = names.head
     yield from _linear(f"{head}.{names.transform}", "transform", dim, dim)
     yield from _biased_norm(f"{head}.{names.transform_norm}", "transform_norm", dim)
     # Two names of one bias; where the values differ, transformers adds the decoder's.
     biases = (f"{head}.bias", f"{head}.decoder.bias")
     if not spec.tied:
         yield _same(f"{head}.decoder.weight", "head.weight", spec.vocabulary, dim)
-        yield HfTensor(biases[1], (spec.vocabulary,), ("head.bias",), instead=biases[0])
-    yield HfTensor(biases[0], (spec.vocabulary,), ("head.bias",), instead=biases[1])
+        yield HfTensor(biases[1], (spec.vocabulary,), ("head.bias",), instead=(biases[0],))
+    yield HfTensor(biases[0], (spec.vocabulary,), ("head.bias",), instead=(biases[1],))
 
 
 def t5_tensors(spec: EncoderDecoderSpec) -> Iterator[HfTensor]:
     dim = spec.dim
-    yield _same("shared.weight", "embedding.weight", spec.vocabulary, dim)
+    copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *["lm_head.weight"] * spec.tied)
+    yield HfTensor("shared.weight", (spec.vocabulary, dim), ("embedding.weight",), instead=copies)
     for layer in range(spec.layers):
         decoder = layer >= spec.seam
         side, number = ("decoder", layer - spec.seam) if decoder else ("encoder", layer)
@@ -183,7 +189,7 @@ def t5_tensors(spec: EncoderDecoderSpec) -> Iterator[HfTensor]:
     yield _same("decoder.final_layer_norm.weight", "norm.weight", dim)
     if not spec.tied:
         # transformers 5 writes a head that equals the embedding once, though the two are scaled differently.
-        yield HfTensor("lm_head.weight", (spec.vocabulary, dim), ("head.weight",), instead="shared.weight")
+        yield HfTensor("lm_head.weight", (spec.vocabulary, dim), ("head.weight",), instead=("shared.weight",))
 
 
 def _unscaled(spec: EncoderDecoderSpec, theirs: str, ours: str) -> Iterator[HfTensor]:

@@ -20,6 +20,6 @@ def transformers_row(spec: TransformersSpec) -> Architecture:
 
 
 def _tensors(spec: TransformersSpec) -> Iterator[HfTensor]:
-    second_names = {name: other for other, name in spec.tied_weights.items()}
+    second_names = {name: (other,) for other, name in spec.tied_weights.items()}
     for name, shape in spec.tensors():
-        yield HfTensor(name, tuple(shape), (name,), instead=second_names.get(name))
+        yield HfTensor(name, tuple(shape), (name,), instead=second_names.get(name, ()))

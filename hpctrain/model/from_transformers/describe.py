@@ -19,7 +19,15 @@ from torch import Tensor, nn
 
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.hf.config import CONFIG_NAME
-from hpctrain.hf.folder import READABLE, StoredTensor, read_config, safetensors_in, stored_tensors, weights_sha256
+from hpctrain.hf.folder import (
+    READABLE,
+    StoredTensor,
+    have_same_values,
+    read_config,
+    safetensors_in,
+    stored_tensors,
+    weights_sha256,
+)
 from hpctrain.hf.transformers_row import transformers_row
 from hpctrain.model.from_transformers.load import (
     build_on_meta,
@@ -39,8 +47,7 @@ from hpctrain.records.model.transformers_spec import TransformersSpec
 
 TOLERANCE = 1e-6
 """Largest allowed difference between the logits of the whole and of the cut model, in fp32, relative to the largest
-logit.
-"""
+logit."""
 CHECK_TOKENS = 64
 """Most tokens of a sequence with which the whole and the cut model are compared."""
 
@@ -253,13 +260,16 @@ def _check_stored(model: nn.Module, stored: dict[str, StoredTensor]) -> str:
     same = {id(weight): name for name, weight in model.named_parameters()}
     names = {same[id(weight)]: name for name, weight in model.named_parameters(remove_duplicate=False)}
     for name, shape in shapes.items():
-        place = held.get(name) or held.get(names[name])
+        twin = held.get(names[name])
+        place = held.get(name) or twin
         if place is None:
             mistakes.append(f"there is no tensor {name}, which a {type(model).__name__} has")
         elif place.shape != shape:
             mistakes.append(f"tensor {name} has shape {list(place.shape)}; config.json says {list(shape)}")
         elif place.dtype not in READABLE:
             mistakes.append(f"tensor {name} has numbers of type {place.dtype}; allowed: {', '.join(READABLE)}")
+        elif twin is not None and not have_same_values(place, twin):
+            mistakes.append(f"tensor {names[name]} differs from {name}, but config.json ties the two")
     if mistakes:
         more = f" ({len(mistakes) - 1} more are wrong)" * (len(mistakes) > 1)
         experts = any(".experts." in name for name in stored)

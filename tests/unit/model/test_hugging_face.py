@@ -205,7 +205,7 @@ def test_early_names_and_short_numbers_are_read(gpt2: Path, tmp_path: Path) -> N
     found = read_folder(gpt2)
     held = load_file(gpt2 / "model.safetensors")
     early = {name.removeprefix("transformer."): tensor.bfloat16() for name, tensor in held.items()}
-    early |= {"h.0.attn.bias": torch.ones(1, 1, 32, 32), "lm_head.weight": held["transformer.wte.weight"]}
+    early |= {"h.0.attn.bias": torch.ones(1, 1, 32, 32), "lm_head.weight": held["transformer.wte.weight"].bfloat16()}
     (tmp_path / "config.json").write_bytes((gpt2 / "config.json").read_bytes())
     save_file({name: tensor.clone() for name, tensor in early.items()}, tmp_path / "model.safetensors")
     module = build_part(
@@ -252,6 +252,7 @@ def test_files_that_are_no_weights_are_refused(gpt2: Path, tmp_path: Path) -> No
         (tmp_path / "model.safetensors").write_bytes(data)
         with pytest.raises(InputError, match=said):
             read_folder(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}')
     with pytest.raises(InputError, match="weight_map"):
         read_folder(tmp_path)

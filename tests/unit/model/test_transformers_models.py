@@ -102,6 +102,20 @@ def test_the_cut_model_gives_the_logits_of_transformers(kind: str, tmp_path: Pat
     assert spec.shared_weights([(0, 1), (1, LAYERS)]) == ({next(iter(state)): [0, 1]} if tied else {})
 
 
+def test_a_tied_head_with_other_values_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    saved("bloom", tmp_path)
+    file = tmp_path / "model.safetensors"
+    held = load_file(file)
+    (name,) = (name for name in held if name.endswith("word_embeddings.weight"))
+    save_file({**held, "lm_head.weight": held[name].clone()}, file)
+    assert described(tmp_path).spec.layers == LAYERS
+    save_file({**held, "lm_head.weight": held[name] + 1}, file)
+    with pytest.raises(InputError, match=r"lm_head\.weight differs from transformer\.word_embeddings\.weight"):
+        described(tmp_path)
+
+
 @torch.no_grad()
 def test_a_folder_without_the_prefix_of_the_names(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
