@@ -138,7 +138,8 @@ def examples(
     """
     match objective:
         case NextToken():
-            return Examples(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]))
+            # Copies, because both would share the memory of a single row, and a caller may change the targets.
+            return Examples(rows[:, :-1].copy(), rows[:, 1:].copy())
         case Masked():
             chosen = lengths(objective, seq_len).targets
             return _masked(objective, special, chosen, seed, samples, np.ascontiguousarray(rows[:, :-1]))

@@ -42,6 +42,15 @@ def test_next_tokens_are_the_text_one_further() -> None:
     assert made.decoder_tokens is None
 
 
+def test_the_targets_of_one_sample_can_be_changed_without_its_inputs() -> None:
+    """As an evaluation does, which hides the targets of samples that only fill a batch."""
+    made, rows = make(NEXT_TOKEN, 16, range(1))
+    before = rows.copy()
+    made.targets[:] = NO_TARGET
+    assert (made.inputs == before[:, :-1]).all()
+    assert (rows == before).all()
+
+
 @given(st.integers(8, 200), st.floats(0.01, 1), st.floats(0, 1), st.integers(0, 2**63 - 1), st.integers(0, 2**40))
 @settings(max_examples=60, deadline=None)
 def test_masking_hides_exactly_as_many_positions_in_every_sample(

@@ -164,6 +164,44 @@ def test_a_table_that_lies_is_one_line(changes: dict[str, Any], words: str, tmp_
     assert words in line
 
 
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([((0, 0), (2, 2)), ((0, 2), (4, 2)), ((2, 0), (2, 2))], None),
+        ([((0, 0), (4, 0)), ((0, 0), (4, 4))], None),
+        ([((0, 0), (2, 4)), ((1, 0), (2, 4))], "its parts are not the whole of shape [4, 4]"),
+        ([((0, 0), (2, 4)), ((0, 0), (2, 4))], "its parts are not the whole of shape [4, 4]"),
+        ([((0, 0), (4, 2)), ((0, 1), (4, 2))], "its parts are not the whole of shape [4, 4]"),
+        ([((0, 0), (3, 3)), ((2, 2), (1, 2)), ((0, 3), (1, 4 - 3)), ((3, 0), (1, 4))], "its parts are not the whole"),
+        ([((0, 0), (2, 4)), ((2, 0), (2, 4)), None], "its part at [9, 9] is stored in no file"),
+    ],
+)
+def test_parts_hold_each_number_once(parts: list[Any], words: str | None, tmp_path: Path) -> None:
+    """Memory in which nothing was written would become weights."""
+    from torch.distributed.checkpoint import metadata as m
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    whole = torch.arange(16.0).reshape(4, 4)
+    chunks, places = [], {}
+    for number, part in enumerate(parts):
+        (row, column), (rows, columns) = part or ((9, 9), (1, 1))
+        chunks.append(m.ChunkStorageMetadata(torch.Size([row, column]), torch.Size([rows, columns])))
+        if part is None or columns == 0:
+            continue
+        file = tmp_path / f"{number}.distcp"
+        torch.save(whole[row : row + rows, column : column + columns].clone(), file)
+        index = m.MetadataIndex("a", torch.Size([row, column]))
+        places[index] = _StorageInfo(file.name, 0, file.stat().st_size)
+    tensor = m.TensorStorageMetadata(m.TensorProperties(torch.float32), torch.Size([4, 4]), chunks)
+    (tmp_path / METADATA).write_bytes(pickle.dumps(m.Metadata({"a": tensor}, None, places)))
+    if words is None:
+        assert tensors_of_dcp(tmp_path)["a"].read().view("f4").tolist() == whole.tolist()
+        return
+    with pytest.raises(FileError) as error:
+        tensors_of_dcp(tmp_path)
+    assert words in str(error.value)
+
+
 def test_a_link_or_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "__0_0.distcp")
     (tmp_path / METADATA).write_bytes(metadata(length=100))
