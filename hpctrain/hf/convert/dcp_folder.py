@@ -22,7 +22,7 @@ METADATA = ".metadata"
 _METADATA_BYTES = 256 * 2**20
 _REMEDY = "copy the checkpoint again"
 _CELLS_MAX = 2**24
-"""Most cells into which the edges of all parts cut a tensor; those of 1,000 parts of any sizes cut it into 4 million."""
+"""Most cells into which the edges of all parts cut a tensor; those of 1,000 parts of any sizes make 4 million."""
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,24 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "quick_geglu": (False,),
     "window_size": (None,),
     "softmax_type": ("vanilla",),
+    "no_rope_freq": (None,),
+    "qk_l2_norm": (False,),
 }
 """Megatron-LM's arguments -> values with which the model is one of transformers' here."""
+_SIZES = {
+    "num_layers": ("num_hidden_layers", "n_layer"),
+    "hidden_size": ("hidden_size", "n_embd"),
+    "ffn_hidden_size": ("intermediate_size", "n_inner"),
+    "kv_channels": ("head_dim",),
+    "num_query_groups": ("num_key_value_heads",),
+}
+"""Megatron-LM's arguments -> the keys of config.json, which follow from the tensors, that they agree with."""
+ARGUMENTS = (
+    *_ARGUMENTS, *_SIZES, "num_attention_heads", "group_query_attention", "norm_epsilon", "rotary_base",
+    "max_position_embeddings", "use_rope_scaling", "rope_scaling_factor", "hidden_dropout", "attention_dropout",
+    "bias_gelu_fusion", "openai_gelu",
+)  # fmt: skip
+"""Megatron-LM's arguments that are read."""
 
 
 class MegatronLayout:
@@ -88,9 +104,20 @@ class MegatronLayout:
         the training.
 
         Raises:
-            FileError: a tensor is missing, or has a shape that does not fit.
+            FileError: a tensor is missing, or has a shape that does not fit the arguments.
         """
-        return self._gpt2_config() if self._is_gpt2 else self._llama_config(given)
+        config = self._gpt2_config() if self._is_gpt2 else self._llama_config(given)
+        # Without group_query_attention, Megatron-LM does not use num_query_groups, and leaves its default there.
+        ignored = () if self._arguments.get("group_query_attention") else ("num_query_groups",)
+        wrong = [
+            FieldError(f"args.{name}", f"found {self._arguments[name]!r:.60}; the tensors have {config[key]}")
+            for name, keys in _SIZES.items()
+            for key in keys
+            if key in config and name not in ignored and self._arguments.get(name) not in (None, config[key])
+        ]
+        if wrong:
+            raise FileError(self._model.source, wrong)
+        return config
 
     def tensors(self, config: Mapping[str, Any]) -> dict[str, LazyTensor]:
         """Return the tensors of the Hugging Face folder. Rows of the embedding beyond the vocabulary, which Megatron
@@ -136,7 +163,7 @@ class MegatronLayout:
                     "high_freq_factor": 4.0,
                     "original_max_position_embeddings": 8192,
                 }
-        if "num_attention_heads" in (heads := {**config, **given}):
+        if "num_attention_heads" in (heads := {**given, **config}):
             config |= self._head_sizes(size(heads, "num_attention_heads", model.source))
         return config
 

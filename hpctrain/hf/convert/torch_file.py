@@ -241,6 +241,17 @@ def _described(value: Any) -> tuple[str, str, int, tuple[int, ...], tuple[int, .
     return _STORAGES[named.name], key, start, sizes(shape), sizes(strides, len(sizes(shape)))
 
 
+def has_no_floats(value: Any) -> bool:
+    """Whether a pickled tensor has no axis, no number, or numbers other than floating-point ones: such a tensor is no
+    weight of a model."""
+    try:
+        ((_, named, *_),) = value.arguments[0].arguments
+        shape = sizes(value.arguments[2])
+        return named.name not in _STORAGES or not shape or 0 in shape
+    except (ValueError, TypeError, IndexError, AttributeError):
+        return False
+
+
 def sizes(value: Any, length: int | None = None) -> tuple[int, ...]:
     """Return a pickled tuple or `torch.Size` as a tuple of sizes.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,11 @@ def test_what_is_wrong_is_one_line(case: str, words: tuple[str, ...], expected: 
         ({"rotary_interleaved": True}, "args.rotary_interleaved: found True; allowed: False"),
         ({"num_experts": 8}, "args.num_experts: found 8; allowed: None"),
         ({"position_embedding_type": "none"}, "args.position_embedding_type: found 'none'; allowed: rope"),
+        ({"window_size": (128, 0)}, "args.window_size: found 'a value of another kind'; allowed: None"),
+        ({"no_rope_freq": [0, 1]}, "args.no_rope_freq: found 'a value of another kind'; allowed: None"),
+        ({"ffn_hidden_size": 48}, "args.ffn_hidden_size: found 48; the tensors have 24"),
+        ({"num_layers": 4}, "args.num_layers: found 4; the tensors have 2"),
+        ({"kv_channels": 8}, "args.kv_channels: found 8; the tensors have 4"),
         ({"num_attention_heads": 5}, "its size 16 is no multiple of num_attention_heads 5"),
     ],
 )
@@ -212,6 +218,88 @@ def test_the_file_of_a_missing_rank_is_named(tmp_path: Path) -> None:
         code, text = run(checkpoint, "-o", tmp_path / "hf")
         assert (code, text) == (2, f"{checkpoint}: has no {lost}; copy the files of all ranks into it")
         shutil.rmtree(checkpoint)
+
+
+def change_rank(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what the file of a rank holds."""
+    path = folder / "model_optim_rng.pt"
+    value = torch.load(path, weights_only=False)
+    change(value)
+    torch.save(value, path)
+
+
+NORM = "decoder.layers.0.input_layernorm.weight"
+QKV = "decoder.layers.0.self_attention.linear_qkv.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda value: value["model"].update({QKV: value["model"][QKV].bfloat16()}), "found BF16 [16, 16]; mp_rank_00"),
+        (lambda value: value["model"].update({QKV: value["model"][QKV].half()}), f"{QKV}: found F16 [16, 16]"),
+        (lambda value: value["model"].update(extra=torch.ones(3)), "extra: found F32 [3]; mp_rank_00 has no such"),
+        (lambda value: value["model"].pop(QKV), f"{QKV}: found no such tensor; mp_rank_00 has F32 [16, 16]"),
+        (lambda value: value["model"][NORM].add_(1), f"{NORM}: has other numbers than in mp_rank_00"),
+        (lambda value: value.update(iteration=8), "iteration: found 8; mp_rank_00 has 7"),
+        (lambda value: setattr(value["args"], "rotary_base", 5), "args.rotary_base: found 5; mp_rank_00 has 10000"),
+    ],
+)
+def test_ranks_of_two_checkpoints_are_not_joined(
+    change: Callable[[dict[str, Any]], object], expected: str, tmp_path: Path
+) -> None:
+    checkpoint = copied("megatron-llama/iter_0000008", tmp_path)
+    change_rank(checkpoint / "mp_rank_01", change)
+    code, text = run(checkpoint, "-o", tmp_path / "hf")
+    assert code == 2
+    (line,) = text.splitlines()
+    assert line.startswith(f"{checkpoint}/mp_rank_01/model_optim_rng.pt: ")
+    assert expected in line
+    assert "copy the files of all ranks of one checkpoint" in line
+
+
+def test_a_missing_last_rank_is_noticed(tmp_path: Path) -> None:
+    checkpoint = copied("megatron-llama/iter_0000008", tmp_path)
+    shutil.rmtree(checkpoint / "mp_rank_01")
+    code, text = run(checkpoint, "-o", tmp_path / "hf")
+    assert code == 2
+    assert "args.ffn_hidden_size: found 24; the tensors have 12" in text
+    first = checkpoint / "mp_rank_00"
+    change_rank(first, lambda value: setattr(value["args"], "tensor_model_parallel_size", 2))
+    assert run(checkpoint, "-o", tmp_path / "hf") == (
+        2, f"{checkpoint}: has no mp_rank_01; copy the files of all ranks into it"
+    )  # fmt: skip
+    shutil.copytree(first, checkpoint / "mp_rank_01")
+    shutil.copytree(first, checkpoint / "mp_rank_02")
+    code, text = run(checkpoint, "-o", tmp_path / "hf")
+    assert code == 2
+    assert "args.tensor_model_parallel_size: found 2, and the folder has 3 ranks of it" in text
+    for name, words in (
+        ("mp_rank_00_000", "has mp_rank_00 and mp_rank_00_000 of the same rank"),
+        ("mp_rank_00_000_001", "mp_rank_00_000_001 is no rank of tensor or pipeline parallelism; models with experts"),
+    ):
+        (checkpoint / name).mkdir()
+        code, text = run(checkpoint, "-o", tmp_path / "hf")
+        assert code == 2
+        assert words in text
+        (checkpoint / name).rmdir()
+
+
+def test_tensors_without_floating_point_numbers_are_left_out(tmp_path: Path) -> None:
+    """As Transformer Engine's state of 8-bit numbers, and counters of other layers."""
+    checkpoint = copied("megatron-llama/iter_0000008", tmp_path)
+    others = {"_extra_state": torch.zeros(3, dtype=torch.uint8), "amax": torch.empty(0), "steps": torch.tensor(3.0)}
+    for rank in ("mp_rank_00", "mp_rank_01"):
+        change_rank(checkpoint / rank, lambda value: value["model"].update(others))
+    assert run(checkpoint, "-o", tmp_path / "hf")[0] == 0
+    assert load_file(tmp_path / "hf" / "model.safetensors").keys() == load_llama(tmp_path).keys()
+
+
+def test_interleaved_stages_are_named(tmp_path: Path) -> None:
+    checkpoint = copied("megatron-llama/iter_0000008", tmp_path)
+    change_rank(checkpoint / "mp_rank_00", lambda value: value.update(model0=value.pop("model"), model1={}))
+    code, text = run(checkpoint, "-o", tmp_path / "hf")
+    assert code == 2
+    assert "interleaved stages model0, model1" in text
 
 
 def test_a_missing_or_strange_tensor_is_named(tmp_path: Path) -> None:
