@@ -44,7 +44,8 @@ _OMITTED_DEBIAN_PACKAGES = ("debconf", "dpkg", "perl-base", "tar", "install-info
 
 @dataclass(frozen=True)
 class Base:
-    """The base that an image is built on: another image, a Dockerfile, or Debian packages of this machine."""
+    """The base that an image is built on: another image, a Dockerfile, or the Debian packages that
+    make up Debian's Python as it is installed on this machine."""
 
     kind: Kind
     source: str | None = None

@@ -42,7 +42,7 @@ _VOCABULARY = 32_000
 
 
 class Choice(NamedTuple):
-    """A value of a starter run's run file, and the reason for it."""
+    """A value that `hpctrain init` writes into a run file, and the reason for it."""
 
     value: str | None
     """Value of the key, as text; None: the key is left out."""

@@ -104,7 +104,7 @@ def _cuts(layers: int, most: tuple[int, ...], limit: int) -> IntArray | None:
 
 @lru_cache(maxsize=16)
 def _mixes(classes: int, pp: int) -> IntArray:
-    """Return all mixes (choices of a class for each pipeline rank) as [mix, rank] -> class."""
+    """Return all mixes (choices of a class of equal devices for each pipeline rank) as [mix, rank] -> class."""
     return np.array(list(itertools.product(range(classes), repeat=pp)), dtype=np.int64)
 
 

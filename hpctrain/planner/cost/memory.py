@@ -43,8 +43,8 @@ kernels and NCCL buffers, an assumption.
 class RankRole(NamedTuple):
     """What decides the memory of a device in a plan, except for the number of blocks that the device holds.
 
-    `kind` is cuda or cpu, and `schedule` the name of the schedule. `stages` is the number of stages in the pipeline,
-    `micro_batches` that of the device's replica.
+    `kind` is cuda or cpu, `schedule` the name of the schedule, and `rank` the pipeline rank. `stages` is the number of
+    stages in the pipeline, `micro_batches` that of the device's replica.
     """
 
     kind: str

@@ -24,7 +24,7 @@ class MessageEncoding(NamedTuple):
     number_bytes: float
     """Bytes sent for each number of an activation, or of its gradient."""
     measured_as: CodecRate | None = None
-    """Field of `codec_s` in topology.json with the processor seconds for each number; None: encoding takes no time."""
+    """Field of `codec_s` in topology.json with the seconds of a device for each number; None: encoding takes no time."""
     lossy: bool = False
     """Whether `activations: auto` chooses the encoding only if mode auto has `lossy: true`."""
 
@@ -85,10 +85,10 @@ class GradientCodec(CompressionSettings):
     overlap: ClassVar[float] = 0.0
     """Share of the codec's messages that may overlap the backward pass."""
     measured_as: ClassVar[CodecRate | None] = None
-    """Field of `codec_s` in topology.json with the codec's processor seconds for each number. None: the codec only
-    takes the time of copying gradients to buckets and back."""
+    """Field of `codec_s` in topology.json with the seconds that a device takes for the codec's work on each number.
+    None: the codec only takes the time of copying gradients to buckets and back."""
     reduce_scatter_share: ClassVar[float] = 0.0
-    """Share of the codec's processor seconds that a reduce-scatter without all-gather takes; sharding needs only this
+    """Share of the seconds of `measured_as` that a reduce-scatter without all-gather takes; sharding needs only this
     one."""
 
     @classmethod
