@@ -20,7 +20,7 @@ from hpctrain.corpus.read.tokens import Split
 from hpctrain.hf.output import ExportFormat
 from hpctrain.hf.tensors import BYTES, shard_bytes
 from hpctrain.jobs.run_status import run_status
-from hpctrain.launch.checkpoints import checkpoint_of
+from hpctrain.launch.checkpoints import read_checkpoint
 from hpctrain.launch.evaluate import CheckpointEvaluation, evaluate
 from hpctrain.launch.export import ExportResult, export
 from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
@@ -153,23 +153,26 @@ class LoadedRun:
         check_trusted(self.folder)
         run = self.run
         spec = run.spec()
-        checkpoint = checkpoint_of(self.folder, step, spec.sha256())
         whole = load("hpctrain.worker.whole_model")
-        if model is not None:
-            whole.load_weights(model, run, checkpoint)
-            return model
-        if not isinstance(spec, ImportedSpec):
-            built: nn.Module = whole.whole_model(run, checkpoint)
+
+        def read(checkpoint: Path | None) -> nn.Module:
+            if model is not None:
+                whole.load_weights(model, run, checkpoint)
+                return model
+            if not isinstance(spec, ImportedSpec):
+                built: nn.Module = whole.whole_model(run, checkpoint)
+                return built
+            code = self.folder / CODE_FOLDER
+            whole.check_code_is_of_run(spec, code)
+            before = list(sys.path)
+            sys.path.insert(0, str(code))
+            try:
+                built = whole.whole_model(run, checkpoint)
+            finally:
+                sys.path[:] = before
             return built
-        code = self.folder / CODE_FOLDER
-        whole.check_code_is_of_run(spec, code)
-        before = list(sys.path)
-        sys.path.insert(0, str(code))
-        try:
-            built = whole.whole_model(run, checkpoint)
-        finally:
-            sys.path[:] = before
-        return built
+
+        return read_checkpoint(self.folder, step, spec.sha256(), read)
 
     def evaluate(
         self, *data: str | os.PathLike[str], step: int | None = None, split: Split = "all", samples: int | None = None,

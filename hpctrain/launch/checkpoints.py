@@ -2,33 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hpctrain.base.errors import CheckpointError, HpctrainError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.checkpoint.published import folder_name, listed, newest, verify
 from hpctrain.launch.worker_request import worker_reply
 
+Result = TypeVar("Result")
 
-def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path | None:
-    """Return the folder of one checkpoint of the run in `folder`, after verifying the checkpoint's files; None for step
-    0: the model before training has no checkpoint.
+_ATTEMPTS = 5
+"""How often a checkpoint is looked for, while the run removes each one that was found."""
+
+
+def read_checkpoint(
+    folder: Path, step: int | None, model_sha256: str, read: Callable[[Path | None], Result]
+) -> Result:  # fmt: skip
+    """Return `read(checkpoint)` for one checkpoint of the run in `folder`, after verifying the checkpoint's files. For
+    step 0, the model before training, `checkpoint` is None.
+
+    A run that is training removes old checkpoints. If the checkpoint is removed before `read` ends, `read` is called
+    again, with the checkpoint that is then the newest.
 
     Args:
         step: step of the checkpoint; None: the newest checkpoint that verifies and is of the run's model.
         model_sha256: hash of the run's model; a checkpoint of a given step is not compared with it.
+        read: reads the checkpoint; an error of it is passed on if the checkpoint is still there.
 
     Raises:
         InputError: the run has no such checkpoint.
-        CheckpointError: the checkpoint's files differ from what was written.
+        CheckpointError: the checkpoint's files differ from what was written, or the run removed the checkpoint.
     """
+    for _ in range(_ATTEMPTS):
+        checkpoint: Path | None = None
+        try:
+            checkpoint = _checkpoint_of(folder, step, model_sha256)
+            return read(checkpoint)
+        except _RemovedError:
+            pass
+        except (HpctrainError, OSError):
+            if checkpoint is None or checkpoint.exists():
+                raise
+        if step is not None:
+            break
+    which = "its checkpoints" if step is None else f"the checkpoint of step {step}"
+    raise CheckpointError(
+        f"{folder}: the run removed {which} while this command read it; set checkpoint.keep of the run to more, or "
+        "wait for the end of the run"
+    )
+
+
+class _RemovedError(Exception):
+    """A checkpoint was removed while it was verified."""
+
+
+def _checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path | None:
     checkpoints = folder / "checkpoints"
     if step == 0:
         return None
     if step is None:
         checkpoint, skipped = newest(checkpoints, model_sha256)
         if checkpoint is None:
+            if not all(item.path.exists() for item in skipped):
+                raise _RemovedError
             why = f" ({skipped[0].path.name}: {skipped[0].reason})" if skipped else ""
             raise InputError(
                 f"{folder}: has no checkpoint yet{why}; it gets one every "
@@ -43,6 +81,8 @@ def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path | N
     try:
         verify(path)
     except CheckpointError as error:
+        if not path.exists():
+            raise _RemovedError from None
         raise CheckpointError(f"{path}: {error}; leave --step out for the newest that is whole") from None
     return path
 

@@ -15,7 +15,7 @@ from hpctrain.base.process import Runner
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.tokens import Split, describe_tokenizer, read_index, same_tokens, tokenizer_option
-from hpctrain.launch.checkpoints import ask_worker, checkpoint_of, step_of
+from hpctrain.launch.checkpoints import ask_worker, read_checkpoint, step_of
 from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
 from hpctrain.records.history.run_log import perplexity
 from hpctrain.records.model.imported_spec import Spec
@@ -65,11 +65,14 @@ def evaluate(
     check_trusted(folder)
     run = run_of(folder)
     _check_cut(run.spec(), processes, pp)
-    checkpoint = checkpoint_of(folder, step, run.spec().sha256())
-    with _corpora(run, data) as corpora:
-        paths = [str(path.resolve()) for path in corpora]
-        asked: dict[str, Any] = {"data": paths, "split": split, "samples": samples, "processes": processes, "pp": pp}
-        answer = ask_worker("eval", folder, checkpoint, runner, "evaluates", **asked)
+
+    def ask(checkpoint: Path | None) -> tuple[int, dict[str, Any]]:
+        with _corpora(run, data) as corpora:
+            asked: dict[str, Any] = {"data": [str(path.resolve()) for path in corpora], "split": split}
+            asked |= {"samples": samples, "processes": processes, "pp": pp}
+            return step_of(checkpoint), ask_worker("eval", folder, checkpoint, runner, "evaluates", **asked)
+
+    done, answer = read_checkpoint(folder, step, run.spec().sha256(), ask)
     judged = [
         CheckpointEvaluation(
             name, item["loss"], perplexity(item["loss"]),
@@ -77,7 +80,7 @@ def evaluate(
         )
         for name, item in zip(data, answer["sets"], strict=True)
     ]  # fmt: skip
-    return step_of(checkpoint), judged
+    return done, judged
 
 
 def _check_cut(spec: Spec, processes: int, pp: int) -> None:

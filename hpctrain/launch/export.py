@@ -17,7 +17,7 @@ from hpctrain.hf.config import CONFIG_NAME, config_of, continued_config, export_
 from hpctrain.hf.output import ExportFormat, check_output, made_whole
 from hpctrain.hf.tensors import BYTES
 from hpctrain.hf.tokenizer import hf_tokenizer
-from hpctrain.launch.checkpoints import ask_worker, checkpoint_of, step_of
+from hpctrain.launch.checkpoints import ask_worker, read_checkpoint, step_of
 from hpctrain.records.model.families import BiasedSpec
 from hpctrain.records.model.hf_model import HfSpec
 from hpctrain.records.model.imported_spec import ImportedSpec
@@ -76,18 +76,21 @@ def export(
     spec = run.spec()
     output = output.resolve()
     check_output(output, force)
-    checkpoint = checkpoint_of(folder, step, spec.sha256())
-    done = step_of(checkpoint)
-    with made_whole(output) as made:
-        size = _tensor_count(run) * BYTES[dtype]
-        check_disk_space(made, size + _SURPLUS_BYTES, "the exported model", -(-size // shard_bytes))
-        architecture = _write_beside(made, folder, run, dtype, done, file_format)
-        asked: dict[str, Any] = {"output": str(made), "dtype": dtype, "shard_bytes": shard_bytes}
-        asked |= {"processes": processes, "file_format": file_format}
-        ask_worker("export", folder, checkpoint, runner, "exports", **asked)
-        names = sorted(path.name for path in made.iterdir())
-        size = sum((made / name).stat().st_size for name in names)
-    return ExportResult(done, architecture, names, size, spec.parameters())
+
+    def write(checkpoint: Path | None) -> ExportResult:
+        done = step_of(checkpoint)
+        with made_whole(output) as made:
+            size = _tensor_count(run) * BYTES[dtype]
+            check_disk_space(made, size + _SURPLUS_BYTES, "the exported model", -(-size // shard_bytes))
+            architecture = _write_beside(made, folder, run, dtype, done, file_format)
+            asked: dict[str, Any] = {"output": str(made), "dtype": dtype, "shard_bytes": shard_bytes}
+            asked |= {"processes": processes, "file_format": file_format}
+            ask_worker("export", folder, checkpoint, runner, "exports", **asked)
+            names = sorted(path.name for path in made.iterdir())
+            size = sum((made / name).stat().st_size for name in names)
+        return ExportResult(done, architecture, names, size, spec.parameters())
+
+    return read_checkpoint(folder, step, spec.sha256(), write)
 
 
 def _tensor_count(run: Run) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,31 @@ def test_the_newest_whole_checkpoint_counts_unless_a_step_is_named(folder: Path,
         (folder / "checkpoints" / f"step-{step:08}" / "0.distcp").unlink()
     with pytest.raises(InputError, match=r"has no checkpoint yet \(step-00000010: .*checkpoint\.every"):
         evaluate(folder, data, None, "all", None, Worker(of_two))  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_that_the_run_removes_meanwhile_is_replaced_by_the_next(folder: Path, tmp_path: Path) -> None:
+    checkpoints, data = folder / "checkpoints", [str(tmp_path / "data")]
+
+    def removing(asked: dict[str, Any]) -> tuple[int, str, str]:
+        if Path(asked["checkpoint"]).name == "step-00000005":
+            return of_two(asked)
+        shutil.rmtree(asked["checkpoint"])
+        return 1, json.dumps({"error": "FileNotFoundError: .metadata"}), ""
+
+    assert evaluate(folder, data, None, "all", None, Worker(removing))[0] == 5  # type: ignore[arg-type]
+    shutil.copytree(checkpoints / "step-00000005", checkpoints / "step-00000010")
+    with pytest.raises(CheckpointError, match=r"the run removed the checkpoint of step 10 .* checkpoint\.keep"):
+        evaluate(folder, data, 10, "all", None, Worker(removing))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"step 10: .* it has: 5"):
+        evaluate(folder, data, 10, "all", None, Worker(removing))  # type: ignore[arg-type]
+
+    def endless(asked: dict[str, Any]) -> tuple[int, str, str]:
+        path = Path(asked["checkpoint"])
+        path.rename(path.with_name(f"step-{int(path.name[5:]) + 1:08}"))
+        return 1, json.dumps({"error": "FileNotFoundError: .metadata"}), ""
+
+    with pytest.raises(CheckpointError, match=r"the run removed its checkpoints while .* checkpoint\.keep"):
+        evaluate(folder, data, None, "all", None, Worker(endless))  # type: ignore[arg-type]
 
 
 def test_data_that_the_model_cannot_read_is_refused(folder: Path, tmp_path: Path) -> None:
