@@ -3,221 +3,302 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.hf.config_keys import SIZE_MAX, ConfigKeys
 from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.model.families import Gpt2Spec
 from hpctrain.records.model.rope_scaling import LinearRope, LongRope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of blocks in the key `layer_types`."""
+_ORIGINAL = "original_max_position_embeddings"
+
+FullBlocks = Callable[[ConfigKeys, range], tuple[int, ...]]
+"""Returns those of the given blocks that have no window, by keys of a config.json."""
+
+
+@dataclass(frozen=True)
+class _RopeValues:
+    """The mappings of a config.json with settings of rotary positions. The first one that has a setting holds."""
+
+    keys: ConfigKeys
+    mappings: tuple[tuple[str, Mapping[str, Any]], ...]
+    """Key and value of each mapping; at least one."""
+
+    def get(self, name: str, default: Any = None) -> tuple[str, Any]:
+        """Return the key of the mapping that has the setting, and its value; if none has it, the first key and
+        `default`."""
+        given = ((key, values[name]) for key, values in self.mappings if name in values)
+        return next(given, (self.mappings[0][0], default))
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return the setting, a number above 0; without a default, record an error if it is absent or null."""
+        key, value = self.get(name)
+        return self.keys.positive(key, default if value is None else value, name)
+
+    def mode(self) -> tuple[str, Any]:
+        """Return the key of the mapping that has the kind of scaling, and the kind."""
+        for name in ("rope_type", "type"):
+            key, mode = self.get(name)
+            if mode is not None:
+                break
+        return key, "default" if mode is None else mode
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Base and scaling of the rotary positions. The values are in `rope_parameters` (transformers 5) or `rope_scaling`.
-    A base that is not there is in `rope_theta`."""
+    """Base and scaling of the rotary positions. The values are in `rope_scaling` or `rope_parameters` (transformers 5).
+    Base and share that are not there have keys of their own."""
 
     modes: tuple[str, ...] = ("linear", "llama3", "yarn")
     """Scalings that the architecture's class computes and that hpctrain has."""
     base: float = 10_000.0
     """Base that transformers assumes if config.json states none."""
-    partial: bool = False
-    """Whether the architecture may rotate a part of each head (`partial_rotary_factor`)."""
-    local: float | None = None
-    """Base that transformers assumes in blocks with a window; None: blocks with a window have the base of the others.
-    If it is given, `rope_parameters` has an entry for each kind of block, and `rope_scaling` holds for the blocks
-    without a window."""
+    base_key: str = "rope_theta"
+    """Key of the base outside of the mappings."""
+    share: float | None = None
+    """Share of each head that transformers rotates if config.json states none; None: hpctrain's model can only rotate
+    whole heads."""
+    share_key: str = "partial_rotary_factor"
+    """Key of the share outside of the mappings."""
+    original: int | None = None
+    """Value that transformers assumes for `original_max_position_embeddings` and `max_position_embeddings`, in classes
+    that take the former from outside of the mappings only; None: in other classes."""
+    by_kind: bool = False
+    """Whether `rope_parameters` has a mapping for each kind of block. `rope_scaling` then has priority over the mapping
+    of the blocks without a window."""
 
     def read(self, keys: ConfigKeys) -> dict[str, Any]:
-        key, values = self._values(keys)
-        fields: dict[str, Any] = {"rope_base": self._number(keys, key, values, "rope_theta", self.base)}
-        if self.local is not None:
-            fields["window_rope_base"] = self._local_base(keys)
-        partial = values.get("partial_rotary_factor", keys.get("partial_rotary_factor"))
-        if self.partial and partial not in (None, 1, 1.0):
-            fields["rotary_dim"] = self._rotary_dim(keys, partial)
-        elif partial not in (None, 1, 1.0):
-            keys.refuse("partial_rotary_factor" if "partial_rotary_factor" not in values else key, "1")
-        mode = values.get("rope_type", values.get("type", "default"))
+        values = self._values(keys)
+        fields: dict[str, Any] = {}
+        keys.names["rope_base"], base = values.get("rope_theta")
+        if base is None:
+            keys.names["rope_base"] = self.base_key
+            fields["rope_base"] = keys.number(self.base_key, self.base)
+        else:
+            fields["rope_base"] = values.number("rope_theta")
+        key, share = values.get("partial_rotary_factor")
+        if share is None:
+            key, share = self.share_key, keys.get(self.share_key, self.share)
+        if self.share is not None:
+            fields |= self._rotary_dim(keys, key, share)
+        elif share not in (None, 1):
+            keys.refuse(key, "1" if key == self.share_key else "partial_rotary_factor 1")
+        keys.names["rope_scaling"], mode = values.mode()
         if "longrope" in self.modes and mode in ("su", "yarn"):
             mode = "longrope"  # its names in early folders of Phi-3
         if mode != "default":
-            fields["rope_scaling"] = self._scaling(keys, key, values, mode)
+            fields["rope_scaling"] = self._scaling(values, mode)
         return fields
 
-    def write(self, spec: DecoderSpec) -> dict[str, Any]:
-        config: dict[str, Any] = {"rope_theta": spec.rope_base, "rope_scaling": None}
-        if self.local is not None:
-            config["rope_local_base_freq"] = spec.window_rope_base or spec.rope_base
-        if self.partial:
-            config["partial_rotary_factor"] = spec.rotary_width / spec.head_width
+    def write(self, spec: DecoderSpec | Gpt2Spec) -> dict[str, Any]:
+        config: dict[str, Any] = {self.base_key: spec.rope_base}
+        if self.share is not None:
+            config[self.share_key] = (spec.rotary_dim or spec.head_width) / spec.head_width
+        if not isinstance(spec, DecoderSpec):
+            return config
+        config["rope_scaling"] = None
         scaling = spec.rope_scaling
         if scaling is not None:
             values = scaling.to_json()
             config["rope_scaling"] = {"rope_type": values.pop("mode"), **values}
             if not isinstance(scaling, LinearRope):
-                config["rope_scaling"]["original_max_position_embeddings"] = values["original_positions"]
+                config["rope_scaling"][_ORIGINAL] = values["original_positions"]
                 del config["rope_scaling"]["original_positions"]
             if isinstance(scaling, LongRope):
-                config["original_max_position_embeddings"] = scaling.original_positions
+                config[_ORIGINAL] = scaling.original_positions
         return config
 
-    def _values(self, keys: ConfigKeys) -> tuple[str, Mapping[str, Any]]:
-        """Return the key of the config.json with the settings of the rotary positions, and the settings."""
-        for key in ("rope_scaling", "rope_parameters"):
-            values = keys.get(key)
-            if self.local is not None and key == "rope_parameters" and isinstance(values, dict):
-                values = values.get(FULL)
-            if isinstance(values, dict) and values:
-                return key, values
-            if values:
-                keys.refuse(key, "null or a mapping")
-        return "rope_theta", {}
+    def _values(self, keys: ConfigKeys) -> _RopeValues:
+        scaling = _mapping(keys, "rope_scaling", keys.get("rope_scaling"))
+        parameters = _mapping(keys, "rope_parameters", keys.get("rope_parameters"))
+        if self.by_kind:
+            parameters = _mapping(keys, "rope_parameters", parameters.get(FULL))
+        if scaling and not self.by_kind:
+            parameters = {}
+        given = (("rope_scaling", scaling), ("rope_parameters", parameters))
+        return _RopeValues(keys, tuple(item for item in given if item[1]) or given[1:])
 
-    def _local_base(self, keys: ConfigKeys) -> float:
-        parameters = keys.get("rope_parameters")
-        values = parameters.get(SLIDING) if isinstance(parameters, dict) else None
-        values = values if isinstance(values, dict) else {}
-        if values.get("rope_type", "default") != "default":
-            keys.refuse("rope_parameters", f"rope_type default in {SLIDING}")
-        base = values.get("rope_theta", keys.get("rope_local_base_freq", self.local))
-        return _positive(keys, "rope_parameters" if values else "rope_local_base_freq", "rope_theta", base)
+    def _rotary_dim(self, keys: ConfigKeys, key: str, share: Any) -> dict[str, int]:
+        heads = keys.size("num_attention_heads")
+        width = keys.size("head_dim", keys.size("hidden_size") // heads or 1)
+        if keys.get("head_dim") is None and keys.size("hidden_size") % heads:
+            return {}  # the spec refuses such heads
+        share = keys.positive(key, share, "partial_rotary_factor")
+        rotated = int(width * share)
+        if share > 1 or rotated < 2 or rotated % 2:
+            keys.refuse(key, f"a share of the {width} numbers of a head that is an even number of them, at least 2")
+            return {}
+        # A GPT-2 without the field has learned positions.
+        return {} if rotated == width and self.share == 1.0 else {"rotary_dim": rotated}
 
-    def _number(self, keys: ConfigKeys, key: str, values: Mapping[str, Any], inner: str, default: float) -> float:
-        if values.get(inner) is not None:
-            return _positive(keys, key, inner, values[inner])
-        return keys.number("rope_theta", default)
-
-    def _rotary_dim(self, keys: ConfigKeys, partial: Any) -> int | None:
-        key = "partial_rotary_factor" if keys.get("partial_rotary_factor") is not None else "rope_parameters"
-        share = _positive(keys, key, "partial_rotary_factor", partial)
-        width = keys.size("head_dim", keys.size("hidden_size") // keys.size("num_attention_heads") or 1)
-        return int(width * min(share, 1.0)) or None
-
-    def _scaling(self, keys: ConfigKeys, key: str, values: Mapping[str, Any], mode: Any) -> Any:
+    def _scaling(self, values: _RopeValues, mode: Any) -> Any:
         if mode not in self.modes:
             reasons = {"dynamic": "; dynamic changes the angles with the length of each text"}
             reason = reasons.get(mode, "") if isinstance(mode, str) else ""
-            keys.refuse(key, f"rope_type {', '.join(('default', *self.modes))}{reason}")
+            values.keys.refuse(values.mode()[0], f"rope_type {', '.join(('default', *self.modes))}{reason}")
             return None
-
-        def number(inner: str, default: float | None = None) -> float:
-            value = values.get(inner)
-            return _positive(keys, key, inner, default if value is None else value)
-
         if mode == "linear":
-            return {"mode": mode, "factor": number("factor")}
-        positions = self._original_positions(keys, key, values)
+            return {"mode": mode, "factor": values.number("factor")}
+        positions = self._original_positions(values)
         if mode == "longrope":
-            return self._longrope(keys, key, values, positions)
-        factor = number("factor")
+            return self._longrope(values, positions)
         if mode == "yarn":
-            attention = values.get("attention_factor")
-            scales = values.get("mscale"), values.get("mscale_all_dim")
-            if attention is not None:
-                attention = number("attention_factor")
-            elif all(scales) and factor > 1:
-                top, bottom = (0.1 * number(name) * math.log(factor) + 1.0 for name in ("mscale", "mscale_all_dim"))
-                attention = top / bottom
-            return {
-                "mode": mode, "factor": factor, "original_positions": positions, "attention_factor": attention,
-                "beta_fast": number("beta_fast", 32.0), "beta_slow": number("beta_slow", 1.0),
-                "truncate": values.get("truncate", True) is not False,
-            }  # fmt: skip
-        turns = {name: number(name) for name in ("low_freq_factor", "high_freq_factor")}
-        return {"mode": mode, "factor": factor, **turns, "original_positions": positions}
+            return _yarn(values, positions)
+        turns = {name: values.number(name) for name in ("low_freq_factor", "high_freq_factor")}
+        return {"mode": mode, "factor": values.number("factor"), **turns, "original_positions": positions}
 
-    def _original_positions(self, keys: ConfigKeys, key: str, values: Mapping[str, Any]) -> int:
+    def _original_positions(self, values: _RopeValues) -> int:
         """Return the length in tokens of the longest sequence before the scaling, from
         `original_max_position_embeddings`; if this key is absent, from `max_position_embeddings`."""
-        name = "original_max_position_embeddings"
-        given = (keys.get(name), values.get(name), keys.get("max_position_embeddings"))
-        longest = next((value for value in given if value is not None), None)
+        keys, (key, inside) = values.keys, values.get(_ORIGINAL)
+        outside = keys.get(_ORIGINAL, self.original)
+        given = ((_ORIGINAL, outside), (key, inside), (key, keys.get("max_position_embeddings")))
+        key, longest = next((item for item in given if item[1] is not None), (key, None))
+        values.keys.names["original_positions"] = _ORIGINAL
         if isinstance(longest, int) and not isinstance(longest, bool) and 1 < longest <= SIZE_MAX:
             return longest
-        keys.refuse(key, f"{name} as a whole number above 1")
+        keys.refuse(key, f"{_ORIGINAL} as a whole number above 1")
         return 2
 
-    def _longrope(self, keys: ConfigKeys, key: str, values: Mapping[str, Any], positions: int) -> dict[str, Any]:
+    def _longrope(self, values: _RopeValues, positions: int) -> dict[str, Any]:
         lists = {}
         for name in ("short_factor", "long_factor"):
-            factors = values.get(name)
+            key, factors = values.get(name)
             factors = factors if isinstance(factors, list) and len(factors) <= 2**16 else [None]
-            lists[name] = tuple(_positive(keys, key, name, factor) for factor in factors)
-        attention = values.get("attention_factor")
-        if attention is None:
-            given = values.get("factor")
-            longest = keys.size("max_position_embeddings", positions)
-            factor = longest / positions if given is None else _positive(keys, key, "factor", given)
-            attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(positions))
-        attention = _positive(keys, key, "attention_factor", attention)
+            lists[name] = tuple(values.keys.positive(key, factor, name) for factor in factors)
+        longest = values.keys.size("max_position_embeddings", self.original)
+        factor = values.number("factor", longest / positions)
+        attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(positions))
+        attention = values.number("attention_factor", attention)
         return {"mode": "longrope", **lists, "original_positions": positions, "attention_factor": attention}
+
+
+def _mapping(keys: ConfigKeys, key: str, value: Any) -> Mapping[str, Any]:
+    """Return a value of the config.json that must be null or a mapping; {} for null."""
+    if value and not isinstance(value, dict):
+        keys.refuse(key, "null or a mapping")
+        return {}
+    return value or {}
+
+
+def _yarn(values: _RopeValues, positions: int) -> dict[str, Any]:
+    key, factor = values.get("factor")
+    if factor is None and any("factor" in mapping for _, mapping in values.mappings):
+        factor = values.keys.size("max_position_embeddings") / positions
+    factor = values.keys.positive(key, factor, "factor")
+    attention = None
+    if values.get("attention_factor")[1] is not None:
+        attention = values.number("attention_factor")
+    elif factor > 1 and all(values.get(name)[1] for name in ("mscale", "mscale_all_dim")):
+        top, bottom = (0.1 * values.number(name) * math.log(factor) + 1.0 for name in ("mscale", "mscale_all_dim"))
+        attention = top / bottom
+    return {
+        "mode": "yarn", "factor": factor, "original_positions": positions, "attention_factor": attention,
+        "beta_fast": values.number("beta_fast", 32.0), "beta_slow": values.number("beta_slow", 1.0),
+        "truncate": bool(values.get("truncate", True)[1]),
+    }  # fmt: skip
+
+
+def first_blocks(key: str, default: int) -> FullBlocks:
+    """Return the rule by which the blocks before the first one with a window have none.
+
+    Args:
+        key: key of their number.
+        default: number that transformers assumes if the key is absent.
+    """
+
+    def full(keys: ConfigKeys, blocks: range) -> tuple[int, ...]:
+        first = keys.get(key, default)
+        if isinstance(first, int) and not isinstance(first, bool) and 0 <= first <= SIZE_MAX:
+            return tuple(blocks[:first])
+        keys.refuse(key, "a whole number")
+        return ()
+
+    return full
+
+
+def every_block(key: str | None, default: int) -> FullBlocks:
+    """Return the rule by which every n-th block has no window.
+
+    Args:
+        key: key of n; None: n is always the default.
+        default: n that transformers assumes if the key is absent.
+    """
+
+    def full(keys: ConfigKeys, blocks: range) -> tuple[int, ...]:
+        every = default if key is None else keys.size(key, default)
+        return tuple(block for block in blocks if (block + 1) % every == 0)
+
+    return full
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The sliding window (`sliding_window`), and the blocks without one."""
+    """The sliding window (`sliding_window`), the blocks without one, and the base of the others' rotary positions."""
 
     default: int | None = None
     """Window that transformers assumes if the key is absent."""
     enabled_by: str | None = None
     """Key that must be true for a window; None: there is none."""
-    first_full: tuple[str, int] | None = None
-    """Key with the number of blocks before the first one with a window, and its default; used without `layer_types`.
-    If this field and `full_every` are None, all blocks have the window."""
-    full_every: tuple[str | None, int] | None = None
-    """Key with a number n, and its default: every n-th block has no window; used without `layer_types`. With None as
-    key, n is always the default."""
+    full_blocks: FullBlocks | None = None
+    """The blocks without a window if `layer_types` is absent; None: all blocks have the window, whatever `layer_types`
+    says."""
+    rope_base: float | None = None
+    """Base that transformers assumes in blocks with a window; None: they have the base of the others."""
 
     def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        keys.names |= {"window": "sliding_window", "full_blocks": "layer_types"}
         off = self.enabled_by is not None and not keys.flag(self.enabled_by, False)
-        if off or keys.get("sliding_window", self.default) is None:
+        no_window = off or keys.get("sliding_window", self.default) is None
+        if no_window and (self.full_blocks is None or self.enabled_by is not None):
             return {}
-        window, layers = keys.size("sliding_window", self.default), keys.size("num_hidden_layers")
+        if no_window:
+            keys.refuse(
+                "sliding_window", "a whole number above 0, which transformers needs even if no block has a window"
+            )
+        layers = keys.size("num_hidden_layers")
         full = self._full_blocks(keys, layers)
-        return {} if len(full) == layers else {"window": window, "full_blocks": full}
+        if len(full) == layers:
+            return {}
+        fields: dict[str, Any] = {"window": keys.size("sliding_window", self.default), "full_blocks": full}
+        return fields if self.rope_base is None else fields | {"window_rope_base": self._rope_base(keys)}
 
     def write(self, spec: DecoderSpec) -> dict[str, Any]:
         config: dict[str, Any] = {"sliding_window": spec.window}
         if self.enabled_by is not None:
             config[self.enabled_by] = spec.window is not None
-        if self.first_full is not None or self.full_every is not None:
+        elif self.full_blocks is not None:
+            config["sliding_window"] = spec.window or self.default  # needed even if no block has a window
+        if self.rope_base is not None:
+            config["rope_local_base_freq"] = spec.window_rope_base or spec.rope_base
+        if self.full_blocks is not None:
             windows = [spec.block_window(block) for block in range(spec.layers)]
             config["layer_types"] = [FULL if window is None else SLIDING for window in windows]
         return config
 
     def _full_blocks(self, keys: ConfigKeys, layers: int) -> tuple[int, ...]:
-        if self.first_full is None and self.full_every is None:
+        if self.full_blocks is None:
             return ()
         kinds = keys.get("layer_types")
-        if kinds is not None:
-            if isinstance(kinds, list) and len(kinds) == layers and all(kind in (FULL, SLIDING) for kind in kinds):
-                return tuple(block for block, kind in enumerate(kinds) if kind == FULL)
-            keys.refuse("layer_types", f"null, or {FULL} or {SLIDING} for each of num_hidden_layers {layers}")
-            return ()
-        blocks = range(min(layers, 2**12))
-        if self.first_full is not None:
-            first = keys.get(self.first_full[0], self.first_full[1])
-            if isinstance(first, int) and not isinstance(first, bool) and 0 <= first <= SIZE_MAX:
-                return tuple(blocks[:first])
-            keys.refuse(self.first_full[0], "a whole number")
-            return ()
-        assert self.full_every is not None
-        key, every = self.full_every
-        every = every if key is None else keys.size(key, every)
-        return tuple(block for block in blocks if (block + 1) % every == 0)
+        if kinds is None:
+            return self.full_blocks(keys, range(min(layers, 2**12)))
+        if isinstance(kinds, list) and len(kinds) == layers and all(kind in (FULL, SLIDING) for kind in kinds):
+            return tuple(block for block, kind in enumerate(kinds) if kind == FULL)
+        keys.refuse("layer_types", f"null, or {FULL} or {SLIDING} for each of num_hidden_layers {layers}")
+        return ()
 
-
-def _positive(keys: ConfigKeys, key: str, inner: str, value: Any) -> float:
-    """Return `value` if it is a number above 0; else record an error at `key` and return 1.
-
-    Args:
-        inner: name of the value in the error: `key` itself, or a key within the mapping at `key`.
-    """
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return float(value)
-    keys.refuse(key, f"{inner} as a number above 0")
-    return 1.0
+    def _rope_base(self, keys: ConfigKeys) -> float:
+        parameters = keys.get("rope_parameters")
+        inside = parameters.get(SLIDING) if isinstance(parameters, dict) else None
+        values = _RopeValues(keys, (("rope_parameters", _mapping(keys, "rope_parameters", inside)),))
+        if values.mode()[1] != "default":
+            keys.refuse("rope_parameters", f"rope_type default in {SLIDING}")
+        if values.get("rope_theta")[1] is not None:
+            keys.names["window_rope_base"] = "rope_parameters"
+            return values.number("rope_theta")
+        keys.names["window_rope_base"] = "rope_local_base_freq"
+        return keys.number("rope_local_base_freq", self.rope_base)

@@ -50,7 +50,11 @@ def architecture(config: Mapping[str, Any], source: str) -> Architecture:
             if row.model_type == kind:
                 return row
     if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) and named[0] in ARCHITECTURES:
-        return ARCHITECTURES[named[0]]
+        row = ARCHITECTURES[named[0]]
+        if kind not in (None, row.model_type):
+            text = f"found {short_repr(kind)}; allowed: {row.model_type}, as architectures says; correct one of the two"
+            raise FileError(source, [FieldError("model_type", text)])
+        return row
     names = ", ".join(ARCHITECTURES)
     text = f"found {short_repr(named)} (model_type {short_repr(kind)}); allowed: {names}; name a folder of such a model"
     raise FileError(source, [FieldError("architectures", text)])

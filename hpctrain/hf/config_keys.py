@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.validation_errors import dotted
@@ -26,6 +29,8 @@ class ConfigKeys:
         self._values = values
         self._source = source
         self._mistakes: list[FieldError] = []
+        self.names: dict[str, str] = {}
+        """Field of the spec -> key of the config.json that it was read from, for errors of the spec."""
 
     def size(self, key: str, default: int | None = None) -> int:
         """Return the whole number above 0 at `key` of the config.json. If the key is absent, return `default`; without
@@ -37,16 +42,21 @@ class ConfigKeys:
         self.refuse(key, f"a whole number above 0, up to {SIZE_MAX}")
         return 1
 
-    def number(self, key: str, default: float | None = None, inner: str | None = None) -> float:
-        """Return the number above 0 at `key` of the config.json or, if `inner` is given, at the key `inner` of the
-        mapping there. An absent number gives `default`. A wrong value, or an absent number without a default, is
-        recorded as an error, and gives `default` or 1."""
-        values = self._values if inner is None else self._values[key]
-        value = values.get(key if inner is None else inner, default)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return the number above 0 at `key` of the config.json. If the key is absent, return `default`; without a
+        default, record an error."""
+        return self.positive(key, self._values.get(key, default))
+
+    def positive(self, key: str, value: Any, name: str | None = None) -> float:
+        """Return `value` if it is a number above 0; else record an error at `key` and return 1.
+
+        Args:
+            name: name of the value in the mapping at `key`; None: it is the value of `key` itself.
+        """
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
             return float(value)
-        self.refuse(key, "a number above 0" if inner is None else f"{inner} as a number above 0")
-        return default or 1.0
+        self.refuse(key, "a number above 0" if name in (None, key) else f"{name} as a number above 0")
+        return 1.0
 
     def flag(self, key: str, default: bool) -> bool:
         """Return the boolean at `key` of the config.json; `default` if the key is absent or null. For any other value,
@@ -100,11 +110,26 @@ class ConfigKeys:
             try:
                 return kind(**fields)
             except ValidationError as error:
-                self._mistakes += [
-                    FieldError(dotted(item["loc"]), str(item["msg"]).removeprefix("Value error, "))
-                    for item in error.errors()
-                ]
+                self._mistakes += [self._mistake(item, fields) for item in error.errors()]
         raise FileError(self._source, self._mistakes)
+
+    def _mistake(self, item: ErrorDetails, fields: Mapping[str, Any]) -> FieldError:
+        """Return an error of the spec, with keys of the config.json in place of fields of the spec.
+
+        Args:
+            item: the error, from pydantic.
+            fields: the fields of the spec.
+        """
+        path, text = item["loc"], item["msg"].removeprefix("Value error, ")
+        if len(path) > 1 and isinstance(fields[str(path[0])], dict):
+            path = (path[0], *path[2:])  # the second part is the `mode`
+        if item["type"] != "value_error":
+            text = f"found {short_repr(item['input'])}; allowed: {text.removeprefix('Input should be ')}"
+        else:
+            # A name without _ is also a word. It is meant as a name where its value follows.
+            names = r"\b(\w*_\w+|\w+(?= \d| / | is ))"
+            text = re.sub(names, lambda match: self.names.get(match[0], match[0]), text)
+        return FieldError(dotted(self.names.get(str(part), part) for part in path), text)
 
 
 def short_repr(value: Any) -> str:

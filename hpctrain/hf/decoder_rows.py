@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hpctrain.hf.architecture import Architecture
-from hpctrain.hf.attention_settings import Rope, Windows
+from hpctrain.hf.attention_settings import Rope, Windows, every_block, first_blocks
 from hpctrain.hf.config_keys import ConfigKeys
 from hpctrain.hf.settings import (
+    CAUSAL,
     INIT_STD,
     SIZES,
     TIED,
@@ -101,7 +102,7 @@ def _row(
     first = "gelu_pytorch_tanh" if activation == "hidden_activation" else "silu"
     every = (
         *SIZES, _kv_heads(kv_heads), HeadWidth(head_width), OneOf("activation", activation, _ACTIVATIONS, first),
-        tied, Number("norm_eps", "rms_norm_eps", norm_eps), INIT_STD, Padding(padding),
+        tied, Number("norm_eps", "rms_norm_eps", norm_eps), INIT_STD, Padding(padding), CAUSAL,
     )  # fmt: skip
     return Architecture(name, model_type, DecoderSpec, (*every, *settings), TensorNames(names), _CONSTANT_ANGLES)
 
@@ -110,31 +111,35 @@ def decoder_rows() -> Iterator[Architecture]:
     """Yield the rows of decoders like Llama."""
     yield _row("LlamaForCausalLM", "llama", _BIAS, Only("mlp_bias", (False,), False), Rope())
     yield _row("MistralForCausalLM", "mistral", Rope(), Windows(4096), kv_heads=8)
-    qwen = Windows(4096, enabled_by="use_sliding_window", first_full=("max_window_layers", 28))
+    qwen = Windows(4096, enabled_by="use_sliding_window", full_blocks=first_blocks("max_window_layers", 28))
     yield _row("Qwen2ForCausalLM", "qwen2", Fixed({"attention_bias": "qkv"}), Rope(), qwen, kv_heads=32)
     qwen3 = Fixed({"qk_norm": "head"})
     yield _row("Qwen3ForCausalLM", "qwen3", _BIAS, qwen3, Rope(), qwen, kv_heads=32, head_width=128)
     olmo = Fixed({"norms": "after", "qk_norm": "width"})
     yield _row("Olmo2ForCausalLM", "olmo2", _BIAS, olmo, Rope(), names=_OUTPUT_NORMS, norm_eps=1e-5, padding=1)
-    rope = Rope(("longrope",), partial=True)
+    rope = Rope(("longrope",), share=1.0, original=4096)
     phi = _row("Phi3ForCausalLM", "phi3", rope, Windows(), names=_FUSED, norm_eps=1e-5, padding=32_000)
     yield replace(phi, dropout=dict.fromkeys(("resid_pdrop", "embd_pdrop", "attention_dropout"), 0.0))
     yield from _gemma_rows()
 
 
 def _gemma_rows() -> Iterator[Architecture]:
-    def row(name: str, model_type: str, caps: tuple[float | None, float | None], *settings: Setting) -> Architecture:
+    def row(name: str, model_type: str, logit_cap: float | None, *settings: Setting) -> Architecture:
         return _row(
             name, model_type, _BIAS, *settings,
             Fixed({"norm_offset": True, "embedding_scaled": True, "norms": "both"}),
             Only("use_bidirectional_attention", (False, None), None),
             Size("score_width", "query_pre_attn_scalar", 256),
-            Number("score_cap", "attn_logit_softcapping", caps[0], or_null=True),
-            Number("logit_cap", "final_logit_softcapping", caps[1], or_null=True),
+            Number("logit_cap", "final_logit_softcapping", logit_cap, or_null=True),
             names=_OUTPUT_NORMS, kv_heads=4, activation="hidden_activation", head_width=256, tied=TIED,
             padding=0,
         )  # fmt: skip
 
-    yield row("Gemma2ForCausalLM", "gemma2", (50.0, 30.0), Rope(), Windows(4096, full_every=(None, 2)))
-    rope, windows = Rope(base=1e6, local=10_000.0), Windows(4096, full_every=("sliding_window_pattern", 6))
-    yield row("Gemma3ForCausalLM", "gemma3_text", (None, None), Fixed({"qk_norm": "head"}), rope, windows)
+    score_cap = Number("score_cap", "attn_logit_softcapping", 50.0, or_null=True)
+    windows = Windows(4096, full_blocks=every_block(None, 2))
+    yield row("Gemma2ForCausalLM", "gemma2", 30.0, score_cap, Rope(), windows)
+    # The class has the key and does not use it.
+    no_cap = Only("attn_logit_softcapping", (None,), None)
+    rope = Rope(base=1e6, by_kind=True)
+    windows = Windows(4096, full_blocks=every_block("sliding_window_pattern", 6), rope_base=10_000.0)
+    yield row("Gemma3ForCausalLM", "gemma3_text", None, Fixed({"qk_norm": "head"}), no_cap, rope, windows)

@@ -6,46 +6,32 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpctrain.hf.architecture import Architecture
+from hpctrain.hf.attention_settings import Rope
 from hpctrain.hf.config_keys import ConfigKeys
-from hpctrain.hf.settings import INIT_STD, SIZES, TIED, UNTIED, Fixed, Flag, Number, OneOf, Only, Padding, Size
+from hpctrain.hf.settings import CAUSAL, INIT_STD, SIZES, TIED, UNTIED, Fixed, Flag, Number, OneOf, Only, Padding, Size
 from hpctrain.hf.tensors import EncoderNames, ModuleNames, TensorNames, t5_tensors
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import EncoderSpec, Gpt2Spec
 
 
 class _T5:
-    """The settings of T5, of which several depend on each other."""
+    """The settings of T5 that depend on several keys."""
 
     def read(self, keys: ConfigKeys) -> dict[str, Any]:
+        keys.names |= {"encoder_layers": "num_layers", "layers": "num_layers + num_decoder_layers"}
         encoders = keys.size("num_layers")
-        form = keys.only("feed_forward_proj", "relu", "gated-gelu", default="relu")
-        sizes = {"dim": "d_model", "heads": "num_heads", "head_dim": "d_kv", "ffn_dim": "d_ff", "vocab": "vocab_size"}
         return {
             "layers": encoders + keys.size("num_decoder_layers", encoders),
             "encoder_layers": encoders,
-            **{field: keys.size(key) for field, key in sizes.items()},
-            "gated": form == "gated-gelu",
             # transformers 5 marks every T5 as tied; the former meaning of the key is in scale_decoder_outputs.
             "tied": keys.flag("tie_word_embeddings", True) and keys.flag("scale_decoder_outputs", True),
-            "buckets": keys.size("relative_attention_num_buckets", 32),
-            "max_distance": keys.size("relative_attention_max_distance", 128),
-            "norm_eps": keys.number("layer_norm_epsilon", 1e-6),
         }
 
     def write(self, spec: EncoderDecoderSpec) -> dict[str, Any]:
         return {
             "is_encoder_decoder": True,
-            "vocab_size": spec.vocabulary,
-            "d_model": spec.dim,
-            "d_kv": spec.head_width,
-            "d_ff": spec.hidden,
             "num_layers": spec.seam,
             "num_decoder_layers": spec.layers - spec.seam,
-            "num_heads": spec.heads,
-            "relative_attention_num_buckets": spec.buckets,
-            "relative_attention_max_distance": spec.max_distance,
-            "layer_norm_epsilon": spec.norm_eps,
-            "feed_forward_proj": "gated-gelu" if spec.gated else "relu",
             "tie_word_embeddings": spec.tied,
         }
 
@@ -75,6 +61,7 @@ def other_rows() -> Iterator[Architecture]:
             Only("add_cross_attention", (False,), False),
             Size("ffn_dim", "n_inner", lambda keys: 4 * keys.size("n_embd")),
             Size("positions", "n_positions", 1024), TIED, Number("norm_eps", "layer_norm_epsilon", 1e-5), INIT_STD,
+            CAUSAL,
         ),
         TensorNames(gpt2, transposed=tuple(name for name in gpt2 if ".c_" in name)),
         ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
@@ -87,14 +74,21 @@ def other_rows() -> Iterator[Architecture]:
         "T5ForConditionalGeneration",
         "t5",
         EncoderDecoderSpec,
-        (_T5(),),
+        (
+            OneOf("gated", "feed_forward_proj", {"relu": False, "gated-gelu": True}, "relu"), _T5(),
+            Size("dim", "d_model"), Size("heads", "num_heads"), Size("head_dim", "d_kv"), Size("ffn_dim", "d_ff"),
+            Size("vocab", "vocab_size"), Size("buckets", "relative_attention_num_buckets", 32),
+            Size("max_distance", "relative_attention_max_distance", 128),
+            Number("norm_eps", "layer_norm_epsilon", 1e-6),
+            CAUSAL,
+        ),
         t5_tensors,
         ignored=(
             # The first releases contain a table that no computation uses.
             r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         ),
         dropout={"dropout_rate": 0.1},
-    )
+    )  # fmt: skip
 
 
 class _RobertaPositions:
@@ -102,7 +96,7 @@ class _RobertaPositions:
 
     def read(self, keys: ConfigKeys) -> dict[str, Any]:
         padding, rows = keys.padding(1), keys.size("max_position_embeddings", 512)
-        if padding is None:
+        if keys.get("pad_token_id", 1) is None:
             keys.refuse("pad_token_id", "a token: positions begin after its number")
         offset = 0 if padding is None else padding + 1
         if rows <= offset:
@@ -157,28 +151,6 @@ class _OptWidth:
         return {"word_embed_proj_dim": spec.dim}
 
 
-class _NeoxRope:
-    """The rotary positions of GPT-NeoX: `rope_parameters` (transformers 5), else `rotary_pct` and `rotary_emb_base`."""
-
-    def read(self, keys: ConfigKeys) -> dict[str, Any]:
-        width = keys.size("hidden_size") // keys.size("num_attention_heads")
-        key = next((key for key in ("rope_parameters", "rope_scaling") if keys.get(key) is not None), "rotary_pct")
-        values = keys.get(key) if key != "rotary_pct" else {}
-        if not isinstance(values, dict) or values.get("rope_type", values.get("type", "default")) != "default":
-            keys.refuse(key, "null, or rope_type default")
-            values = {}
-        share = values.get("partial_rotary_factor", keys.get("rotary_pct", 0.25))
-        if not isinstance(share, int | float) or not 0 < share <= 1 or int(width * share) < 2:
-            keys.refuse(key, f"a share of the {width} numbers of a head, at least 2 of them")
-            share = 1.0
-        inside = "rope_theta" in values
-        base = keys.number(key if inside else "rotary_emb_base", 10_000.0, "rope_theta" if inside else None)
-        return {"rotary_dim": int(width * share), "rope_base": base}
-
-    def write(self, spec: Gpt2Spec) -> dict[str, Any]:
-        return {"rotary_pct": (spec.rotary_dim or spec.head_width) / spec.head_width, "rotary_emb_base": spec.rope_base}
-
-
 def _biased_rows() -> Iterator[Architecture]:
     at = "model.decoder.layers.{}"
     opt: ModuleNames = {
@@ -204,7 +176,7 @@ def _biased_rows() -> Iterator[Architecture]:
             Only("do_layer_norm_before", (True,), True), Only("_remove_final_layer_norm", (False,), False),
             Only("enable_bias", (True,), True), Only("layer_norm_elementwise_affine", (True,), True),
             Size("positions", "max_position_embeddings", 2048), Fixed({"position_offset": 2, "norm_eps": 1e-5}), TIED,
-            Number("init_std", "init_std", 0.02), Padding(1),
+            Number("init_std", "init_std", 0.02), Padding(1), CAUSAL,
         ),
         TensorNames(opt),
         renamed=((r"^decoder\.", "model.decoder."),),
@@ -229,7 +201,9 @@ def _biased_rows() -> Iterator[Architecture]:
         (
             *SIZES, OneOf("activation", "hidden_act", {**_GELUS, "relu": "relu"}, "gelu"),
             Only("attention_bias", (True,), True), Flag("parallel_residual", "use_parallel_residual", True),
-            _NeoxRope(), UNTIED, Number("norm_eps", "layer_norm_eps", 1e-5), INIT_STD,
+            Rope((), base_key="rotary_emb_base", share=0.25, share_key="rotary_pct"), UNTIED, CAUSAL,
+            # transformers would take its rotary positions from this key, and all else from hidden_size.
+            Only("head_dim", (None,), None, written=False), Number("norm_eps", "layer_norm_eps", 1e-5), INIT_STD,
         ),
         TensorNames(neox, by_head=(f"{at}.attention.query_key_value",)),
         ignored=(r"gpt_neox\.layers\.\d+\.attention\.((masked_)?bias|rotary_emb\.inv_freq)",),

@@ -4,6 +4,7 @@ of a config.json into fields of a model's spec, and writes them back. Pure.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,19 +37,33 @@ class Setting(Protocol):
 
 
 @dataclass(frozen=True)
-class Size:
-    """A whole number above 0."""
+class _OneKey(ABC):
+    """Base class of a setting with one key and one field."""
 
     field: str
     key: str
-    default: int | Callable[[ConfigKeys], int] | None = None
-    """What transformers assumes if the key is absent or null; None: the key must be there."""
 
     def read(self, keys: ConfigKeys) -> dict[str, Any]:
-        return {self.field: keys.size(self.key, self.default(keys) if callable(self.default) else self.default)}
+        keys.names[self.field] = self.key
+        return {self.field: self.value(keys)}
 
     def write(self, spec: Any) -> dict[str, Any]:
         return {self.key: effective(spec, self.field)}
+
+    @abstractmethod
+    def value(self, keys: ConfigKeys) -> Any:
+        """Return the value of the field."""
+
+
+@dataclass(frozen=True)
+class Size(_OneKey):
+    """A whole number above 0."""
+
+    default: int | Callable[[ConfigKeys], int] | None = None
+    """What transformers assumes if the key is absent or null; None: the key must be there."""
+
+    def value(self, keys: ConfigKeys) -> int:
+        return keys.size(self.key, self.default(keys) if callable(self.default) else self.default)
 
 
 @dataclass(frozen=True)
@@ -68,55 +83,43 @@ class HeadWidth:
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(_OneKey):
     """A number above 0."""
 
-    field: str
-    key: str
     default: float | None
     """What transformers assumes if the key is absent."""
     or_null: bool = False
     """Whether the key may be null, which the spec has as None."""
 
-    def read(self, keys: ConfigKeys) -> dict[str, Any]:
+    def value(self, keys: ConfigKeys) -> float | None:
         if self.or_null and keys.get(self.key, self.default) is None:
-            return {self.field: None}
-        return {self.field: keys.number(self.key, self.default)}
-
-    def write(self, spec: Any) -> dict[str, Any]:
-        return {self.key: getattr(spec, self.field)}
+            return None
+        return keys.number(self.key, self.default)
 
 
 @dataclass(frozen=True)
-class Flag:
+class Flag(_OneKey):
     """A boolean."""
 
-    field: str
-    key: str
     default: bool
     """What transformers assumes if the key is absent or null."""
 
-    def read(self, keys: ConfigKeys) -> dict[str, Any]:
-        return {self.field: keys.flag(self.key, self.default)}
-
-    def write(self, spec: Any) -> dict[str, Any]:
-        return {self.key: getattr(spec, self.field)}
+    def value(self, keys: ConfigKeys) -> bool:
+        return keys.flag(self.key, self.default)
 
 
 @dataclass(frozen=True)
-class OneOf:
+class OneOf(_OneKey):
     """A key with a few allowed values, each of which stands for a value of the field."""
 
-    field: str
-    key: str
     values: Mapping[Any, Any]
     """Value of the key -> value of the field. If several values of the key stand for one value of the field, `write`
     takes the first of them."""
     default: Any
     """Value of the key that transformers assumes if it is absent."""
 
-    def read(self, keys: ConfigKeys) -> dict[str, Any]:
-        return {self.field: self.values[keys.only(self.key, *self.values, default=self.default)]}
+    def value(self, keys: ConfigKeys) -> Any:
+        return self.values[keys.only(self.key, *self.values, default=self.default)]
 
     def write(self, spec: Any) -> dict[str, Any]:
         value = getattr(spec, self.field)
@@ -132,13 +135,15 @@ class Only:
     """Values that are allowed; the first is written."""
     default: Any
     """What transformers assumes if the key is absent."""
+    written: bool = True
+    """Whether an export has the key. False for a key that folders of the architecture usually lack."""
 
     def read(self, keys: ConfigKeys) -> dict[str, Any]:
         keys.only(self.key, *self.allowed, default=self.default)
         return {}
 
     def write(self, spec: Any) -> dict[str, Any]:
-        return {self.key: self.allowed[0]}
+        return {self.key: self.allowed[0]} if self.written else {}
 
 
 @dataclass(frozen=True)
@@ -176,3 +181,5 @@ SIZES = (
 TIED, UNTIED = Flag("tied", "tie_word_embeddings", True), Flag("tied", "tie_word_embeddings", False)
 """Whether the head is tied, by what transformers assumes without the key."""
 INIT_STD = Number("init_std", "initializer_range", 0.02)
+CAUSAL = Only("is_causal", (True,), True, written=False)
+"""Transformers 5 masks later tokens unless this key is false."""

@@ -50,9 +50,9 @@ class DecoderSpec(EqualBlocks):
     """Sliding window: number of tokens, its own included, that a token attends to. Default: all earlier ones."""
     full_blocks: tuple[int, ...] = Field(default=(), max_length=LAYERS_MAX)
     """Numbers of the blocks in which attention has no window, from 0, in ascending order. Default: none of them."""
-    rope_base: float = Field(default=10_000.0, gt=0)
+    rope_base: float = Field(default=10_000.0, gt=1)
     """Base of the rotary position angles (Su et al. 2021)."""
-    window_rope_base: float | None = Field(default=None, gt=0)
+    window_rope_base: float | None = Field(default=None, gt=1)
     """Base of the rotary position angles in blocks with a window; their angles are not scaled. Default: angles as in
     all other blocks."""
     rotary_dim: int | None = Field(default=None, ge=2, le=WIDTH_MAX)
@@ -76,7 +76,7 @@ class DecoderSpec(EqualBlocks):
 
     @model_validator(mode="after")
     def _check(self) -> DecoderSpec:
-        name = "dim / heads" if self.rotary_dim is None and self.head_dim is None else "the rotated width of a head"
+        name = "rotary_dim" if self.rotary_dim is not None else "dim / heads" if self.head_dim is None else "head_dim"
         if self.rotary_width % 2:
             raise ValueError(f"{name} is {self.rotary_width}; rotary positions need an even number")
         if self.rotary_width > self.head_width:

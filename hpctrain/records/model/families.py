@@ -87,7 +87,7 @@ class Gpt2Spec(BiasedSpec):
     rotary_dim: int | None = Field(default=None, ge=2, le=WIDTH_MAX)
     """Numbers of each head that are rotated by position, from the first on, in place of learned positions (GPT-NeoX).
     Default: learned positions."""
-    rope_base: float = Field(default=10_000.0, gt=0)
+    rope_base: float = Field(default=10_000.0, gt=1)
     """Base of the rotary position angles (Su et al. 2021)."""
 
     later_fields = frozenset({"position_offset", "activation", "parallel_residual", "rotary_dim", "rope_base"})

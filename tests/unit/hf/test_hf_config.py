@@ -15,6 +15,9 @@ from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import PRESETS, EncoderSpec, Gpt2Spec
 
 LLAMA = config_of(DecoderSpec(layers=2, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5))
+LLAMA_SIZES = {key: LLAMA[key] for key in LLAMA if key.startswith("num_") or key.endswith("_size")}
+GEMMA3: dict[str, Any] = {"architectures": None, "model_type": "gemma3_text", "hidden_act": None}
+PHI: dict[str, Any] = {"architectures": None, "model_type": "phi3"}
 T5 = config_of(EncoderDecoderSpec(layers=4, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5, start=0))
 
 
@@ -41,20 +44,37 @@ def test_every_preset_comes_back(preset: str) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: found 0.5; allowed: 1"),
         ({"mlp_bias": True}, "mlp_bias: found true; allowed: false"),
         ({"hidden_act": "relu"}, 'hidden_act: found "relu"; allowed: "silu" or "swish" or "gelu"'),
-        ({"head_dim": 9}, "the rotated width of a head is 9; rotary positions need an even number"),
+        ({"head_dim": 9}, "head_dim is 9; rotary positions need an even number"),
         ({"hidden_size": None, "head_dim": None}, "hidden_size: found null; allowed: a whole number above 0"),
         ({"num_hidden_layers": 2.5}, "num_hidden_layers: found 2.5"),
-        ({"num_key_value_heads": 3}, "heads 4 is not a multiple of kv_heads 3"),
+        ({"num_key_value_heads": 3}, ": num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"architectures": ["Qwen2MoeForCausalLM"]}, 'architectures: found ["Qwen2MoeForCausalLM"]'),
         ({"architectures": None, "model_type": "mamba"}, 'found null (model_type "mamba"); allowed: LlamaForCausalLM'),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": -4}, "sliding_window: found -4; allowed: a whole"),
-        ({"architectures": ["Gemma3ForCausalLM"], "hidden_act": None, "hidden_activation": "gelu_pytorch_tanh",
-          "layer_types": ["full_attention", "chunked_attention"]}, "sliding_attention for each of num_hidden_layers 2"),
-        ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True},
+        ({"architectures": None, "model_type": "mistral", "sliding_window": -4}, "sliding_window: found -4; "),
+        ({**GEMMA3, "layer_types": ["full_attention", "chunked_attention"]},
+         "sliding_attention for each of num_hidden_layers 2"),
+        ({"architectures": None, "model_type": "gemma2", "use_bidirectional_attention": True},
          "use_bidirectional_attention: found true; allowed: false or null"),
-        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope", "short_factor": [1],
+        ({**PHI, "rope_scaling": {"type": "longrope", "short_factor": [1],
           "long_factor": [2], "original_max_position_embeddings": 64}}, "short_factor has 1 numbers, a head 8 angles"),
-        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "llama3"}}, "rope_type default, longrope"),
+        ({**PHI, "rope_scaling": {"type": "llama3"}}, "rope_type default, longrope"),
+        ({"is_causal": False}, "is_causal: found false; allowed: true"),
+        ({"model_type": "mistral"}, 'model_type: found "mistral"; allowed: llama, as architectures says; correct one'),
+        ({"rope_theta": 1}, "rope_theta: found 1.0; allowed: greater than 1"),
+        ({"rope_theta": 0.5, "rope_scaling": {"rope_type": "yarn", "rope_theta": 1, "factor": 2}},
+         "rope_scaling: found 1.0; allowed: greater than 1"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers: found 1000000; allowed: less than or equal to "),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
+         "config.json: rope_parameters: high_freq_factor 1 is not above low_freq_factor"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "allowed: factor as a number above 0"),
+        ({**GEMMA3, "attn_logit_softcapping": 2.0}, "attn_logit_softcapping: found 2.0; allowed: null"),
+        ({**GEMMA3, "sliding_window": None}, "sliding_window: found null; allowed: a whole number above 0"),
+        ({**GEMMA3, "rope_parameters": {"sliding_attention": {"type": "linear", "factor": 2.0}}},
+         "allowed: rope_type default in sliding_attention"),
+        ({**PHI, "rope_parameters": {"partial_rotary_factor": 0.1}}, "rope_parameters: found {"),
+        ({**PHI, "rope_parameters": {"partial_rotary_factor": 7.0}}, "allowed: a share of the 16 numbers of a head"),
+        ({**PHI, "rope_parameters": {"partial_rotary_factor": "half"}, "partial_rotary_factor": 0.5},
+         'rope_parameters: found {"partial_rotary_factor": "half"}; allowed: partial_rotary_factor as a number above'),
         ({"pad_token_id": 100}, "pad_token_id: found 100; allowed: null, or a token of the vocabulary of 100"),
     ],
 )  # fmt: skip
@@ -132,6 +152,14 @@ def test_windows_and_angles_of_published_models() -> None:
     assert spec_of(off, "config.json") == spec_of(PUBLISHED[3][1], "config.json")
 
 
+def test_a_gemma_without_windows_is_read() -> None:
+    spec = spec_of({**PUBLISHED[6][1], "layer_types": ["full_attention"] * 26}, "config.json")
+    assert isinstance(spec, DecoderSpec)
+    assert (spec.window, spec.window_rope_base, spec.rope_base) == (None, None, 1e6)
+    # transformers makes the mask of a window in any case.
+    assert architecture_for(spec).write(spec)["sliding_window"] == 4096
+
+
 def test_a_decoder_is_exported_as_the_first_class_that_has_its_settings() -> None:
     llama = DecoderSpec(layers=2, dim=64, heads=4, vocab=100)
     for name, settings in {
@@ -143,6 +171,10 @@ def test_a_decoder_is_exported_as_the_first_class_that_has_its_settings() -> Non
         "Phi3ForCausalLM": {"rotary_dim": 8},
     }.items():
         assert architecture_for(llama.model_copy(update=settings)).name == name
+    gemma3 = spec_of({**GEMMA3, **LLAMA_SIZES}, "config.json").model_copy(update={"score_cap": 5.0})
+    with pytest.raises(InputError, match="score_cap"):
+        architecture_for(gemma3)  # the class does not use its key of the cap
+    assert "is_causal" not in architecture_for(llama).write(llama)
     with pytest.raises(InputError) as refused:
         architecture_for(llama.model_copy(update={"norms": "both", "rotary_dim": 8}))
     assert str(refused.value) == "model.dims: no class of transformers has these settings together: norms, rotary_dim"
@@ -154,19 +186,27 @@ def test_a_decoder_is_exported_as_the_first_class_that_has_its_settings() -> Non
         ({"pad_token_id": None}, "pad_token_id: found null; allowed: a token: positions begin after its number"),
         ({"max_position_embeddings": 2}, "max_position_embeddings: found 2; allowed: more than 2, which is pad_token"),
         ({"vocab_size": 1}, "pad_token_id: not there; allowed: null, or a token of the vocabulary of 1"),
+        ({"pad_token_id": "1"}, 'pad_token_id: found "1"; allowed: null, or a token of the vocabulary of 100'),
     ],
 )  # fmt: skip
 def test_positions_of_a_roberta_begin_after_its_padding_token(change: dict[str, Any], said: str) -> None:
     bert = config_of(EncoderSpec(layers=2, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5))
     named = {key: value for key, value in bert.items() if key != "pad_token_id"}
-    roberta = {**named, "architectures": ["RobertaForMaskedLM"], "max_position_embeddings": 514, "type_vocab_size": 1}
+    roberta = {
+        **named,
+        "architectures": ["RobertaForMaskedLM"],
+        "model_type": None,
+        "max_position_embeddings": 514,
+        "type_vocab_size": 1,
+    }
     spec = spec_of(roberta, "config.json")
     assert isinstance(spec, EncoderSpec)
     assert (spec.positions, spec.position_offset, spec.padding_id, spec.segments) == (512, 2, 1, 1)
     assert (spec.sequence_length_error(512), spec.sequence_length_error(513) is None) == (None, False)
     with pytest.raises(FileError) as refused:
         spec_of({**roberta, **change}, "config.json")
-    assert str(refused.value).splitlines()[0].startswith(f"config.json: {said}")
+    assert str(refused.value).startswith(f"config.json: {said}")
+    assert len(str(refused.value).splitlines()) == 1
 
 
 OPT: dict[str, Any] = {
@@ -208,8 +248,13 @@ def test_settings_of_opt_and_gpt_neox_are_read() -> None:
         ({**OPT, "enable_bias": False}, "enable_bias: found false; allowed: true"),
         ({**OPT, "_remove_final_layer_norm": True}, "_remove_final_layer_norm: found true; allowed: false"),
         ({**NEOX, "rotary_pct": 0.01}, "rotary_pct: found 0.01; allowed: a share of the 16 numbers of a head"),
-        ({**NEOX, "rope_scaling": {"type": "linear", "factor": 2.0}}, "allowed: null, or rope_type default"),
-        ({**NEOX, "rope_parameters": "linear"}, 'rope_parameters: found "linear"; allowed: null, or rope_type default'),
+        ({**NEOX, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: found {\"type\": \"linear\""),
+        ({**NEOX, "rope_scaling": {"type": "linear", "factor": 2.0}}, "; allowed: rope_type default"),
+        ({**NEOX, "rope_parameters": "linear"}, 'rope_parameters: found "linear"; allowed: null or a mapping'),
+        ({**NEOX, "head_dim": 8}, "head_dim: found 8; allowed: null"),
+        ({**NEOX, "num_attention_heads": 5}, "config.json: hidden_size 64 is not a multiple of num_attention_heads 5"),
+        ({**NEOX, "is_causal": False}, "is_causal: found false; allowed: true"),
+        ({**OPT, "is_causal": None}, "is_causal: found null; allowed: true"),
         ({**NEOX, "rotary_emb_base": "x"}, 'rotary_emb_base: found "x"; allowed: a number above 0'),
         ({**NEOX, "attention_bias": False}, "attention_bias: found false; allowed: true"),
     ],

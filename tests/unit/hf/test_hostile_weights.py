@@ -30,7 +30,7 @@ CONFIGS: list[dict[str, Any]] = [
                       "mscale_all_dim": 0.5, "beta_fast": 8, "truncate": False}},
     {"architectures": ["Gemma3ForCausalLM"], "vocab_size": 17, "hidden_size": 8, "intermediate_size": 16,
      "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 4, "num_key_value_heads": 1, "sliding_window": 4,
-     "sliding_window_pattern": 2, "query_pre_attn_scalar": 4, "attn_logit_softcapping": 5.0,
+     "sliding_window_pattern": 2, "query_pre_attn_scalar": 4, "final_logit_softcapping": 5.0,
      "rope_parameters": {"full_attention": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 1,
                          "high_freq_factor": 4, "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}},
      "max_position_embeddings": 64},

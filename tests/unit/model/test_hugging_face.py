@@ -39,7 +39,8 @@ QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_laye
 GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 9}
 PHI = {"pad_token_id": 1, "sliding_window": 17}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
-LONGROPE |= {"original_max_position_embeddings": 32}
+PHI4 = {"partial_rotary_factor": 0.5, "rope_scaling": LONGROPE, "original_max_position_embeddings": 32}
+"""Texts of 40 tokens are long ones."""
 GPT2: dict[str, Any] = {"vocab_size": 97, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4}
 GPT2 |= {"bos_token_id": 1, "eos_token_id": 1}
 BERT: dict[str, Any] = {
@@ -73,9 +74,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3:ForCausalLM", {**LLAMA, "head_dim": 12}),
     "gemma2": ("Gemma2:ForCausalLM", {**LLAMA, **GEMMA}),
     "gemma3": ("Gemma3:ForCausalLM", {**LLAMA, **GEMMA, "num_hidden_layers": 7}),
-    "gemma3-scaled": ("Gemma3:ForCausalLM", {**LLAMA, **GEMMA, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    "gemma3-scaled": (
+        "Gemma3:ForCausalLM",
+        {**LLAMA, **GEMMA, "sliding_window_pattern": 2, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
+    "gemma3-full": ("Gemma3:ForCausalLM", {**LLAMA, **GEMMA, "layer_types": ["full_attention"] * 3}),
     "phi3": ("Phi3:ForCausalLM", {**LLAMA, **PHI}),
-    "phi4-mini": ("Phi3:ForCausalLM", {**LLAMA, **PHI, "partial_rotary_factor": 0.5, "rope_scaling": LONGROPE}),
+    "phi4-mini": ("Phi3:ForCausalLM", {**LLAMA, **PHI, **PHI4}),
     "phi3-short": (
         "Phi3:ForCausalLM",
         {
@@ -120,7 +125,8 @@ def built(case: str) -> nn.Module:
     model = getattr(transformers, kind + head)(config).eval()
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
-        parameter.data.normal_(0, 0.2, generator=generator)
+        scale_of_norm = parameter.dim() == 1 and kind not in ("Gemma2", "Gemma3")  # Gemma adds 1 itself
+        parameter.data.normal_(float(scale_of_norm), 0.3, generator=generator)
     return model
 
 
@@ -129,6 +135,11 @@ def theirs(model: nn.Module) -> torch.Tensor:
     named = {"decoder_input_ids": DECODED} if model.config.model_type == "t5" else {}
     found = model(input_ids=TOKENS, **named)
     return found.prediction_logits if hasattr(found, "prediction_logits") else found.logits
+
+
+def deviation(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, as a share of the largest logit."""
+    return float((logits - expected).abs().max() / expected.abs().max())
 
 
 @torch.no_grad()
@@ -165,7 +176,7 @@ def test_logits_agree_both_ways(case: str, tmp_path: Path) -> None:
     found = read_folder(tmp_path / "in")
     weights = HfWeights(found, tmp_path / "in")
     assert found.dims.vocab == 97
-    assert (ours(found.dims, weights.fill) - theirs(model)).abs().max() <= TOLERANCE
+    assert deviation(ours(found.dims, weights.fill), theirs(model)) <= TOLERANCE
     whole = build_part(found.dims, StageBlocks(0, found.dims.layers, True, True), seed=5)
     out = exported(found.dims, whole, tmp_path / "out", 30_000)
     name = json.loads((out / "config.json").read_text())["architectures"][0]
@@ -175,11 +186,43 @@ def test_logits_agree_both_ways(case: str, tmp_path: Path) -> None:
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     with torch.no_grad():
         named = {"decoder_tokens": DECODED} if found.dims.family == "encoder_decoder" else {}
-        assert (whole(TOKENS, **named) - theirs(loaded.eval())).abs().max() <= TOLERANCE
+        assert deviation(whole(TOKENS, **named), theirs(loaded.eval())) <= TOLERANCE
     again = read_folder(out)
     assert again.dims == found.dims
     # A run that started from the folder is exported with the folder's config.json, changed where it must be.
     assert spec_of(continued_config(found.config, found.dims, 64), "config.json") == found.dims
+
+
+INNER = {**LONGROPE, "original_max_position_embeddings": 16}
+NESTED = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
+DEFAULTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi4-mini": ("a length inside only", {"rope_scaling": INNER, "original_max_position_embeddings": None}),
+    "phi3-short": ("no length", {"original_max_position_embeddings": None, "max_position_embeddings": None}),
+    "gpt-neox": ("both keys", {"rope_scaling": {"rope_theta": 333.0, "partial_rotary_factor": 1.0}}),
+    "gemma3-scaled": ("both keys", {"rope_parameters": NESTED, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+    "qwen2-yarn": (
+        "a factor from lengths",
+        {"rope_parameters": {**YARN, "factor": None}, "max_position_embeddings": 80},
+    ),
+}
+"""Case -> what of its config.json is different, and its keys; None takes a key away."""
+
+
+@pytest.mark.requires("transformers")
+@pytest.mark.parametrize("case", DEFAULTS)
+def test_keys_have_the_priority_and_the_defaults_of_transformers(case: str, tmp_path: Path) -> None:
+    model = built(case)
+    model.save_pretrained(tmp_path / "in")
+    path = tmp_path / "in" / "config.json"
+    config = json.loads(path.read_text()) | DEFAULTS[case][1]
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    found = read_folder(tmp_path / "in")
+    again = type(model).from_pretrained(tmp_path / "in", attn_implementation="eager").eval()
+    assert deviation(theirs(again), theirs(model)) > 1e-3, "the change has no effect"
+    assert deviation(ours(found.dims, HfWeights(found, tmp_path / "in").fill), theirs(again)) <= TOLERANCE
 
 
 @pytest.fixture(scope="module")

@@ -112,7 +112,7 @@ def test_a_window_takes_away_the_flops_of_scores_that_it_hides() -> None:
         ("layers: 2, dim: 8, heads: 2, window: 4, full_blocks: [2]", "full_blocks: allowed: numbers from 0 to 1"),
         ("layers: 2, dim: 8, heads: 2, rotary_dim: 6", "rotary_dim 6 is more than the width of a head, 4"),
         ("layers: 2, dim: 8, heads: 3", "dim 8 is not a multiple of heads 3; give head_dim"),
-        ("layers: 2, dim: 8, heads: 3, head_dim: 3", "the rotated width of a head is 3; rotary positions need an even"),
+        ("layers: 2, dim: 8, heads: 3, head_dim: 3", "head_dim is 3; rotary positions need an even"),
         ("layers: 2, dim: 8, heads: 2, rope_scaling: {mode: dynamic}", r"rope_scaling\.mode: found 'dynamic'; allowed"),
         ("layers: 2, dim: 8, heads: 2, norms: none", r"norms: found 'none'; input should be 'before', 'after'"),
     ],
