@@ -161,7 +161,7 @@ def submit(
         settings: values that replace those of the run file, by key: {"steps": 1000, "cluster.partition": "gpu"}.
         topology: topology file of the nodes; None: the job probes.
         plan: plan file, obeyed to the letter; None: the job plans.
-        site: profile of site.yaml; None: the first that matches this place.
+        site: profile of site.yaml; None: the first that matches this cluster.
         here: start the run in the background of this machine, whatever cluster.kind is.
         progress: called with each line of the checks, such as the chosen partition and when Slurm expects to start.
 

@@ -49,7 +49,7 @@ def submit_sweep(
         settings: values that replace those of the run file in every run, by key.
         topology: topology file of the nodes; None: each job probes.
         plan: plan file, obeyed to the letter by each run; None: each job plans.
-        site: profile of site.yaml; None: the first that matches this place.
+        site: profile of site.yaml; None: the first that matches this cluster.
         progress: called with each line of the checks.
 
     Raises:

@@ -82,7 +82,8 @@ class TensorNames:
     transposed: tuple[str, ...] = ()
     """Modules of transformers whose matrix is [in, out]."""
     by_head: tuple[str, ...] = ()
-    """Modules of transformers that hold the parts of each head together."""
+    """Modules of transformers that hold queries, keys and values of the first head, then those of the next head, and so
+    on."""
 
     def __call__(self, spec: DecoderSpec | Gpt2Spec) -> Iterator[HfTensor]:
         """Yield the tensors of a model in the model's order.

@@ -217,8 +217,8 @@ class AuthListener:
         """Return the channel and the session of the next authenticated caller whose claims `wanted` accepts; None while
         there is none.
 
-        The channel is sealed, takes lines of up to LINE_LIMIT bytes, and stays watched. Callers that fail, or take
-        longer than `hello_s`, are closed. `now` is in monotonic seconds.
+        The channel is sealed, takes lines of up to LINE_LIMIT bytes, and stays in the listener's `Watch`. The
+        connection of a caller that fails, or takes longer than `hello_s`, is closed. `now` is in monotonic seconds.
         """
         for peer in list(self._pending):
             hello = peer.channel.wait_message(0)

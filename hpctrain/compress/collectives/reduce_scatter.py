@@ -32,7 +32,8 @@ class StepState:
     def state(self) -> dict[str, Tensor]:
         """Return this rank's state between steps, such as residuals: key -> tensor, not copied.
 
-        A key is the kind of state and the gradient's position, as 'residual.3'.
+        The state of one gradient has a key with the kind of state and the number of the gradient (with integers and
+        sharded states, of the `fully_shard` module), as 'residual.3'.
         """
         return {} if self.holder is None else self.holder.state()
 

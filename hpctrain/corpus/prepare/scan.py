@@ -67,8 +67,9 @@ class UnitScan:
 
 @dataclass(frozen=True)
 class ScanTask:
-    """Task that scans a work unit, with up to `sample_bytes` of text for training a tokenizer, and stores the result in
-    `scan_file`. If that file has a result already, the task reads the result instead."""
+    """Task that scans a work unit and stores the result in `scan_file`. The result includes a sample of up to
+    `sample_bytes` of text, for training a tokenizer. If the file has a result already, the task reads that result
+    instead."""
 
     unit: WorkUnit
     reading: ReadOptions

@@ -217,9 +217,9 @@ def solve_as_paper(space: SearchSpace) -> ChosenPlan:
     tensor-parallel groups of all replicas of the stage. With G stages and R replicas there are P = G·R groups.
 
     Raises:
-        InputError: no micro-batch count M of the paper's grid divides the batch, or the run asks for ZeRO on a
-            placement that cannot shard the training state.
-        RefusedError: no M of the grid fits the memory.
+        InputError: no micro-batch count M in `GRID` divides the batch, or the run asks for ZeRO on a placement that
+            cannot shard the training state.
+        RefusedError: no M in `GRID` fits the memory.
     """
     cost, work = space.cost, space.work
     pp, dp, tp = _degrees(space.pool, work)
@@ -334,8 +334,8 @@ def _choose_micro_batches(cost: CostModel, placement: Placement, blocks: tuple[i
     Only those M in `GRID` are tried that divide the batch and fit the memory.
 
     Raises:
-        InputError: no M of the grid divides the batch.
-        RefusedError: no M of the grid fits the memory.
+        InputError: no M in `GRID` divides the batch.
+        RefusedError: no M in `GRID` fits the memory.
     """
     work, pp, dp = cost.work, len(placement[0]), len(placement)
     values: dict[int, float] = {}

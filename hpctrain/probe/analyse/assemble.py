@@ -42,7 +42,7 @@ def assemble(
     """Return the measured topology with the verdict.
 
     Args:
-        wall: time of the probe in seconds since 1970, for the provenance.
+        wall: the time now in seconds since 1970, for `created` of the provenance.
         job_id: Slurm job of the probe.
         partial: whether the probe still runs; the topology then has no switches.
     """
