@@ -89,7 +89,7 @@ class Device(Part):
     memory_bytes_per_s: float | None = None
     """Bandwidth of copies within the device's memory; bytes read and bytes written both count."""
     launch_s: float | None = None
-    """Launch time: median seconds of one tiny operation. Every operation takes at least this long."""
+    """Launch time: median seconds of one tiny operation. In the cost model, no operation takes less."""
     codec_s: CodecSeconds | None = None
     """Seconds that the device computes for one number of a gradient, by codec."""
     pcie: PcieLink | None = None
