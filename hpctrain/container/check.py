@@ -230,7 +230,9 @@ class ImageStart:
     host: entry.Host
     binds: Sequence[Bind]
     environ: Mapping[str, str]
+    """Environment of the process that starts the image."""
     which: entry.Which
+    """`shutil.which`, or a test's replacement."""
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the argv that runs `words` inside the image."""

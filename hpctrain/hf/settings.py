@@ -41,7 +41,9 @@ class _OneKey(ABC):
     """Base class of a setting with one key and one field."""
 
     field: str
+    """Field of the model's spec."""
     key: str
+    """Key of the config.json."""
 
     def read(self, keys: ConfigKeys) -> dict[str, Any]:
         keys.names[self.field] = self.key
@@ -57,7 +59,7 @@ class _OneKey(ABC):
 
 @dataclass(frozen=True)
 class Size(_OneKey):
-    """A whole number above 0."""
+    """A setting that is a whole number above 0."""
 
     default: int | Callable[[ConfigKeys], int] | None = None
     """What transformers assumes if the key is absent or null; None: the key must be there."""
@@ -99,7 +101,7 @@ class Number(_OneKey):
 
 @dataclass(frozen=True)
 class Flag(_OneKey):
-    """A boolean."""
+    """A setting that is true or false: a key of the config.json and the field of the spec with the same value."""
 
     default: bool
     """What transformers assumes if the key is absent or null."""
