@@ -24,7 +24,7 @@ class MessageEncoding(NamedTuple):
     number_bytes: float
     """Bytes sent for each number of an activation, or of its gradient."""
     measured_as: CodecRate | None = None
-    """Field of `codec_s` in topology.json with the seconds of a device for each number; None: it takes no time."""
+    """Field of `codec_s` in topology.json with a device's seconds for each number; None: encoding takes no time."""
     lossy: bool = False
     """Whether `activations: auto` chooses the encoding only if mode auto has `lossy: true`."""
 
