@@ -1,10 +1,12 @@
 """The tokenizer files of an exported Hugging Face folder: the tokenizer of the run's corpus as the two files that
-transformers reads, tokenizer.json and tokenizer_config.json.
+transformers reads, tokenizer.json and tokenizer_config.json. The settings in the second are those of the Hugging Face
+folder from which the run started, if there is one.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,16 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from hpctrain.corpus.prepare.tokenizer import END_OF_TEXT, read_tokenizer
 from hpctrain.corpus.read.objective import SpecialTokens
 from hpctrain.corpus.read.tokens import read_index
+from hpctrain.hf.source_settings import SourceSettings
 
 MASK, START = "[MASK]", "<pad>"
 """Names of the mask and of the decoder's start token, if the objective adds them to the tokenizer."""
 
 
-def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> tuple[str, dict[str, Any]]:
+def hf_tokenizer(
+    folder: Path, special: SpecialTokens, longest: int, source: SourceSettings | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> tuple[str, dict[str, Any]]:  # fmt: skip
     """Return the text of tokenizer.json and the values of tokenizer_config.json for the tokenizer of a corpus folder.
     tokenizer.json also names the special tokens that the objective adds.
 
@@ -27,6 +33,9 @@ def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> tuple[st
         folder: the corpus folder.
         special: special tokens of the run's objective.
         longest: most tokens of a sequence that the model takes.
+        source: settings of the Hugging Face folder from which the run started.
+        config: values of the export's config.json, whose `bos_token_id` and `pad_token_id` are named if they are added
+            tokens of the tokenizer.
 
     Raises:
         InputError: the folder is missing, or its tokenizer is damaged.
@@ -41,15 +50,19 @@ def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> tuple[st
     for number in sorted(names):
         if tokenizer.get_vocab_size() == number:  # ids are assigned in sequence
             tokenizer.add_special_tokens([AddedToken(names[number], special=True)])
+    added = tokenizer.get_added_tokens_decoder()
+    ids = {f"{kind}_token": (config or {}).get(f"{kind}_token_id") for kind in ("bos", "pad")}
     named = {"eos_token": special.end_of_text, "mask_token": special.mask, "pad_token": special.start}
-    config = {
+    values: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": longest,
         "clean_up_tokenization_spaces": False,
-        **{key: tokenizer.id_to_token(number) for key, number in named.items() if number is not None},
+        **{key: added[number].content for key, number in ids.items() if type(number) is int and number in added},
+        **(source or SourceSettings()).tokenizer_config(tokenizer.get_vocab(with_added_tokens=True).__contains__),
     }
-    config = {key: value for key, value in config.items() if value is not None}
-    return json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=1) + "\n", config
+    ours = {key: tokenizer.id_to_token(number) for key, number in named.items() if number is not None}
+    values |= {key: value for key, value in ours.items() if value is not None}
+    return json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=1) + "\n", values
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:

@@ -4,7 +4,8 @@ tensors."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,14 @@ from hpctrain.base.system.disk_space import check_disk_space
 from hpctrain.corpus.read.objective import SpecialTokens, special_tokens
 from hpctrain.hf.config import CONFIG_NAME, config_of, continued_config, export_architecture
 from hpctrain.hf.output import ExportFormat, check_output, made_whole
+from hpctrain.hf.source_settings import (
+    CHAT_TEMPLATE,
+    GENERATION_CONFIG,
+    TOKENIZER_CONFIG,
+    SourceSettings,
+    read_source_settings,
+    with_end,
+)
 from hpctrain.hf.tensors import BYTES
 from hpctrain.hf.tokenizer import hf_tokenizer
 from hpctrain.launch.checkpoints import ask_worker, read_checkpoint, step_of
@@ -45,6 +54,8 @@ class ExportResult:
     """Bytes of all files together."""
     parameters: int
     """Number of the model's parameters."""
+    warnings: list[str] = field(default_factory=list)
+    """What the folder lacks, such as the settings of a Hugging Face folder that is gone."""
 
 
 def export(
@@ -76,21 +87,32 @@ def export(
     spec = run.spec()
     output = output.resolve()
     check_output(output, force)
+    source, warnings = _source_settings(run)
 
     def write(checkpoint: Path | None) -> ExportResult:
         done = step_of(checkpoint)
         with made_whole(output) as made:
             size = _tensor_count(run) * BYTES[dtype]
             check_disk_space(made, size + _SURPLUS_BYTES, "the exported model", -(-size // shard_bytes))
-            architecture = _write_beside(made, folder, run, dtype, done, file_format)
+            architecture = _write_beside(made, folder, run, dtype, done, file_format, source)
             asked: dict[str, Any] = {"output": str(made), "dtype": dtype, "shard_bytes": shard_bytes}
             asked |= {"processes": processes, "file_format": file_format}
             ask_worker("export", folder, checkpoint, runner, "exports", **asked)
             names = sorted(path.name for path in made.iterdir())
             size = sum((made / name).stat().st_size for name in names)
-        return ExportResult(done, architecture, names, size, spec.parameters())
+        return ExportResult(done, architecture, names, size, spec.parameters(), warnings)
 
     return read_checkpoint(folder, step, spec.sha256(), write)
+
+
+def _source_settings(run: Run) -> tuple[SourceSettings, list[str]]:
+    """Return the settings of tokenizer and generation of the Hugging Face folder from which the run started, and a
+    warning if the folder is gone. Without a folder, the settings are empty."""
+    folder = run.model.hf
+    if folder is None:
+        return SourceSettings(), []
+    text = f"model.hf: {folder}: no such folder; the export lacks its chat template and its settings of generation"
+    return read_source_settings(Path(folder)), [text] * (not os.path.lexists(folder))
 
 
 def _tensor_count(run: Run) -> int:
@@ -101,7 +123,9 @@ def _tensor_count(run: Run) -> int:
     return sum(tensor.count for tensor in export_architecture(run.model.hf_model, spec).tensors(spec))
 
 
-def _write_beside(made: Path, folder: Path, run: Run, dtype: str, step: int, file_format: ExportFormat) -> str:
+def _write_beside(
+    made: Path, folder: Path, run: Run, dtype: str, step: int, file_format: ExportFormat, source: SourceSettings
+) -> str:  # fmt: skip
     """Write the files of an export that are no tensors, and return the name of the model's class or factory.
 
     A folder for transformers gets config.json, the tokenizer's files, generation_config.json (not for the family
@@ -113,6 +137,7 @@ def _write_beside(made: Path, folder: Path, run: Run, dtype: str, step: int, fil
         folder: the run folder.
         step: step of the checkpoint, for the model card.
         file_format: format of the tensors, for the model card.
+        source: settings of the Hugging Face folder from which the run started.
     """
     spec = run.spec()
     values: dict[str, Any] = {"run": run, "folder": folder.name, "step": step, "parameters": spec.parameters()}
@@ -125,13 +150,15 @@ def _write_beside(made: Path, folder: Path, run: Run, dtype: str, step: int, fil
         arguments = ", ".join(f"{key}={value!r}" for key, value in known.items())
         write_text(made / "README.md", render_template(_OWN_MODEL_CARD, **values, model=spec, arguments=arguments))
         return spec.factory
-    config = _write_config(made, run, spec, special, dtype)
+    config = _write_config(made, run, spec, special, dtype, source)
     architecture = str(config["architectures"][0])
     write_text(made / "README.md", render_template(_MODEL_CARD, **values, architecture=architecture))
     return architecture
 
 
-def _write_config(made: Path, run: Run, spec: HfSpec, special: SpecialTokens, dtype: str) -> dict[str, Any]:
+def _write_config(
+    made: Path, run: Run, spec: HfSpec, special: SpecialTokens, dtype: str, source: SourceSettings
+) -> dict[str, Any]:  # fmt: skip
     """Write the files that transformers reads, besides the tensors, and return the content of config.json."""
     if run.model.hf_model is not None:
         config = continued_config(run.model.hf_model.config, spec, run.data.seq_len)
@@ -141,16 +168,17 @@ def _write_config(made: Path, run: Run, spec: HfSpec, special: SpecialTokens, dt
     config["torch_dtype"] = dtype
     if spec.family != "encoder":
         # The model was trained to end with the end token of its data, whatever the original Hugging Face folder names.
-        config["eos_token_id"] = special.end_of_text
+        end = special.end_of_text
+        config["eos_token_id"] = with_end(config.get("eos_token_id"), end, end)
     write_json(made / CONFIG_NAME, config)
     longest = config.get("max_position_embeddings") or run.data.seq_len
     if isinstance(spec, BiasedSpec) and spec.position_rows:
         longest = spec.positions
-    text, tokenizer_config = hf_tokenizer(Path(run.data.train_folders[0]), special, longest)
+    text, tokenizer_config = hf_tokenizer(Path(run.data.train_folders[0]), special, longest, source, config)
     write_text(made / "tokenizer.json", text)
-    write_json(made / "tokenizer_config.json", tokenizer_config)
+    write_json(made / TOKENIZER_CONFIG, tokenizer_config)
+    if source.chat_template is not None:
+        write_text(made / CHAT_TEMPLATE, source.chat_template)
     if spec.family != "encoder":
-        keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-        generation = {key: config[key] for key in keys if config.get(key) is not None}
-        write_json(made / "generation_config.json", generation)
+        write_json(made / GENERATION_CONFIG, source.generation_config(config, special.end_of_text))
     return config

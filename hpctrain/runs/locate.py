@@ -61,11 +61,14 @@ def find_run_or_sweep(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
     if is_trusted_run(path) or is_trusted_run(path, SWEEP_FILE):
         return path
     if path.is_dir():
-        raise InputError(f"{name}: not a run folder, it has no run.yaml; give a folder that `hpctrain train` made")
-    if path.exists():
+        # A run may have the name of a folder that is none, such as that of the model from which it started.
+        unknown = f"{name}: not a run folder, it has no run.yaml; give a folder that `hpctrain train` made"
+    elif path.exists():
         raise InputError(f"{name}: found a file, expected a run folder or a run's name")
+    else:
+        unknown = f"{name}: no such folder; give a run folder, or a run's name without '/'" * ("/" in name)
     if "/" in name:
-        raise InputError(f"{name}: no such folder; give a run folder, or a run's name without '/'")
+        raise InputError(unknown)
     places = _places(environ, cwd)
     for place in places:
         newest = _newest(name, [*runs_in(place).trusted, *sweeps_in(place)])
@@ -89,6 +92,8 @@ def find_run_or_sweep(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
     gone = [folder for folder, jobs in past.items() if name in (*_names(folder), *jobs)]
     if gone:
         raise InputError(f"{name}: its run folder {gone[-1]} is gone; `hpctrain list` shows the runs that are left")
+    if unknown:
+        raise InputError(unknown)
     raise InputError(
         _unknown_run_text(name, places, there.trusted) + (f"; {untrusted_folders_text(others)}" if others else "")
     )

@@ -36,6 +36,9 @@ def trained(site: Site) -> Outcome:
         resid_pdrop=0.1,
     )  # fmt: skip
     transformers.GPT2LMHeadModel(config).save_pretrained(site.path / "gpt2")
+    (site.path / "gpt2" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (site.path / "gpt2" / "generation_config.json").write_text('{"eos_token_id": [7, 256], "temperature": 0.6}')
+    (site.path / "gpt2" / "tokenizer_config.json").write_text('{"padding_side": "left", "pad_token": "<|endoftext|>"}')
     small_topology(2).write(site.path / "two.json")
     words = [word for text in ("model={hf: gpt2}", *SETTINGS) for word in ("--set", text)]
     return site.train("run.yaml", "--local", "2", "--topology", "two.json", *words)
@@ -132,6 +135,12 @@ def test_an_export_for_torch_is_whole_and_has_every_bit(trained: Outcome, site: 
     with torch.no_grad():
         logits = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()(tokens).logits
         assert (model(tokens).logits - logits).abs().max() <= 1e-5
+    # Tokenizer and generation keep the settings of the folder that the run began with.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi"
+    assert (tokenizer.padding_side, tokenizer.pad_token_id, tokenizer.eos_token_id) == ("left", 256, 256)
+    generation = transformers.GenerationConfig.from_pretrained(folder)
+    assert (generation.eos_token_id, generation.temperature) == ([7, 256], 0.6)
     refused = site.command("export", run, "-o", str(out), "--format", "dcp")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
     assert "holds .metadata; name a new folder, or replace the model in it with --force" in refused.stderr
@@ -156,6 +165,7 @@ def test_the_loss_is_that_of_transformers_before_and_after(trained: Outcome, sit
     done = site.command("export", run, "-o", "out", "--step", "2", "--max-shard-size", "60KB", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
+    assert "gpt2: no such folder; the export lacks its chat template" in done.stderr
     assert (told["step"], told["architecture"]) == (2, "GPT2LMHeadModel")
     assert "model.safetensors.index.json" in told["files"]
     assert trained.losses()[2] == pytest.approx(loss_of(site.path / "out", rows[2]), abs=1e-5)

@@ -173,6 +173,7 @@ def export_command(
     done = export(
         folder, output, step, dtype, shard_bytes(max_shard_size), force, SystemRunner(), processes, file_format
     )
+    warn(done.warnings)
     if as_json:
         click.echo(json.dumps({"folder": str(output.resolve()), **asdict(done)}))
         return

@@ -39,6 +39,14 @@ def test_a_name_finds_its_newest_folder(here):
     assert find_run("gpt", {}, here) == newest
 
 
+def test_a_folder_that_is_no_run_does_not_hide_the_run_of_its_name(here):
+    run = make_run(here / "runs", "gpt-20260101T000000Z-ffff")
+    (here / "gpt").mkdir()
+    assert find_run("gpt", {}, here) == run
+    with pytest.raises(InputError, match=r"\./gpt: not a run folder, it has no run\.yaml"):
+        find_run("./gpt", {}, here)
+
+
 def test_every_job_of_a_run_leads_to_it(here):
     run = make_run(here / "runs", "gpt-20260101T000000Z-ffff")
     assert job_id(run) is None
