@@ -21,7 +21,7 @@ class PickledName:
     name: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class PickledObject:
     """An object that a pickle describes. Two objects are equal only if they are the same."""
 
@@ -39,13 +39,24 @@ class PickleDataError(Exception):
 
 
 _MARK = object()
+_NAME_CHARACTERS = 1000
+"""Longest name of a class or function."""
+_KEY_CHARACTERS = 2**16
+"""Longest text that is a key of a mapping."""
+_KEY_ITEMS = 8
+"""Longest tuple that is a key of a mapping."""
+_KEY_INTEGER = 2**61 - 1
+"""Integers below this have hashes of their own. With the same hash for all its keys, a mapping is slow."""
+_CONTAINERS = 2**24
+"""Most containers, objects and places in the memo. One byte of a pickle makes one, which takes up to 200 bytes of
+memory; the metadata of a checkpoint has about 15 for each part of a tensor."""
 
 
 def pickle_data(data: bytes) -> Any:
     """Return the value that a pickle describes: Python's plain values, and `PickledName` and `PickledObject` for all
     else. A set is returned as a list.
 
-    The time is linear in the length of `data`.
+    The time is linear in the length of `data`, and the memory has a limit besides: _CONTAINERS.
 
     Raises:
         PickleDataError: the bytes are no such pickle.
@@ -61,6 +72,8 @@ def pickle_data(data: bytes) -> Any:
             act(reader, argument)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise PickleDataError(f"is no pickle ({' '.join(str(error).split()):.80})") from None
+    except MemoryError:
+        raise PickleDataError("takes more memory than there is") from None
     raise PickleDataError("ends in the middle")
 
 
@@ -70,9 +83,21 @@ class _Reader:
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self._containers = 0
 
     def push(self, value: Any) -> None:
+        """Push a value that takes no memory of its own, or none beyond its bytes in the pickle."""
         self.stack.append(value)
+
+    def push_new(self, value: Any) -> None:
+        """Push a new container or object."""
+        self._count()
+        self.stack.append(value)
+
+    def _count(self) -> None:
+        self._containers += 1
+        if self._containers > _CONTAINERS:
+            raise ValueError(f"it has more than {_CONTAINERS} containers")
 
     def pop(self) -> Any:
         value = self.stack.pop()
@@ -95,7 +120,9 @@ class _Reader:
         if not isinstance(entries, dict):
             raise ValueError("entries for something that is no mapping")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            entries[_flat(key)] = value
+            if not _is_key(key):
+                raise ValueError("a key that is no short text, number, object or tuple of them")
+            entries[key] = value
 
     def extend(self, values: list[Any]) -> None:
         """Append to the list on top of the stack. Items that a pickle appends to an object of another class are
@@ -109,14 +136,16 @@ class _Reader:
     def name(self, module: Any, name: Any) -> None:
         if not (isinstance(module, str) and isinstance(name, str)):
             raise ValueError("a name that is no text")
-        self.push(PickledName(f"{module}.{name}"))
+        if len(module) + len(name) > _NAME_CHARACTERS:
+            raise ValueError(f"a name of more than {_NAME_CHARACTERS} characters")
+        self.push_new(PickledName(f"{module}.{name}"))
 
     def call(self) -> None:
         arguments, called = self.pop(), self.pop()
         if not (isinstance(called, PickledName) and isinstance(arguments, tuple)):
             raise ValueError("a call of something that is no name")
         empty = called.name == "collections.OrderedDict" and not arguments
-        self.push({} if empty else PickledObject(called.name, arguments))
+        self.push_new({} if empty else PickledObject(called.name, arguments))
 
     def build(self) -> None:
         state, target = self.pop(), self.stack[-1]
@@ -127,25 +156,25 @@ class _Reader:
         value = self.stack[-1]
         if value is _MARK:
             raise ValueError("a mark in the place of a value")
+        self._count()
         self.memo[number] = value
 
 
-def _flat(key: Any) -> Any:
-    """Return a key of a mapping unchanged, unless it is a tuple that holds tuples. If a tuple holds another one twice,
-    at each of many levels, the time to hash it doubles with each level.
-
-    Raises:
-        ValueError: the key is a tuple that holds a tuple.
-    """
-    if isinstance(key, tuple) and any(isinstance(item, tuple) for item in key):
-        raise ValueError("a key of tuples in tuples")
-    return key
+def _is_key(key: Any) -> bool:
+    """Whether a value may be a key of a mapping: one whose hash and whose comparison take a short time."""
+    if isinstance(key, tuple):
+        return len(key) <= _KEY_ITEMS and all(not isinstance(item, tuple) and _is_key(item) for item in key)
+    if isinstance(key, str | bytes):
+        return len(key) <= _KEY_CHARACTERS
+    if isinstance(key, int):
+        return abs(key) < _KEY_INTEGER
+    return key is None or isinstance(key, PickledName | PickledObject)
 
 
 def _tuple_of(count: int) -> Callable[[_Reader, Any], None]:
     def act(reader: _Reader, argument: Any) -> None:
         values = [reader.pop() for _ in range(count)]
-        reader.push(tuple(reversed(values)))
+        reader.push_new(tuple(reversed(values)))
 
     return act
 
@@ -186,15 +215,15 @@ _OPERATIONS: dict[str, Callable[[_Reader, Any], None]] = {
     "MARK": lambda reader, argument: reader.push(_MARK),
     "POP": _pop_any,
     "POP_MARK": _pop_to_mark,
-    "EMPTY_DICT": lambda reader, argument: reader.push({}),
-    "EMPTY_LIST": lambda reader, argument: reader.push([]),
-    "EMPTY_SET": lambda reader, argument: reader.push([]),
-    "EMPTY_TUPLE": lambda reader, argument: reader.push(()),
-    "TUPLE": lambda reader, argument: reader.push(tuple(reader.pop_to_mark())),
+    "EMPTY_DICT": lambda reader, argument: reader.push_new({}),
+    "EMPTY_LIST": lambda reader, argument: reader.push_new([]),
+    "EMPTY_SET": lambda reader, argument: reader.push_new([]),
+    "EMPTY_TUPLE": lambda reader, argument: reader.push_new(()),
+    "TUPLE": lambda reader, argument: reader.push_new(tuple(reader.pop_to_mark())),
     "TUPLE1": _tuple_of(1),
     "TUPLE2": _tuple_of(2),
     "TUPLE3": _tuple_of(3),
-    "FROZENSET": lambda reader, argument: reader.push(reader.pop_to_mark()),
+    "FROZENSET": lambda reader, argument: reader.push_new(reader.pop_to_mark()),
     "SETITEM": _set_item,
     "SETITEMS": lambda reader, argument: reader.set_items(reader.pop_to_mark()),
     "APPEND": lambda reader, argument: reader.extend([reader.pop()]),
@@ -205,7 +234,7 @@ _OPERATIONS: dict[str, Callable[[_Reader, Any], None]] = {
     "NEWOBJ": lambda reader, argument: reader.call(),
     "REDUCE": lambda reader, argument: reader.call(),
     "BUILD": lambda reader, argument: reader.build(),
-    "BINPERSID": lambda reader, argument: reader.push(PickledObject("persistent", (reader.pop(),))),
+    "BINPERSID": lambda reader, argument: reader.push_new(PickledObject("persistent", (reader.pop(),))),
     "MEMOIZE": lambda reader, argument: reader.remember(len(reader.memo)),
     "BINPUT": lambda reader, argument: reader.remember(argument),
     "LONG_BINPUT": lambda reader, argument: reader.remember(argument),

@@ -32,7 +32,9 @@ STACKED = GOLDEN / "megatron-llama" / "iter_0000007"
 RANKS = GOLDEN / "megatron-llama" / "iter_0000008"
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner),
+    lambda inner: (
+        st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(-(2**60), 2**60), inner)
+    ),
     max_leaves=20,
 )
 
@@ -71,9 +73,34 @@ def test_a_pickle_that_would_take_all_memory_or_time_is_refused() -> None:
     with pytest.raises(PickleDataError, match="DUP"):
         pickle_data(doubling + b".")
     memoized = b"\x80\x04}K\x01\x85" + b"".join(b"\x94h%c\x86" % number for number in range(60)) + b"K\x01s."
-    with pytest.raises(PickleDataError, match="tuples in tuples"):
+    with pytest.raises(PickleDataError, match="a key that is no short text"):
         pickle_data(memoized)
     assert pickle_data(b"\x80\x04Nr\xff\xff\xff\xff.") is None  # a slot of the memo far beyond all others
+
+
+def long_text(size: int) -> bytes:
+    return b"X" + size.to_bytes(4, "little") + b"a" * size
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (b"}(" + b"N" * 9 + b"tNs.", "a key that is no short"),  # hashed anew for each entry
+        (b"}" + b"\x8a\x08" + (2**61 - 1).to_bytes(8, "little") + b"Ns.", "a key that is no short"),  # hash 0
+        (b"}" + b"\x8a\xfe" + b"\1" * 254 + b"Ns.", "a key that is no short"),
+        (b"}" + long_text(2**16 + 1) + b"Ns.", "a key that is no short"),
+        (long_text(10**4) + b"\x94h\0\x93.", "a name of more than 1000 characters"),  # copied for each object
+        (b"(" + b"}" * 101 + b"t.", "more than 100 containers"),
+        (b"N" + b"\x94" * 101 + b".", "more than 100 containers"),
+        (b"(" + b"cos\nsep\n)R" * 51 + b"t.", "more than 100 containers"),
+    ],
+)
+def test_each_byte_of_a_pickle_takes_a_short_time_and_little_memory(
+    value: bytes, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpctrain.hf.convert.pickle_data._CONTAINERS", 100)
+    with pytest.raises(PickleDataError, match=words):
+        pickle_data(b"\x80\x04" + value)
 
 
 def test_nothing_in_a_checkpoint_is_run(tmp_path: Path) -> None:
