@@ -27,9 +27,12 @@ def check_output(output: Path, force: bool) -> None:
     """Check that writing to `output` replaces nothing, or with `force` only a model folder.
 
     Raises:
-        InputError: `output` is a file, holds any files without `force`, or with `force` holds other things than a
-            model.
+        InputError: `output` is a file, is a run folder or lies in one, holds any files without `force`, or with `force`
+            holds other things than a model.
     """
+    for parent in (output, *output.parents):
+        if (parent / "run.yaml").is_file() and (parent / "generations").is_dir():
+            raise InputError(f"-o {output}: lies in the folder of the run {parent.name}; name a folder outside of it")
     if not output.exists():
         return
     if not output.is_dir():

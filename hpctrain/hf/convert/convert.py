@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME
 from hpctrain.hf.config import CONFIG_NAME
 from hpctrain.hf.convert import megatron, torchtitan, transformers_names
 from hpctrain.hf.convert.dcp_folder import METADATA, tensors_of_dcp
-from hpctrain.hf.convert.layout import ModelLayout, model_tensors
+from hpctrain.hf.convert.layout import ModelLayout, model_tensors, size
 from hpctrain.hf.convert.megatron_ranks import arguments_in, is_megatron_ranks, tensors_of_ranks
 from hpctrain.hf.convert.torch_file import LazyTensor, TorchFile
 from hpctrain.hf.convert.write import write_safetensors
@@ -69,10 +71,11 @@ def convert(
     output = output.resolve()
     check_output(output, force)
     layout = _layout(source)
-    if config_file is None and (source / CONFIG_NAME).is_file():
+    if config_file is None and os.path.lexists(source / CONFIG_NAME):
         config_file = source / CONFIG_NAME
     config = _config(layout, source, config_file, overrides)
     tensors = layout.tensors(config)
+    config.pop("dtype", None)  # the same in transformers 5
     config["torch_dtype"] = _DTYPES[next(iter(tensors.values())).dtype]
     number_bytes = max(tensor.number_bytes for tensor in tensors.values())
     shapes = [HfTensor(name, tensor.shape, ()) for name, tensor in tensors.items()]
@@ -151,16 +154,20 @@ def _config(layout: ModelLayout, source: Path, file: Path | None, overrides: tup
     if not isinstance(given, dict):
         raise FileError(str(file), [FieldError("", "found no keys; name the config.json of a model")])
     given = apply_overrides(given, overrides)
+    _check_json(given, source)
     derived = layout.config(given)
+    _check_json(derived, source)
     place = "--set" if file is None else f"{file} or --set"
     wrong = [
         FieldError(key, f"found {value!r:.60}; {place} says {given[key]!r:.60}")
         for key, value in derived.items()
-        if key in given and given[key] != value and not (key == "vocab_size" and _is_smaller(given[key], value))
+        if key in given and given[key] != value and not (key in layout.may_shrink and _is_smaller(given[key], value))
     ]
     if wrong:
         raise FileError(source, wrong)
     config = {**derived, **given}
+    if config.get("max_position_embeddings") is not None:
+        size(config, "max_position_embeddings", source)
     missing = [key for key in layout.needed if key not in config and not _is_in_rope_parameters(config, key)]
     if missing:
         words = " ".join(f"--set {key}=…" for key in missing)
@@ -169,6 +176,22 @@ def _config(layout: ModelLayout, source: Path, file: Path | None, overrides: tup
             f"config.json, or {words}"
         )
     return config
+
+
+def _check_json(config: dict[str, Any], source: Path) -> None:
+    """Check that a file of JSON can hold the values.
+
+    Raises:
+        FileError: it cannot hold some, as numbers that are not finite.
+    """
+    wrong = []
+    for key, value in config.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (ValueError, TypeError, RecursionError):
+            wrong.append(FieldError(key, "no value of a config.json; finite numbers, text, lists and keys are allowed"))
+    if wrong:
+        raise FileError(source, wrong)
 
 
 def _is_smaller(vocabulary: Any, rows: int) -> bool:
@@ -183,5 +206,5 @@ def _is_in_rope_parameters(config: dict[str, Any], key: str) -> bool:
 
 def _copy_tokenizer(folder: Path, made: Path) -> None:
     for name in _TOKENIZER_FILES:
-        if (folder / name).is_file():
+        if os.path.lexists(folder / name):
             write_bytes(made / name, read_input(folder / name, _TOKENIZER_BYTES))

@@ -29,6 +29,8 @@ class ModelLayout(Protocol):
     """The tool, in words."""
     needed: tuple[str, ...]
     """Keys of config.json without which the folder cannot be made."""
+    may_shrink: tuple[str, ...]
+    """Keys of config.json that may be smaller than the tensors tell, whose other rows are cut off."""
 
     def config(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keys of config.json that the checkpoint tells.
@@ -156,11 +158,11 @@ def size(config: Mapping[str, Any], key: str, source: Path) -> int:
     """Return a size in config.json.
 
     Raises:
-        FileError: it is no whole number of at least 1.
+        FileError: it is no whole number from 1 to 2^31 − 1.
     """
     value = config[key]
-    if type(value) is not int or value < 1:
-        raise FileError(source, [FieldError(key, f"found {value!r:.60}; a whole number of at least 1 is expected")])
+    if type(value) is not int or not 1 <= value < 2**31:
+        raise FileError(source, [FieldError(key, f"found {value!r:.60}; a whole number from 1 to 2^31-1 is expected")])
     return value
 
 

@@ -73,6 +73,7 @@ class MegatronLayout:
     """The tensors of Megatron-Core's GPTModel in a checkpoint."""
 
     tool = "Megatron's GPT"
+    may_shrink: tuple[str, ...] = ("vocab_size",)
 
     def __init__(self, model: ModelTensors, arguments: Mapping[str, Any]) -> None:
         """Read the tensors under the same names for every version of Megatron-Core: one tensor per layer, and norms

@@ -35,6 +35,7 @@ class TorchtitanLayout:
 
     tool = "torchtitan's llama3"
     needed: tuple[str, ...] = LLAMA_KEYS
+    may_shrink: tuple[str, ...] = ()
 
     def __init__(self, model: ModelTensors) -> None:
         self._model = ModelTensors(model.source, {_current(name): item for name, item in model.by_name.items()})

@@ -22,6 +22,7 @@ class TransformersLayout:
 
     tool = "transformers"
     needed: tuple[str, ...] = ("model_type",)
+    may_shrink: tuple[str, ...] = ()
 
     def __init__(self, model: ModelTensors) -> None:
         self._model = model

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,25 @@ def load_llama(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_no_file_of_another_kind_is_passed_over(name: str, tmp_path: Path) -> None:
+    checkpoint = copied("megatron-llama/iter_0000007", tmp_path)
+    load_llama(tmp_path)
+    shutil.copy(tmp_path / "llama" / "config.json", checkpoint)
+    (checkpoint / name).unlink(missing_ok=True)
+    os.mkfifo(checkpoint / name)
+    code, text = run(checkpoint, "-o", tmp_path / "hf")
+    assert code == 2
+    assert text == f"{checkpoint}/{name}: is a FIFO, expected a regular file; put the file itself there"
+    assert not (tmp_path / "hf").exists()
+
+
+def test_both_names_of_the_type_of_numbers_agree(tmp_path: Path) -> None:
+    convert(GOLDEN / "megatron-llama/iter_0000007", tmp_path / "hf", None, ("dtype=float16",), 10**9, force=False)
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (config.get("dtype"), config["torch_dtype"]) == (None, "float32")
+
+
 def test_rows_that_megatron_added_to_the_vocabulary_are_cut_off(tmp_path: Path) -> None:
     done = convert(
         GOLDEN / "megatron-llama/iter_0000007", tmp_path / "hf", None, ("vocab_size=30",), 10**9, force=False
@@ -174,6 +194,10 @@ def test_without_arguments_megatron_needs_the_keys_of_config_json(tmp_path: Path
         ("torchtitan-tied/step-10", (*TITAN[1:], "num_attention_heads=3"), "no multiple of num_attention_heads 3"),
         ("torchtitan-tied/step-10", (*TITAN[1:], "num_attention_heads=many"), "found 'many'; a whole number"),
         ("megatron-llama/iter_0000007", ("hidden_act=relu",), "hidden_act"),
+        ("megatron-llama/iter_0000007", ("foo=.nan",), "foo: no value of a config.json; finite numbers"),
+        ("torchtitan-tied/step-10", (*TITAN, "rms_norm_eps=.inf"), "rms_norm_eps: no value of a config.json"),
+        ("torchtitan-tied/step-10", (*TITAN, "rope_scaling=null", "max_position_embeddings=-5"), "found -5; a whole"),
+        ("torchtitan-tied/step-10", ("vocab_size=3", *TITAN), "vocab_size: found 32; --set says 3"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line(case: str, words: tuple[str, ...], expected: str, tmp_path: Path) -> None:
@@ -192,6 +216,10 @@ def test_what_is_wrong_is_one_line(case: str, words: tuple[str, ...], expected: 
         ({"rotary_interleaved": True}, "args.rotary_interleaved: found True; allowed: False"),
         ({"num_experts": 8}, "args.num_experts: found 8; allowed: None"),
         ({"position_embedding_type": "none"}, "args.position_embedding_type: found 'none'; allowed: rope"),
+        ({"norm_epsilon": float("nan")}, "rms_norm_eps: no value of a config.json; finite numbers"),
+        ({"use_rope_scaling": True, "rope_scaling_factor": float("inf")}, "rope_scaling: no value of a config.json"),
+        ({"max_position_embeddings": 10**5000}, "max_position_embeddings: found 'a value of another kind'; a whole"),
+        ({"max_position_embeddings": 10**15}, "max_position_embeddings: found 1000000000000000; a whole number"),
         ({"window_size": (128, 0)}, "args.window_size: found 'a value of another kind'; allowed: None"),
         ({"no_rope_freq": [0, 1]}, "args.no_rope_freq: found 'a value of another kind'; allowed: None"),
         ({"ffn_hidden_size": 48}, "args.ffn_hidden_size: found 48; the tensors have 24"),

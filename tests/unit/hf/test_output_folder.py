@@ -52,3 +52,16 @@ def test_force_replaces_a_model_of_any_kind_and_nothing_else(tmp_path: Path) -> 
     (output / "code").mkdir()
     with pytest.raises(InputError, match=r"replaces a folder with a model \(model\.safetensors, or \.metadata and"):
         check_output(output, force=True)
+
+
+def test_a_run_folder_takes_no_other_model(tmp_path: Path) -> None:
+    """A model in `checkpoints` would be taken for one of the run's checkpoints."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "run.yaml").touch()
+    check_output(run / "out", force=False)  # a folder with a run file, as `hpctrain init` leaves it
+    (run / "generations").mkdir()
+    for output in (run, run / "out", run / "checkpoints" / "step-00000099"):
+        with pytest.raises(InputError, match="lies in the folder of the run run; name a folder outside of it"):
+            check_output(output, force=True)
+    check_output(tmp_path / "out", force=False)
