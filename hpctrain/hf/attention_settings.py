@@ -74,11 +74,12 @@ class Rope:
     def read(self, keys: ConfigKeys) -> dict[str, Any]:
         values = self._values(keys)
         fields: dict[str, Any] = {}
-        keys.names["rope_base"], base = values.get("rope_theta")
+        key, base = values.get("rope_theta")
         if base is None:
             keys.names["rope_base"] = self.base_key
             fields["rope_base"] = keys.number(self.base_key, self.base)
         else:
+            keys.names["rope_base"] = f"{key}.rope_theta"
             fields["rope_base"] = values.number("rope_theta")
         key, share = values.get("partial_rotary_factor")
         if share is None:
@@ -298,7 +299,7 @@ class Windows:
         if values.mode()[1] != "default":
             keys.refuse("rope_parameters", f"rope_type default in {SLIDING}")
         if values.get("rope_theta")[1] is not None:
-            keys.names["window_rope_base"] = "rope_parameters"
+            keys.names["window_rope_base"] = f"rope_parameters.{SLIDING}.rope_theta"
             return values.number("rope_theta")
         keys.names["window_rope_base"] = "rope_local_base_freq"
         return keys.number("rope_local_base_freq", self.rope_base)

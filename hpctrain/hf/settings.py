@@ -20,8 +20,7 @@ EFFECTIVE = {
 
 def effective(spec: Any, field: str) -> Any:
     """Return the value that holds for a field of a spec, whether the field was given or not."""
-    name = EFFECTIVE.get(field, field)
-    return getattr(spec, name if hasattr(spec, name) else field)
+    return getattr(spec, EFFECTIVE.get(field, field))
 
 
 class Setting(Protocol):

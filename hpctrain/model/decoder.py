@@ -51,9 +51,7 @@ class Attention(MultiHeadAttention):
             widths = (query, key_value) if spec.qk_norm == "width" else (spec.head_width, spec.head_width)
             self.q_norm, self.k_norm = (RMSNorm(width, spec.norm_eps, spec.norm_offset) for width in widths)
         self.window, self.score_cap = spec.block_window(block), spec.score_cap
-        local = self.window is not None and spec.window_rope_base is not None
-        self.rope_base = spec.window_rope_base or spec.rope_base if local else spec.rope_base
-        self.rope_scaling = None if local else spec.rope_scaling
+        self.rope_base, self.rope_scaling = spec.block_rope(block)
         self.rotary_width = spec.rotary_width
         self.scale = None if spec.score_width is None else spec.score_width**-0.5
 

@@ -142,6 +142,12 @@ class DecoderSpec(EqualBlocks):
         """Return the sliding window of block number `block` in tokens; None: the block has none."""
         return None if block in self.full_blocks else self.window
 
+    def block_rope(self, block: int) -> tuple[float, RopeScaling | None]:
+        """Return base and scaling of the rotary position angles of block number `block`."""
+        if self.window_rope_base is None or self.block_window(block) is None:
+            return self.rope_base, self.rope_scaling
+        return self.window_rope_base, None
+
     def block_parameters(self, tp: int = 1) -> int:
         split, whole = self.block_weights, self.block_norms * self.dim
         if self.attention_bias != "none":

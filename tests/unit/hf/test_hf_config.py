@@ -62,7 +62,7 @@ def test_every_preset_comes_back(preset: str) -> None:
         ({"model_type": "mistral"}, 'model_type: found "mistral"; allowed: llama, as architectures says; correct one'),
         ({"rope_theta": 1}, "rope_theta: found 1.0; allowed: greater than 1"),
         ({"rope_theta": 0.5, "rope_scaling": {"rope_type": "yarn", "rope_theta": 1, "factor": 2}},
-         "rope_scaling: found 1.0; allowed: greater than 1"),
+         "rope_scaling.rope_theta: found 1.0; allowed: greater than 1"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers: found 1000000; allowed: less than or equal to "),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
          "config.json: rope_parameters: high_freq_factor 1 is not above low_freq_factor"),
