@@ -226,8 +226,9 @@ def sacct_argv(ids: Sequence[str]) -> list[str]:
 def parse_sacct(text: str) -> dict[str, JobInfo]:
     """Return the ended jobs in sacct's answer, by id; for a requeued job, the line of its last time in the queue.
 
-    Jobs that accounting shows as running or waiting are left out. Only jobs that the controller does not know are
-    looked up in accounting, so for such a job merely the end was never recorded.
+    Jobs that accounting shows as running or waiting are left out. hpctrain looks up in accounting only jobs that the
+    controller no longer knows. So a job that accounting shows as running or waiting has ended, and accounting has no
+    record of its end.
 
     Raises:
         CommandError: a line does not have the requested fields.

@@ -126,8 +126,8 @@ class OuterOptimizer(StepState):
         return {"met": torch.tensor(self._sync_count), **velocities}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned. The parameters must already hold the weights of the same moment, equal on all
-        replicas.
+        """Restore what `state` returned. The parameters must already hold the weights of the moment at which `state`
+        was called; they are equal on all replicas.
 
         If momentum buffers are missing on one rank, they start at zero on all ranks.
 

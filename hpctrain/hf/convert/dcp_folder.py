@@ -157,7 +157,8 @@ def _is_whole(parts: list[_StoredPart], shape: tuple[int, ...]) -> bool:
 
 
 def _stored(folder: Path, name: str, part: _StoredPart, dtype: str) -> LazyTensor:
-    """Return the tensor in the archive of a part, after the check that it has the type and the shape of the part."""
+    """Return the tensor that is stored for a part of the tensor `name`, after the check that it has the type `dtype`
+    and the shape of the part."""
     archive = TorchFile(folder / part.file, part.begin, part.length)
     tensor = archive.tensor(archive.value(), name)
     if tensor.dtype != dtype or tensor.shape != part.shape:

@@ -97,7 +97,7 @@ class RankTimes:
         """Return lower bounds of the seconds of each rank. Ranks that hold neither end of the model have equal bounds.
 
         Args:
-            apart: whether the replicas of a pipeline rank lie in several nodes.
+            apart: whether the tensor-parallel groups that the replicas have at one pipeline rank lie in several nodes.
         """
         of_ends = cache(partial(self._of_ends, apart))
         rows = [of_ends(rank == self.first, rank == self.last) for rank in range(self.pp)]
@@ -115,11 +115,11 @@ class RankTimes:
         return np.array([0.0, *seconds])
 
     def _of_ends(self, apart: bool, first: bool, last: bool) -> tuple[FloatArray, ...]:
-        """Return the arrays of `RankSeconds` for one rank, in the order of the fields of `RankSeconds`: each [class of
-        tensor-parallel groups, number of blocks].
+        """Return the arrays of `RankSeconds` for one pipeline rank, in the order of the fields of `RankSeconds`: each
+        [class of `classes`, number of blocks].
 
         Args:
-            apart: whether the replicas of the rank lie in several nodes.
+            apart: whether the tensor-parallel groups that the replicas have at this rank lie in several nodes.
             first: whether the rank holds the model's first stage.
             last: whether the rank holds the model's last stage.
         """

@@ -331,10 +331,10 @@ def _choose_micro_batches(cost: CostModel, placement: Placement, blocks: tuple[i
     """Return the layout with the number of micro-batches M that minimises equation (7) of the paper, and a note with
     the equation's value in seconds for each M that was tried.
 
-    Only those M in `GRID` are tried that divide the batch and fit the memory.
+    Only those M in `GRID` are tried that divide each replica's sequences of the global batch and fit the memory.
 
     Raises:
-        InputError: no M in `GRID` divides the batch.
+        InputError: no M in `GRID` divides a replica's sequences.
         RefusedError: no M in `GRID` fits the memory.
     """
     work, pp, dp = cost.work, len(placement[0]), len(placement)

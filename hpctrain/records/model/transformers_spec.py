@@ -52,7 +52,7 @@ class TransformersSpec(MeasuredStack):
 
     @property
     def tied(self) -> bool:
-        """Return whether front and back share a weight."""
+        """Return whether the front modules and the back modules share a weight."""
         return bool(self.tied_weights)
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
