@@ -55,8 +55,8 @@ class ForkServerExit:
 
 
 class ForkedProcess:
-    """A worker that the fork server forks on request. This process adopts the worker and so becomes its parent (child
-    subreaper). The worker leads its own process group."""
+    """A worker that the fork server forks on request. The process that asked for the fork adopts the worker and so
+    becomes its parent (child subreaper). The worker leads its own process group."""
 
     def __init__(self, runner: ForkingRunner, token: int) -> None:
         """Represent a request to fork, until the fork server answers it.

@@ -16,7 +16,7 @@ from hpctrain.checkpoint.save_and_load import failure_reason
 
 
 class _LazyPlanner(dcp.DefaultSavePlanner):
-    """A plan of a checkpoint whose tensors are made when their turn comes."""
+    """DCP's planner of a save, which makes each tensor right before DCP writes it."""
 
     def __init__(self, make: Callable[[str], Tensor]) -> None:
         super().__init__()

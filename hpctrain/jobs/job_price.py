@@ -54,8 +54,8 @@ def job_price(asked: Run, state: ClusterState) -> JobPrice | None:
 
 
 def _gpu_kind(node: NodeInfo, gpu_type: str | None) -> tuple[str, float] | None:
-    """Return name and peak of a node's GPUs, by the type in Slurm, else by the node's feature that is a GPU's name;
-    None for a GPU without a data sheet, for part of a GPU (MIG), and for GPUs of several types."""
+    """Return name and data-sheet FLOP/s of a node's GPUs, found by their type in Slurm, else by the node's feature that
+    is a GPU's name; None for a GPU without a data sheet, for part of a GPU (MIG), and for GPUs of several types."""
     types = [item.type for item in node.gres if item.name == "gpu" and gpu_type in (None, item.type)]
     typed = [types[0]] if types and types[0] is not None else []
     names = typed or list(node.features)

@@ -118,7 +118,8 @@ class PowerSgdReducer(CodecReducer):
     def state(self) -> dict[str, Tensor]:
         """Return this rank's residuals, matrices Q and step count, without a copy: the next step changes the tensors.
 
-        Keys are 'residual.INDEX' and 'q.INDEX' of the gradient, and 'steps'.
+        Keys are 'residual.INDEX' and 'q.INDEX', and 'steps'. INDEX is the number of a gradient, counted from 0, in the
+        list that `reduce` gets.
         """
         if self._warm_up is None:
             return dict(self._loaded)

@@ -176,7 +176,8 @@ class TagcReducer(CodecReducer):
         return self._metrics | residual_ratio_metric(self._feedback.norm(), float(self._norm)) if self._metrics else {}
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's residuals, 'residual.INDEX' of a gradient -> tensor, and 'steps', the count of steps.
+        """Return this rank's residuals, 'residual.INDEX' -> tensor, and 'steps', the count of steps. INDEX is a
+        gradient's number, counted from 0, in the list that `reduce` gets.
 
         The residuals are not copied, and the next step changes them.
         """

@@ -63,7 +63,7 @@ def tensors_of_ranks(folder: Path) -> tuple[dict[str, LazyTensor], dict[str, Any
 
 def arguments_in(value: Any) -> dict[str, Any]:
     """Return Megatron-LM's arguments in what a checkpoint saved; an empty dict if there are none. An argument that is
-    no plain value, as a list, is the text OTHER_KIND."""
+    no plain value, such as a list, gets the text OTHER_KIND as its value."""
     args = value.get("args") if isinstance(value, dict) else None
     state = args.state if isinstance(args, PickledObject) else None
     if not isinstance(state, dict):

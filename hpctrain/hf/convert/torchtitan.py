@@ -1,7 +1,7 @@
 """Checkpoints of torchtitan's llama3, as DCP folders.
 
 torchtitan rotates neighbouring numbers of a head by one angle, transformers the number i and the number i + half of the
-head. So the rows of the matrices of queries and keys are put into the other order.
+head. So the conversion puts the rows of the matrices of queries and keys into the order of transformers.
 """
 
 from __future__ import annotations

@@ -311,9 +311,9 @@ def _account(used: str | None, chosen: str | None, accounts: UserAccounts | None
 def _gpu_type(fit: PartitionFit, state: ClusterState, asked: Run) -> tuple[str | None, str, int]:
     """Return (GPU type to request in the partition of `fit`, the reason, GPUs to request on each node).
 
-    Types with enough free nodes come before the others; among them, the type with the highest peak is chosen. If no
-    type is on enough nodes, the type is None, and the GPUs are those of any type. If the partition has no GPUs, the
-    type is None, and the number of GPUs is 0.
+    Types with enough free nodes come before the others; among them, the type with the most FLOP/s in its data sheet
+    is chosen. If no type is on enough nodes, the type is None, and the GPUs are those of any type. If the partition has
+    no GPUs, the type is None, and the number of GPUs is 0.
     """
     if not fit.has_gpus:
         return None, "the partition has no GPUs", 0

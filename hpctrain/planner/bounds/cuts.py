@@ -214,8 +214,8 @@ class ReplicaFinish:
         """Return, for each of the replicas `at`, a lower bound of the seconds until it has done its micro-batches and
         its all-reduce, with two stages a rank and any split of a rank's blocks over its two stages.
 
-        The weighted bounds of `bound_weights` are linear in the number of blocks of each first stage, so the least sum
-        is at an end of the range of this number.
+        The weighted bounds of `bound_weights` are linear in the number of blocks that each rank's first stage holds, so
+        the least sum is at an end of the range of this number.
 
         Args:
             at: indices of the replicas.

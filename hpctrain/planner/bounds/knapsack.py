@@ -201,8 +201,9 @@ class KnapsackBound(RankTimes):
         `limit_s` seconds if it holds so many blocks.
 
         Args:
-            times: seconds of the ranks; None: `self.times`. In `self.times`, every column (the replicas of one pipeline
-                rank) counts as lying within one node if at least one column can lie within a node.
+            times: seconds of the ranks; None: `self.times`. In `self.times`, every column (the tensor-parallel groups
+                of one pipeline rank over all replicas) counts as lying within one node if at least one column can lie
+                within a node.
         """
         times, option = times or self.times, self.option
         forward, backward, both = times.forward, times.backward, times.both

@@ -72,7 +72,7 @@ class RankTimes:
         """[rank] -> the least seconds before the rank's first forward."""
         self.first_sum_s = float(self.times.sums[self.first].min())
         self.inside = sum(units // self.dp for units in unit_counts.by_node)
-        """The largest number of columns (the replicas of one pipeline rank) that can lie within a node."""
+        """The largest number of columns (see `_set_classes`) that can each lie within one node."""
         self.apart = self._times(apart=True) if 0 < self.inside < self.pp and self.dp > 1 else None
         """Times of columns across nodes; None if all columns may lie within a node, or none can."""
 
@@ -148,7 +148,7 @@ class RankTimes:
         Args:
             parameters: [blocks] -> parameters of the rank.
             backward: [blocks] -> seconds of the rank's backward for one micro-batch.
-            apart: whether the replicas of the rank lie in several nodes.
+            apart: whether the tensor-parallel groups that the replicas have at this rank lie in several nodes.
         """
         work, dp, stages = self.cost.work, self.dp, self.option.stages
         if not counts_all_reduce(work, dp):

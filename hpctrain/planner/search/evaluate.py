@@ -149,7 +149,7 @@ def faster_of(cost: CostModel, best: BestSoFar, layout: Layout, rounding: float 
     """Return the layout's prediction if the layout fits and is faster than `best`, else `best`.
 
     Args:
-        rounding: share of the step time by which the layout must be faster.
+        rounding: share of the step time of `best` by which the layout must be faster.
     """
     limit = math.inf if best is None else best.total * (1 - rounding)
     if lower_bound(cost, layout) >= limit or layout.memory_shortage(cost.memory):

@@ -92,7 +92,8 @@ class SearchSpace:
         """Yield all options with these degrees and micro-batch sizes that have a micro-batch for each replica.
 
         Args:
-            sizes: micro-batch sizes in sequences; None: all that divide the batch.
+            sizes: micro-batch sizes in sequences; None: the size that the run file fixes, else all that divide the
+                global batch.
         """
         for dims in candidate_dims:
             for size in self.work.micro_batch_sizes() if sizes is None else sizes:

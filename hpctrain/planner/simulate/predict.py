@@ -43,7 +43,7 @@ class SimulatedStep:
     lines: list[Timeline]
     """[replica] -> timeline."""
     sums: list[float]
-    """[pipeline rank] -> seconds from its last backward until its gradients are all-reduced."""
+    """[pipeline rank] -> seconds from the rank's last backward in any replica until its gradients are all-reduced."""
     update: float
     """Seconds of the gradient norm and the optimizer after all all-reduces."""
 

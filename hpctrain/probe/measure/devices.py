@@ -94,8 +94,8 @@ class MeasuringProcess:
         return DeviceReport.model_validate(self._expect("devices", deadline).get("report"))
 
     def ask(self, order: Message, limit_s: float) -> Message:
-        """Send an order of the coordinator to the measuring process, and return this process's answer, whose `kind` is
-        that of the order.
+        """Send an order of the coordinator to the measuring process, and return the measuring process's answer. The
+        `kind` of the answer is that of the order.
 
         Args:
             limit_s: seconds to wait for the answer.

@@ -188,8 +188,9 @@ _MORE, _LARGER, _LAST = 0, 1, 2
 class BackendMeasurement:
     """One rank's part in the measurement of messages: torch's `send` and `recv` between this node and the others.
 
-    Every rank goes through the same rounds. In a round each rank has at most one partner: one sends a size sweep that
-    the other echoes, then the reverse. All pairs measure at the same time, as in a training step.
+    Every rank goes through the same rounds. In a round each rank has at most one partner: one sends a size sweep, and
+    the other answers each message by a small one; then the reverse. All pairs measure at the same time, as in a
+    training step.
     """
 
     def __init__(self) -> None:
