@@ -84,10 +84,13 @@ def evaluate(
 
 
 def _check_cut(spec: Spec, processes: int, pp: int) -> None:
-    """Check that the model can be cut into `pp` stages, and that the processes can share its replicas.
+    """Check that the model can be cut into `pp` stages, and that the processes form whole replicas of `pp` processes.
+
+    Args:
+        processes: number of processes.
 
     Raises:
-        InputError: it cannot; the message says what is allowed.
+        InputError: one of the two is not so; the message says what is allowed.
     """
     if processes % pp:
         raise InputError(f"--pp {pp}: a replica has one process a stage; allowed: divisors of --processes {processes}")

@@ -29,7 +29,8 @@ class Weights(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return name -> shape of every parameter, a shared one once."""
+        """Return name -> shape of every parameter. A parameter that several modules share comes once, under one
+        name."""
 
     def read(self, name: str) -> Tensor:
         """Return the whole parameter `name`, on the CPU.

@@ -19,7 +19,7 @@ Messages = Literal["none", "bf16", "int8"]
 
 
 class MessageEncoding(NamedTuple):
-    """An encoding of stage messages: its bytes, its processor time, and whether it loses much precision."""
+    """An encoding of stage messages: its bytes, its time on a device, and whether it loses much precision."""
 
     number_bytes: float
     """Bytes sent for each number of an activation, or of its gradient."""
@@ -136,8 +136,8 @@ class GradientCodec(CompressionSettings):
         return buckets
 
     def passes(self, world: int) -> float:
-        """Return the processor time of a reduction over `world` replicas, as a multiple of the measured seconds that
-        `measured_as` names."""
+        """Return how many times the measured seconds of `measured_as` a device computes for each number of the
+        gradient in a reduction over `world` replicas."""
         return 1.0
 
     def state_bytes(self, dim: int) -> float:
