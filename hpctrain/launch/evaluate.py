@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
-from hpctrain.corpus.prepare.options import PrepareOptions
+from hpctrain.corpus.prepare.options import PrepareOptions, Progress, no_progress
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.tokens import Split, describe_tokenizer, read_index, same_tokens, tokenizer_option
 from hpctrain.launch.checkpoints import ask_worker, read_checkpoint, step_of
@@ -21,6 +22,9 @@ from hpctrain.records.history.run_log import perplexity
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.folder import check_trusted
+
+_PROGRESS_S = 1.0
+"""Pause in seconds between two looks at the progress of the worker."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class CheckpointEvaluation:
 
 def evaluate(
     folder: Path, data: Sequence[str], step: int | None, split: Split, samples: int | None, runner: Runner,
-    processes: int = 1, pp: int = 1,
+    processes: int = 1, pp: int = 1, progress: Progress = no_progress,
 ) -> tuple[int, list[CheckpointEvaluation]]:  # fmt: skip
     """Return the step of the evaluated checkpoint, and one result for each item of `data`, in order.
 
@@ -55,6 +59,8 @@ def evaluate(
         samples: most sequences to evaluate of each item of `data`; None: all.
         processes: number of processes of this machine that share the sequences.
         pp: number of pipeline stages into which each replica of the model is cut, a divisor of `processes`.
+        progress: called with the phase in words, and how much of it is done and planned; every second in the phase
+            that takes longest, from a thread of its own.
 
     Raises:
         InputError: there is no such checkpoint, others can write to the run folder, the data is missing or has
@@ -67,9 +73,9 @@ def evaluate(
     _check_cut(run.spec(), processes, pp)
 
     def ask(checkpoint: Path | None) -> tuple[int, dict[str, Any]]:
-        with _corpora(run, data) as corpora:
+        with _corpora(run, data, progress) as corpora, _followed(run.data.seq_len, progress) as file:
             asked: dict[str, Any] = {"data": [str(path.resolve()) for path in corpora], "split": split}
-            asked |= {"samples": samples, "processes": processes, "pp": pp}
+            asked |= {"samples": samples, "processes": processes, "pp": pp, "progress": str(file)}
             return step_of(checkpoint), ask_worker("eval", folder, checkpoint, runner, "evaluates", **asked)
 
     done, answer = read_checkpoint(folder, step, run.spec().sha256(), ask)
@@ -102,21 +108,43 @@ def _check_cut(spec: Spec, processes: int, pp: int) -> None:
 
 
 @contextlib.contextmanager
-def _corpora(run: Run, data: Sequence[str]) -> Iterator[list[Path]]:
+def _followed(seq_len: int, progress: Progress) -> Iterator[Path]:
+    """Yield the path of a file. Until the context ends, `progress` is called with what the worker writes to the file:
+    'DONE TOTAL', in sequences of `seq_len` tokens."""
+    over = threading.Event()
+
+    def follow(file: Path) -> None:
+        while not over.wait(_PROGRESS_S):
+            with contextlib.suppress(OSError, ValueError):  # not there yet
+                done, total = map(int, file.read_text().split())
+                progress(f"evaluating {total:,} sequences of {seq_len:,} tokens", done, total)
+
+    with tempfile.TemporaryDirectory(prefix="hpctrain-eval-") as made:
+        thread = threading.Thread(target=follow, args=(Path(made) / "progress",), daemon=True)
+        thread.start()
+        try:
+            yield Path(made) / "progress"
+        finally:
+            over.set()
+            thread.join()
+
+
+@contextlib.contextmanager
+def _corpora(run: Run, data: Sequence[str], progress: Progress) -> Iterator[list[Path]]:
     """Yield a list with a corpus folder for each path in `data`, in order: the path itself, or a corpus folder made of
     the text at the path. Folders made from text are removed when the context ends."""
     home = run.data.train_folders[0]
     index = read_index(home, "data.train[0]")
     with tempfile.TemporaryDirectory(prefix="hpctrain-eval-") as made:
-        yield [_corpus(Path(path), Path(made) / str(number), home, index) for number, path in enumerate(data)]
+        yield [_corpus(Path(path), Path(made) / str(number), home, index, progress) for number, path in enumerate(data)]
 
 
-def _corpus(path: Path, made: Path, home: str, index: CorpusIndex) -> Path:
+def _corpus(path: Path, made: Path, home: str, index: CorpusIndex, progress: Progress) -> Path:
     tokenizer = tokenizer_option(home, index).removeprefix("--tokenizer ")
     if not (path / INDEX_NAME).exists():
         if not path.exists():
             raise InputError(f"DATA: {path}: no such file or folder; name corpus folders, or text")
-        prepare([path], made, PrepareOptions(tokenizer=tokenizer, valid_fraction=0.0))
+        prepare([path], made, PrepareOptions(tokenizer=tokenizer, valid_fraction=0.0), progress)
         return made
     corpus = read_index(path, "DATA")
     if not same_tokens(corpus, index):

@@ -17,7 +17,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
 from hpctrain.cli.answers import warn
 from hpctrain.cli.options.parameters import FILE, FOLDER, PATH, RUN, RUNS
-from hpctrain.cli.views.console import table_console
+from hpctrain.cli.views.console import phases, table_console
 from hpctrain.hf.convert.convert import convert
 from hpctrain.hf.output import ExportFormat
 from hpctrain.hf.tensors import BYTES, shard_bytes
@@ -124,9 +124,12 @@ def eval_command(folder: Path, data: tuple[str, ...], as_json: bool, **which: An
     plan, and the run may still be in progress. The processes all run on this machine; with --pp, none of them holds the
     whole model. The loss does not depend on their number.
 
-    Only whole sequences of data.seq_len tokens count; a shorter rest at the end of a shard is left out.
+    Only whole sequences of data.seq_len tokens count; a shorter rest at the end of a shard is left out. By default all
+    of them are evaluated, and millions of tokens take minutes on processors. `--samples N` takes the first N,
+    `--split valid` the held-out part. The progress is shown on stderr.
     """
-    done, judged = evaluate(folder, data, **which, runner=SystemRunner())
+    with phases() as progress:
+        done, judged = evaluate(folder, data, **which, runner=SystemRunner(), progress=progress)
     if as_json:
         rows = [{key: value for key, value in asdict(item).items() if value is not None} for item in judged]
         click.echo(json.dumps({"folder": str(folder), "step": done, "data": rows}, allow_nan=False))

@@ -12,6 +12,8 @@ import json
 import math
 import os
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.system.kernel import die_with_parent
 from hpctrain.base.units import format_bytes
@@ -45,6 +48,8 @@ BATCH_TOKENS = 4096
 memory than the weights."""
 MICRO_BATCHES = 4
 """Micro-batches of a forward pass for each stage: with 4, stages wait a fifth of the time."""
+PROGRESS_S = 1.0
+"""Pause in seconds between two reports of the progress."""
 TIMEOUT = timedelta(minutes=30)
 """How long a process waits for another one in one operation. A process that ended is noticed at once by its parent."""
 
@@ -67,6 +72,9 @@ class EvaluateRequest:
     """Number of processes, a multiple of `pp`."""
     pp: int = 1
     """Number of pipeline stages into which each replica of the model is cut."""
+    progress: str | None = None
+    """File to which 'DONE TOTAL' is written, at most once a second: the numbers of sequences of all corpora; None: to
+    no file."""
 
 
 def main(argv: list[str]) -> int:
@@ -113,12 +121,12 @@ def _evaluate_on(rank: int, question: EvaluateRequest, meeting: Path) -> list[di
     plan = _plan(question, run, max(counts))
     pipeline = _pipeline(plan, run, rank, question, device)
     loaders = [BatchLoader(corpus, objective, special, seq_len, device) for corpus in corpora]
-    shares = [
-        sum(
-            pipeline.evaluate(*_rows(loader, plan, rank, start, samples)) for start in range(0, samples, plan.sequences)
-        )
-        for loader, samples in zip(loaders, counts, strict=True)
-    ]
+    report = _reporter(question.progress if rank == 0 else None, sum(counts))
+    shares = [0.0 for _ in loaders]
+    for number, (loader, samples) in enumerate(zip(loaders, counts, strict=True)):
+        for start in range(0, samples, plan.sequences):
+            report(sum(counts[:number]) + start)
+            shares[number] += pipeline.evaluate(*_rows(loader, plan, rank, start, samples))
     totals = torch.tensor(shares, dtype=torch.float64)
     dist.all_reduce(totals)
     dist.barrier()
@@ -128,6 +136,19 @@ def _evaluate_on(rank: int, question: EvaluateRequest, meeting: Path) -> list[di
         _judged(total * plan.sequences, samples, targets)
         for total, samples in zip(totals.tolist(), counts, strict=True)
     ]
+
+
+def _reporter(file: str | None, total: int) -> Callable[[int], None]:
+    """Return a function that writes how many of `total` sequences are done to a file, if the last time was long ago."""
+    written = -math.inf
+
+    def report(done: int) -> None:
+        nonlocal written
+        if file is not None and time.monotonic() >= written + PROGRESS_S:
+            written = time.monotonic()
+            write_text(Path(file), f"{done} {total}")
+
+    return report
 
 
 def _judged(total: float, samples: int, targets: int) -> dict[str, Any]:

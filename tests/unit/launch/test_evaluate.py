@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,25 @@ def test_the_newest_whole_checkpoint_counts_unless_a_step_is_named(folder: Path,
         (folder / "checkpoints" / f"step-{step:08}" / "0.distcp").unlink()
     with pytest.raises(InputError, match=r"has no checkpoint yet \(step-00000010: .*checkpoint\.every"):
         evaluate(folder, data, None, "all", None, Worker(of_two))  # type: ignore[arg-type]
+
+
+def test_the_progress_of_the_worker_is_passed_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpctrain.launch.evaluate._PROGRESS_S", 0.01)
+    told, seen = [], threading.Event()
+
+    def working(asked: dict[str, Any]) -> tuple[int, str, str]:
+        Path(asked["progress"]).write_text("2000 4000")
+        assert seen.wait(60)
+        return of_two(asked)
+
+    def progress(phase: str, done: int, total: int) -> None:
+        told.append((phase, done, total))
+        seen.set()
+
+    worker = Worker(working)
+    evaluate(folder, [str(tmp_path / "data")], None, "all", None, worker, progress=progress)  # type: ignore[arg-type]
+    assert set(told) == {("evaluating 4,000 sequences of 32 tokens", 2000, 4000)}
+    assert not Path(worker.asked["progress"]).parent.exists()
 
 
 def test_a_checkpoint_that_the_run_removes_meanwhile_is_replaced_by_the_next(folder: Path, tmp_path: Path) -> None:
