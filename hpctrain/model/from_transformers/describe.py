@@ -229,8 +229,7 @@ class _Pieces:
 
 
 def _check_stored(model: nn.Module, stored: dict[str, StoredTensor]) -> str:
-    """Check that a folder has the tensors of a model, and return the prefix of names of the model's weights, such as
-    'model.', that the names in the folder lack ('' if they lack none).
+    """Check that a folder has a model's tensors. Return the prefix of names ('model.', or '') that those in it lack.
 
     Args:
         model: the model, on the meta device.
