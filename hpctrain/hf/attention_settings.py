@@ -117,7 +117,9 @@ class Rope:
         scaling = _mapping(keys, "rope_scaling", keys.get("rope_scaling"))
         parameters = _mapping(keys, "rope_parameters", keys.get("rope_parameters"))
         if self.by_kind:
-            parameters = _mapping(keys, "rope_parameters", parameters.get(FULL))
+            # So the older key `type` in rope_scaling counts only beside rope_parameters.
+            absent = {"rope_type": "default"} if keys.get("rope_parameters") is None else None
+            parameters = _mapping(keys, "rope_parameters", parameters.get(FULL, absent))
         if scaling and not self.by_kind:
             parameters = {}
         given = (("rope_scaling", scaling), ("rope_parameters", parameters))
@@ -128,7 +130,7 @@ class Rope:
         width = keys.size("head_dim", keys.size("hidden_size") // heads or 1)
         if keys.get("head_dim") is None and keys.size("hidden_size") % heads:
             return {}  # the spec refuses such heads
-        share = keys.positive(key, share, "partial_rotary_factor")
+        share = keys.positive(key, share, None if key == self.share_key else "partial_rotary_factor")
         rotated = int(width * share)
         if share > 1 or rotated < 2 or rotated % 2:
             keys.refuse(key, f"a share of the {width} numbers of a head that is an even number of them, at least 2")

@@ -140,6 +140,7 @@ def _gemma_rows() -> Iterator[Architecture]:
     yield row("Gemma2ForCausalLM", "gemma2", 30.0, score_cap, Rope(), windows)
     # The class has the key and does not use it.
     no_cap = Only("attn_logit_softcapping", (None,), None)
-    rope = Rope(base=1e6, by_kind=True)
+    # In a mapping for each kind of block, transformers reads the settings of other scalings from other places.
+    rope = Rope(("linear",), base=1e6, by_kind=True)
     windows = Windows(4096, full_blocks=every_block("sliding_window_pattern", 6), rope_base=10_000.0)
     yield row("Gemma3ForCausalLM", "gemma3_text", None, Fixed({"qk_norm": "head"}), no_cap, rope, windows)
