@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 from hpctrain.base.errors import StorageError
 
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a full disk and of a full quota."""
 
@@ -125,21 +127,44 @@ def _remedy(error: OSError) -> str:
     return "nothing was changed"
 
 
-def swap(temporary: Path, folder: Path) -> None:
+def swap(temporary: Path, folder: Path, *, replace: bool = True) -> None:
     """Rename the folder `temporary` to `folder`, and remove the previous folder of that name, if there is one.
 
-    A replacement takes two renames, because one rename cannot replace a folder that is not empty. If the second rename
-    fails, the previous folder is restored.
+    The two are exchanged at once where the file system can do that. Elsewhere a replacement takes two renames; if the
+    second one fails, the previous folder is restored. The previous folder gets the name `.NAME.XXXXXXXX.tmp` or
+    `temporary` until it is removed.
+
+    Args:
+        replace: whether to replace a folder that is not empty.
+
+    Raises:
+        OSError: `folder` is a file, or with `replace` false is not empty; nothing was changed.
     """
-    if not folder.exists():
-        temporary.rename(folder)
-        return
-    old = temporary.with_name(f"{temporary.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    folder.rename(old)
     try:
-        temporary.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
+        temporary.rename(folder)  # replaces an empty folder, too
+    except OSError as error:
+        if not replace or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    else:
+        return
+    old = temporary
+    if not exchange_paths(temporary, folder):
+        old = temporary.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+        folder.rename(old)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def exchange_paths(one: Path, other: Path) -> bool:
+    """Exchange two paths of one file system at once. Return whether the kernel did: some file systems, such as NFS,
+    cannot."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    return bool(call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)

@@ -54,25 +54,46 @@ def check_output(output: Path, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def made_whole(output: Path) -> Iterator[Path]:
+def made_whole(output: Path, force: bool) -> Iterator[Path]:
     """Yield a new temporary folder beside `output`. The temporary folder replaces `output` when the context ends, and
-    is removed if the context ends with an error. Those of killed processes are removed first."""
+    is removed if the context ends with an error. Those of killed processes are removed first.
+
+    Args:
+        force: whether to replace a model folder.
+
+    Raises:
+        InputError: at the end, `output` holds files that may not be replaced.
+        StorageError: the folder cannot be made or renamed.
+    """
     for leftover in output.parent.glob(f".{glob.escape(output.name)}.????????.tmp"):
         with _locked(leftover) as unused:
             if unused:
                 shutil.rmtree(leftover, ignore_errors=True)
-    made = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
-    with storage_errors(made):
-        made.mkdir(parents=True)
-    try:
-        with _locked(made):
-            yield made
+    with contextlib.ExitStack() as stack:
+        made = _new_folder(output, stack)
+        yield made
         with storage_errors(output):
             sync(made)
-            swap(made, output)
+            check_output(output, force)
+            swap(made, output, replace=force)
             sync(output.parent)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+
+
+def _new_folder(output: Path, stack: contextlib.ExitStack) -> Path:
+    """Return a new temporary folder beside `output`, which is locked until `stack` ends and then removed.
+
+    A process that removes the folders of killed ones may remove a new one before it is locked. Then another is made; on
+    a file system without locks, on which nothing is removed, the third one counts.
+    """
+    for _ in range(3):
+        made = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
+        with storage_errors(output):
+            made.mkdir(parents=True)
+        held = stack.enter_context(_locked(made))
+        stack.callback(shutil.rmtree, made, ignore_errors=True)
+        if held and made.is_dir():
+            break
+    return made
 
 
 @contextlib.contextmanager

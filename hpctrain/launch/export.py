@@ -91,7 +91,7 @@ def export(
 
     def write(checkpoint: Path | None) -> ExportResult:
         done = step_of(checkpoint)
-        with made_whole(output) as made:
+        with made_whole(output, force) as made:
             size = _tensor_count(run) * BYTES[dtype]
             check_disk_space(made, size + _SURPLUS_BYTES, "the exported model", -(-size // shard_bytes))
             architecture = _write_beside(made, folder, run, dtype, done, file_format, source)

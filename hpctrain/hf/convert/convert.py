@@ -80,7 +80,7 @@ def convert(
     number_bytes = max(tensor.number_bytes for tensor in tensors.values())
     shapes = [HfTensor(name, tensor.shape, ()) for name, tensor in tensors.items()]
     files = assign_to_shards(shapes, number_bytes, shard_bytes)
-    with made_whole(output) as made:
+    with made_whole(output, force) as made:
         size_bytes = sum(tensor.size_bytes for tensor in tensors.values())
         check_disk_space(made, size_bytes, "the converted model", len(files))
         write_json(made / CONFIG_NAME, config)

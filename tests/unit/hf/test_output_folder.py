@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hpctrain.base import atomic
 from hpctrain.base.errors import InputError
 from hpctrain.hf.output import check_output, made_whole
 
 
 def test_an_error_leaves_nothing_and_keeps_the_model_before(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    with made_whole(output) as made:
+    with made_whole(output, force=True) as made:
         (made / "model.safetensors").write_text("first")
-    with pytest.raises(FileNotFoundError), made_whole(output) as made:
+    with pytest.raises(FileNotFoundError), made_whole(output, force=True) as made:
         (made / "model.safetensors").rename(made / "gone")
     assert (output / "model.safetensors").read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -25,9 +28,9 @@ def test_leftovers_of_killed_commands_go_and_those_of_running_ones_stay(tmp_path
     (tmp_path / ".out[1].0123abcd.tmp").mkdir()
     (tmp_path / ".other.0123abcd.tmp").mkdir()
     (tmp_path / ".out[1].aaaabbbb.tmp").symlink_to(tmp_path / ".other.0123abcd.tmp")
-    with made_whole(output) as first:
+    with made_whole(output, force=True) as first:
         assert not (tmp_path / ".out[1].0123abcd.tmp").exists()
-        with made_whole(output):
+        with made_whole(output, force=True):
             assert first.is_dir()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         ".other.0123abcd.tmp", ".out[1].aaaabbbb.tmp", "out[1]",
@@ -65,3 +68,63 @@ def test_a_run_folder_takes_no_other_model(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="lies in the folder of the run run; name a folder outside of it"):
             check_output(output, force=True)
     check_output(tmp_path / "out", force=False)
+
+
+def test_a_folder_that_appears_meanwhile_stays(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    for force, said in ((False, r"holds thesis\.tex; name a new folder"), (True, "holds other things")):
+        making = made_whole(output, force)
+        making.__enter__()
+        output.mkdir(exist_ok=True)
+        (output / "thesis.tex").write_text("all of it")
+        with pytest.raises(InputError, match=said):
+            making.__exit__(None, None, None)
+    assert (output / "thesis.tex").read_text() == "all of it"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    with pytest.raises(OSError, match="not empty"):
+        atomic.swap(Path(shutil.copytree(output, tmp_path / "new")), output, replace=False)
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_replaced_model_that_could_not_be_removed_goes_with_the_next_one(
+    exchanges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the process were killed right after the new model has the name: the name is never without a model."""
+    output = tmp_path / "out"
+    if not exchanges:
+        monkeypatch.setattr(atomic, "exchange_paths", lambda *_: False)
+    with made_whole(output, force=False) as made:
+        (made / "model.safetensors").write_text("first")
+
+    def killed(*_: Any, **__: Any) -> None:
+        assert (output / "model.safetensors").read_text() == "second"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with made_whole(output, force=True) as made:
+            (made / "model.safetensors").write_text("second")
+    (old,) = (path for path in tmp_path.iterdir() if path != output)
+    assert (old / "model.safetensors").read_text() == "first"
+    with made_whole(output, force=True) as made:
+        assert not old.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_new_folder_that_another_command_removes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other command takes it for the folder of a killed one, until it is locked."""
+    real = Path.mkdir
+    removed: list[Path] = []
+
+    def mkdir(path: Path, *args: Any, **named: Any) -> None:
+        real(path, *args, **named)
+        if path.suffix == ".tmp" and not removed:
+            removed.append(path)
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with made_whole(tmp_path / "out", force=False) as made:
+        (made / "model.safetensors").touch()
+        assert removed != [made]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
