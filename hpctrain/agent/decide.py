@@ -71,7 +71,8 @@ def failures(view: AgentView) -> int:
 
 
 def has_quorum(present: Collection[str], members: Collection[str]) -> bool:
-    """Return whether at least half of the last generation's members are present; no other node replaces a member."""
+    """Return whether at least half of `members`, the last generation's members, are present. Other present nodes do
+    not count."""
     return 2 * len(set(present) & set(members)) >= len(members)
 
 

@@ -255,7 +255,7 @@ def parse_announcement(message: Message) -> Announcement:
     """Return the announcement in a heartbeat.
 
     Raises:
-        MalformedMessage: the message is no heartbeat, or not one that this program sends.
+        MalformedMessage: the message is no heartbeat, or its fields are not those of `Announcement`.
     """
     content = dict(message)
     if (kind := content.pop("type", None)) != "heartbeat":

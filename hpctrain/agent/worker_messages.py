@@ -140,7 +140,7 @@ class ErrorDetails(Part):
     message: Sentence
     """The exception's message."""
     where: Sentence | None = None
-    """Place of the error, as '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is
+    """Place of the error, as '/…/code/model.py:12 in forward'; None for an `HpctrainError`, whose message is
     enough."""
     step: Count
     """Step in which the error happened."""

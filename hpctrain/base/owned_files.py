@@ -48,7 +48,8 @@ class OwnedFolder:
             private: whether others must not be able to read the folder either.
 
         Raises:
-            UntrustedError: the folder belongs to another user, or others can write to it.
+            UntrustedError: the folder belongs to another user, others can write to it, or with `private` others can
+                read it.
             OSError: the folder does not exist, or the path is no folder.
         """
         self.path = path

@@ -35,8 +35,11 @@ def make_loss(global_targets: int, vocabulary_mesh: DeviceMesh | None) -> LossFu
     """
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss [] of a micro-batch, from logits [sequences, seq, vocab (/ tp if split)] and targets
-        [sequences, seq].
+        """Return the loss [] of a micro-batch: its summed cross-entropy divided by `global_targets`.
+
+        Args:
+            logits: [sequences, seq, vocab (/ tp if split)].
+            targets: [sequences, seq].
         """
         flat = logits.float().flatten(0, 1)
         if vocabulary_mesh is not None:

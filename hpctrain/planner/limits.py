@@ -115,8 +115,8 @@ class SearchLimits:
     max_cut_classes: int = 2
     """Largest number of classes with which a bound enumerates all cuts of the blocks."""
     max_mixes: int = 256
-    """Largest number of mixes with which a bound enumerates all cuts. A mix is a choice of a class for each rank of a
-    replica.
+    """Largest number of mixes with which a bound enumerates all cuts. A mix is a choice of a class for each pipeline
+    rank of a replica.
     """
     max_cut_mixes: int = 30_000
     """Largest number of pairs of a cut and a mix that a bound enumerates."""

@@ -1,5 +1,5 @@
-"""The folders of sweeps. A sweep's folder has sweep.json, which names its run folders; these lie beside it and know
-nothing of the sweep."""
+"""The folders of sweeps. A sweep's folder has sweep.json, which names the sweep's run folders. The run folders lie
+beside the sweep's folder, and their files do not name the sweep."""
 
 from __future__ import annotations
 

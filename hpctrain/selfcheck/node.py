@@ -36,7 +36,7 @@ LOG_BYTES = 64 * 1024
 RECOVERY = "recovery after a killed worker"
 """Name of the path that kills a worker."""
 Tell = Callable[[PathResult], None]
-"""A function that is called with each row of the selfcheck as soon as the row is known."""
+"""A function that is called with the result of each path as soon as the result is known."""
 
 
 def is_chosen(name: str, only: Sequence[str]) -> bool:
@@ -53,14 +53,14 @@ class NodeCheck:
     folder: Path
     """An empty folder; the caller removes it."""
     tell: Tell
-    """Called with each row as soon as it is known."""
+    """Called with the result of each path as soon as the result is known."""
     only: Sequence[str] = ()
     """Parts of the names of the paths to run; empty: all. The path that a chosen path is compared with (its
     reference) runs too."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """Environment variables from which those of the paths' processes are made."""
     _results: dict[str, PathResult] = field(default_factory=dict)
-    """Name of a path -> its row."""
+    """Name of a path -> its result."""
     _losses: dict[str, list[float]] = field(default_factory=dict)
     """Name of a path -> losses of its steps."""
 

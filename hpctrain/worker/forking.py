@@ -127,9 +127,11 @@ def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> 
 
 
 def _settle(order: dict[str, Any], fds: Sequence[int]) -> None:
-    """Move the received descriptors to the numbers that the order states, and set the order's environment variables.
+    """Move the received descriptors to the numbers under `fds` of the order, and change environment variables as its
+    keys `unset` and `set` say.
 
     Args:
+        order: an order to fork a worker, as `hpctrain.base.forking` sends it.
         fds: the worker's log, then the descriptors that the worker inherits.
     """
     log, *inherited = [_moved(fd) for fd in fds]

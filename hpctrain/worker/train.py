@@ -44,13 +44,9 @@ class Failure:
     message: str
     """The exception's message."""
     where: str | None
-    """Place of the error, as '/…/code/model.py:12 in forward'; None for an error of hpctrain itself, whose message is
-    enough.
-    """
+    """Place of the error, as '/…/code/model.py:12 in forward'; None for an `HpctrainError`, whose message is enough."""
     line: str | None
-    """Number, file and text of the line of code that raised the error, for the user; None for an error of hpctrain
-    itself.
-    """
+    """Number, file and text of the line of code that raised the error, for the user; None for an `HpctrainError`."""
     fault: Fault
     """Row of the fault table: what is to blame."""
 

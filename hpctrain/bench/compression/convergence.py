@@ -94,7 +94,7 @@ class Training:
     diverged_step: int | None
     """Number of steps after which the loss was first found infinite or NaN; None if it never was."""
     cpu_s: float
-    """Processor seconds of a step, mean over steps and workers."""
+    """CPU seconds of a worker in a step, mean over steps and workers."""
     sent_bytes: float | None
     """Payload bytes that a worker sent in a step, mean; None where the method does not count."""
 

@@ -45,8 +45,8 @@ class Band:
 @dataclass(frozen=True)
 class Summary:
     """The results of one method over all its seeds: last loss, its gap to that of training with exact sums, number of
-    seeds that `diverged`, bytes and processor seconds of a worker in a step, and results by link rate (`at_rate`, in
-    bits per second)."""
+    seeds that `diverged`, bytes and CPU seconds of a worker in a step, and results by link rate (`at_rate`, in bits per
+    second). The training with exact sums is the reference."""
 
     method: str
     loss: Band | None
@@ -58,16 +58,16 @@ class Summary:
     sent_bytes: float | None
     """Payload bytes that a worker sends in a step; None where they are not counted."""
     cpu_s: float
-    """Processor seconds of a step of one worker, mean."""
+    """CPU seconds of a worker in a step, mean over steps, workers and seeds."""
     at_rate: dict[float, AtRate]
     """Results by link rate in bits per second; empty where the bytes are not counted."""
 
 
 @dataclass(frozen=True)
 class AtRate:
-    """The results of one method on links of one rate, where a step takes its processor time plus the time of its bytes:
-    the gap to the reference at equal time, and the seconds (`target_s`) until the loss is within `TARGET_GAP` of the
-    reference's last loss."""
+    """The results of one method on links of one rate, where a step takes the seconds of `step_seconds`: the gap to the
+    reference (training with exact sums) at equal time, and the seconds (`target_s`) until the loss is within
+    `TARGET_GAP` of the reference's last loss."""
 
     step_s: float
     """Seconds of a step, as the mean over the seeds."""
@@ -116,7 +116,8 @@ def band(values: Sequence[float]) -> Band | None:
 
 def step_seconds(row: Mapping[str, Any], rate: float) -> float | None:
     """Return the seconds of a step of the training `row` on links of `rate` bits per second: the mean
-    processor time of a worker plus the time of the bytes that a worker sends. None where the bytes are not counted."""
+    CPU time of a worker in a step, plus the time of the bytes that a worker sends in a step. None where the bytes are
+    not counted."""
     if "sent_bytes" not in row:
         return None
     return float(row["cpu_s"]) + 8 * float(row["sent_bytes"]) / rate

@@ -90,11 +90,12 @@ class Samples:
     wall_s: list[float]
     """Wall time of each step, from a common start to the end of the slowest process."""
     cpu_s: list[float]
-    """Processor time of each step, mean over the processes."""
+    """CPU time of a process in each step, mean over the processes."""
     interface_bytes: list[float]
     """Bytes that a node's network interface sent in each step, mean over the nodes."""
     counted_bytes: float | None
-    """Payload bytes of a rank in a step by the method's own count, mean; None where the method does not count."""
+    """Payload bytes that a rank sends in a step by the method's own count, mean over ranks and steps; None where the
+    method does not count."""
     loss: float | None
     """Mean loss on the validation sequences after the last step; None where it is infinite or NaN."""
     choice: str | None = None

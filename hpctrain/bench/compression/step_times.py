@@ -46,7 +46,7 @@ class MethodRow:
     step_time_mean_s: float
     """Mean of the measured steps; it matters for methods whose steps take different times."""
     cpu_s: float
-    """Mean processor seconds of a process in a step."""
+    """CPU seconds of a process in a step, mean over processes and steps."""
     bytes_per_parameter: float
     """Payload bytes that a node sent in a step (its interface's counter divided by `header_factor`), divided by the
     number of parameters; mean over steps and nodes.

@@ -38,12 +38,14 @@ What = Literal["none", "rate", "direction", "interface", "hostname", "hang", "ki
 @dataclass(frozen=True)
 class FaultCase:
     """A fault (`what`) that the bench gives to one lab node, and the code that the probe should report. `also` are
-    further codes that it may report. `device` are the devices to measure, none for links only."""
+    further codes that the probe may report. `device` are the devices to measure, none for links only. The case `CLEAN`
+    has no fault."""
 
     name: str
     what: What
     """Kind of the fault. rate: slow links. direction: slow sending. interface: reached over a second interface.
     hostname: resolves to loopback. hang: the probe's process is stopped by SIGSTOP. kill: it is killed. cpu: CPU limit.
+    none: no fault.
     """
     code: str | None
     """The expected fault code; None if the case has no fault."""

@@ -207,8 +207,8 @@ class StateHashes:
         self._trainer.saver.save = noted  # type: ignore[method-assign]
 
     def compare(self, step: int) -> None:
-        """Compare the hash of the present state with the one that the hash file has for the step number `step`, and
-        append it to the file.
+        """Compare the hash of the present state with the one that the hash file has for the step number `step`, if any,
+        and append a line with the step and the hash of the present state to the file.
 
         Raises:
             HpctrainError: the file has another hash for this step.

@@ -40,7 +40,7 @@ def fold(slots: Tensor, numbers: Tensor, count: int, cells: int) -> Tensor:
     """Return the sketch of a sparse vector, int32. Sketches with the same `count` and `cells` have the same length.
 
     Args:
-        slots: int64 [k], distinct and sorted: the slot of each number, which is the place of its position in the index.
+        slots: int64 [k], distinct and sorted: the slot of each number, as the docstring of this module defines it.
         numbers: int32 [k].
         count: number of slots in the index.
         cells: largest length of the sketch, at least 3. The sketch is a little shorter if `cells` is not a multiple of

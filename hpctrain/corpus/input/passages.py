@@ -93,8 +93,8 @@ def batches(items: Iterable[Item], size_of: Callable[[Item], int], size: int) ->
 
 def digest_of(text: str) -> bytes:
     """Return the SHA-256 of a passage's text. Its bytes 0 and 1 are the passage's bucket, which decides whether the
-    passage is for validation. Its bytes 2 to 9 are the passage's rank, which decides whether the passage is in the
-    sample that a tokenizer is trained on."""
+    passage is for validation. Its bytes 2 to 9 give the passage's sampling rank (`rank_of`), which decides whether the
+    passage is in the sample that a tokenizer is trained on."""
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -5,7 +5,8 @@ DIR.partial holds four things:
 
 - `work.json`: the command that made the folder.
 - `lock`: locked while the command runs.
-- `SOURCE/`: finished work of each source: its scans, and a folder for each unit's shards.
+- `SOURCE/`: finished work of each source: a file with the scan of each work unit (counts, and a sample for the
+  tokenizer), and a folder with the token shards of each work unit.
 - `corpus/`: the new corpus, which is renamed to DIR at the end.
 """
 

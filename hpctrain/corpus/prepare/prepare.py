@@ -340,8 +340,8 @@ def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: WorkerPool, 
 
 
 def _offer(work: SourceWork, unit: WorkUnit, sample_bytes: int) -> int:
-    """Return the bytes of text that a unit offers for the sample on which a tokenizer is trained: twice the unit's
-    share of the source, applied to the sample, but at least `UNIT_SAMPLE_BYTES` and at most the whole sample.
+    """Return the bytes of text that a unit offers for the sample on which a tokenizer is trained: 2 · `sample_bytes` ·
+    (bytes of the unit / bytes of the source), but at least `UNIT_SAMPLE_BYTES` and at most `sample_bytes`.
 
     Args:
         sample_bytes: size of the whole sample; 0 if no tokenizer is trained.

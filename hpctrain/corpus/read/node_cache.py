@@ -89,8 +89,11 @@ def size_bytes(index: CorpusIndex) -> int:
 
 
 def is_whole(path: Path, index: CorpusIndex) -> bool:
-    """Whether the copy of a corpus in the folder `path` has its index, and every shard of `index`, each as large as
-    `index` says. A program of the site that deletes old files may have removed some.
+    """Whether the copy of a corpus in the folder `path` has the file index.json, and every shard of `index`, each as
+    large as `index` says. A program of the site that deletes old files may have removed some.
+
+    Args:
+        index: the index of the corpus, as read from the corpus folder.
     """
     try:
         sizes = [(path / shard.file).stat().st_size for shard in index.shards]

@@ -109,13 +109,13 @@ class ClosedFormBound:
         return total, slowest
 
     def _filled(self, option: Option, work: float, tail: float, total: float, slowest: float) -> float:
-        """Return a lower bound of the step time in seconds that includes the fill time, the seconds until the last rank
-        starts.
+        """Return a lower bound of the step time in seconds that includes the fill time, the seconds until the last
+        pipeline rank starts.
 
         Args:
             work: work of the model for one micro-batch, including what starting actions and splitting backwards add, in
                 the unit of `self.work`.
-            tail: seconds after a rank's last action if the rank holds the whole model.
+            tail: seconds after a pipeline rank's last action if the rank holds the whole model.
             total: sum of the speeds of the pp·dp fastest tensor-parallel groups, in units of work per second.
             slowest: the slowest of these speeds.
         """

@@ -1,12 +1,13 @@
 """Lower bound of the step time that enumerates every cut of the blocks. All replicas share a cut; each replica has
 waiting times of its own.
 
-The knapsack bound leaves open which tensor-parallel groups make up a replica. Here a replica is a choice of a class of
-groups for each of its ranks (a "mix"). `ReplicaFinish` says when a mix with a given cut ends its micro-batches. The
-number of groups of each class then limits the micro-batches of all replicas together.
+The knapsack bound leaves open which tensor-parallel groups make up a replica. Here a replica is a "mix": for each
+pipeline rank, the class (`UnitClass`) of the tensor-parallel group that the replica has there. `ReplicaFinish` says
+when a mix with a given cut ends its micro-batches. The number of groups of each class then limits the micro-batches of
+all replicas together.
 
-The bounds for interleaved 1F1B hold with two stages a rank, for any split of a rank's blocks over its stages. They
-count what ranks compute while the pipeline fills and drains.
+The bounds for interleaved 1F1B hold with two stages on each pipeline rank, for any split of a rank's blocks over its
+stages. They count what ranks compute while the pipeline fills and drains.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _cuts(layers: int, most: tuple[int, ...], limit: int) -> IntArray | None:
 
 @lru_cache(maxsize=16)
 def _mixes(classes: int, pp: int) -> IntArray:
-    """Return all mixes (choices of a class of equal devices for each pipeline rank) as [mix, rank] -> class."""
+    """Return all mixes (choices of a class of tensor-parallel groups for each pipeline rank): [mix, rank] -> class."""
     return np.array(list(itertools.product(range(classes), repeat=pp)), dtype=np.int64)
 
 

@@ -142,12 +142,12 @@ class RankTimes:
         return tuple(np.array(values) for values in zip(*rows, strict=True))
 
     def _sums(self, unit_class: UnitClass, parameters: FloatArray, backward: FloatArray, apart: bool) -> FloatArray:
-        """Return [blocks] -> seconds of a rank's all-reduce after its last backward, less the part that may overlap the
-        backward.
+        """Return [number of blocks] -> seconds of the all-reduce of a pipeline rank with so many blocks after its last
+        backward, less the part that may overlap the backward.
 
         Args:
-            parameters: [blocks] -> parameters of the rank.
-            backward: [blocks] -> seconds of the rank's backward for one micro-batch.
+            parameters: [number of blocks] -> parameters of the rank.
+            backward: [number of blocks] -> seconds of the rank's backward for one micro-batch.
             apart: whether the tensor-parallel groups that the replicas have at this rank lie in several nodes.
         """
         work, dp, stages = self.cost.work, self.dp, self.option.stages

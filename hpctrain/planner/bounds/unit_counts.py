@@ -24,7 +24,8 @@ from hpctrain.planner.layout.layout import Option
 
 
 class UnitCounts:
-    """The tensor-parallel groups of one size, counted by kind, and the smallest alpha and beta of their links."""
+    """The tensor-parallel groups of one size, counted by kind (`UnitKind`), and the smallest alpha and beta of their
+    links."""
 
     def __init__(self, cost: CostModel, units: Sequence[TensorParallelGroup]) -> None:
         counts = Counter(cost.kind(unit) for unit in units)
@@ -70,8 +71,9 @@ def counts_all_reduce(work: Workload, dp: int) -> bool:
 
 
 class UnitClass(NamedTuple):
-    """A class of tensor-parallel groups: the least seconds that any of its groups takes, for one micro-batch where a
-    field does not say otherwise, and the largest memory of a group.
+    """A class of tensor-parallel groups: all groups of one or more kinds (`UnitKind`), which bounds treat as equal. It
+    holds the least seconds that any of these groups takes, for one micro-batch where a field does not say otherwise,
+    and the largest memory of a group.
     """
 
     kinds: frozenset[UnitKind]

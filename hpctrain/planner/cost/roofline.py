@@ -159,8 +159,8 @@ def _tensor_parallel(
 
     Each pass has two all-reduces of the residual stream (Shoeybi et al. 2019), and the dispatch of DTensors. With
     sequence parallelism each all-reduce is a reduce-scatter and an all-gather, which send as many bytes. Full
-    recomputation repeats the forward's part in the backward; selective recomputation does so only if the framework's
-    `selective_sends_again` is set.
+    recomputation repeats the forward's part in the backward; selective recomputation does so only if
+    `selective_sends_again` of `work.framework` is set.
 
     Args:
         micro_batch: sequences of a micro-batch.

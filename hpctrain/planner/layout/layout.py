@@ -118,7 +118,7 @@ class Layout:
         return tuple(ModelPart(count, index == 0, index == last) for index, count in enumerate(self.blocks))
 
     def units(self) -> list[TensorParallelGroup]:
-        """Return all tensor-parallel groups, replica by replica."""
+        """Return all tensor-parallel groups, sorted by replica, then by pipeline rank."""
         return [unit for replica in self.placement for unit in replica]
 
     def unit(self, replica: int, stage: int) -> TensorParallelGroup:

@@ -178,8 +178,8 @@ class _BestFirstSearch(SearchState):
         """Try to move single blocks between stages and single micro-batches between replicas, in the evaluation's
         layout with the smallest bound (`nearest`).
 
-        A layout begins with equal numbers of blocks on the stages of one rank. With unlike ranks, such a layout can be
-        a tenth slower than one with unequal numbers.
+        A layout begins with equal numbers of blocks on the stages of one pipeline rank. If the pipeline ranks have
+        unlike devices, such a layout can be a tenth slower than one with unequal numbers.
         """
         if evaluation.nearest is None or self.best is None:
             return

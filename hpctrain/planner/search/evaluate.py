@@ -162,7 +162,7 @@ def _changes(layout: Layout) -> Iterator[Layout]:
     """Yield layouts with one change each: a block moved, or a micro-batch moved between replicas that differ in devices
     or in their number of micro-batches.
 
-    A block moves between neighbouring stages, or between stages of one rank.
+    A block moves between neighbouring stages, or between stages of one pipeline rank.
     """
     last = len(layout.blocks) - 1
     neighbours = (pair for a, b in pairwise(range(last + 1)) for pair in ((a, b), (b, a)))

@@ -172,9 +172,9 @@ class OptionBounds:
 
     def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:
         """Return up to two placements that may finish within `limit_s` seconds. For each pipeline rank, the knapsack
-        bound finds how many tensor-parallel groups of each class may take the rank within this limit; the placements
-        have these groups. A placement that cannot shard state as the memory options ask is left out. The list is empty
-        if the bound excludes all placements.
+        bound finds how many tensor-parallel groups of each class (`UnitClass`) may take the rank within this limit; the
+        placements have these groups. A placement that cannot shard state as the memory options ask is left out. The
+        list is empty if the bound excludes all placements.
         """
         mixtures = knapsack_bound.mixtures_by(limit_s)
         if mixtures is None:

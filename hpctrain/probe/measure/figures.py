@@ -108,7 +108,8 @@ def bandwidth_of(arrivals: Sequence[tuple[float, int]]) -> tuple[float, int]:
     burst or a pause.
 
     Args:
-        arrivals: (clock time in seconds, bytes received so far) for each block that the receiver got.
+        arrivals: (clock time in seconds, bytes received until then), one pair each time that a fixed number of bytes
+            has arrived.
 
     Raises:
         ValueError: fewer than two arrivals at different times after the first quarter.

@@ -126,7 +126,7 @@ class ProbeOutcome:
 
         Args:
             bulk_bytes: least bytes, in each direction, of the transfer that measured the bandwidth; alpha and beta are
-                fitted with it.
+                fitted with the time of a message of this size, too.
         """
         if len(self.nodes) <= ALL_LINKS_MAX_NODES:
             self.pairs += results

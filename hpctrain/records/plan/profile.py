@@ -27,7 +27,8 @@ class CalibrationProfile(Part):
     steps: int = Field(ge=1)
     """Number of steps that were used, over all these generations; factors come from medians over steps."""
     compute: dict[str, Above0] = {}
-    """Device type -> factor on the time of computation: measured time of a stage divided by its predicted time."""
+    """Type of a device, such as a GPU's name -> factor on the time of computation: the median over stages of measured
+    time divided by predicted time."""
     tensor_parallel: Above0 | None = None
     """Factor on the time in which torch dispatches operations on DTensors, with tensor parallelism."""
     communication: Above0 | None = None
