@@ -255,7 +255,8 @@ def parse_announcement(message: Message) -> Announcement:
     """Return the announcement in a heartbeat.
 
     Raises:
-        MalformedMessage: the message is no heartbeat, or its fields are not those of `Announcement`.
+        MalformedMessage: the message is no heartbeat, its fields are not those of `Announcement`, or its reason is
+            too long.
     """
     content = dict(message)
     if (kind := content.pop("type", None)) != "heartbeat":

@@ -13,11 +13,11 @@ DRAWS = 4000
 
 @dataclass(frozen=True)
 class TimeSample:
-    """Wall time and processor time of hpctrain, or of what it is compared with, in one pair of measurements."""
+    """Wall time and CPU time of hpctrain, or of what it is compared with, in one pair of measurements."""
 
     wall_s: float
     cpu_s: float
-    """Processor seconds, summed over all processes."""
+    """CPU seconds, summed over all processes."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ComparisonRow:
     """`ours_s` and `other_s`: median wall seconds of hpctrain and of the other."""
     ours_cpu_s: float | None
     other_cpu_s: float | None
-    """`ours_cpu_s` and `other_cpu_s`: medians of processor seconds, of hpctrain and of the other. None where one side
+    """`ours_cpu_s` and `other_cpu_s`: medians of CPU seconds, of hpctrain and of the other. None where one side
     is computed instead of measured, or where both run in the same processes."""
     spread: float
     """Half the interquartile range of the pairs' ratios, divided by the median ratio: the uncertainty of one pair."""
@@ -55,7 +55,7 @@ def compare(case: str, against: str, pairs: Sequence[tuple[TimeSample, TimeSampl
     Args:
         case: name of the case.
         against: name of the other implementation.
-        cpu: whether the row reports processor seconds; False where one side is computed, or where both run in the same
+        cpu: whether the row reports CPU seconds; False where one side is computed, or where both run in the same
             processes.
 
     Raises:

@@ -56,7 +56,7 @@ def _rank(
 
 
 def timed(step: Callable[[], object], count: int) -> TimeSample:
-    """Return the time of one step, as the mean of `count` steps between two barriers. Processor seconds are summed over
+    """Return the time of one step, as the mean of `count` steps between two barriers. CPU seconds are summed over
     all ranks. Collective."""
     dist.barrier()
     start, cpu_start = time.perf_counter(), time.process_time()

@@ -228,13 +228,14 @@ class ScannedFolders:
 
 
 def is_trusted_run(path: Path, file: str = "run.yaml") -> bool:
-    """Whether `path` is a run folder of this user; False if nothing is there, or no run file is in it.
+    """Whether `path` is a run folder of this user, or with SWEEP_FILE the folder of a sweep; False if nothing is there,
+    or the folder has no `file`.
 
     Args:
-        file: file that a folder of the kind has; SWEEP_FILE asks for the folder of a sweep.
+        file: name of the file by which the folder is recognised: run.yaml or SWEEP_FILE.
 
     Raises:
-        UntrustedError: the folder or its run file is another user's, or others can write to it.
+        UntrustedError: the folder or its `file` is another user's, or others can write to it.
     """
     try:
         with OwnedFolder(path) as folder:

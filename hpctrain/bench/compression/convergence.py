@@ -1,7 +1,7 @@
 """`hpctrain bench compression --convergence`: how each method of gradient synchronisation affects the loss.
 
 The workers are real processes of this machine. They talk over loopback and sum gradients with the code of hpctrain or
-torch. Only the time of a step on a slower network is computed, from the counted bytes and processor seconds.
+torch. Only the time of a step on a slower network is computed, from the counted bytes and CPU seconds.
 """
 
 from __future__ import annotations

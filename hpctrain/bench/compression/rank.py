@@ -69,7 +69,7 @@ def header_factor(counter: Counter, repeats: int = 3) -> float:
 
 
 class StepSample(NamedTuple):
-    """The measurements of one step of a method in this process: wall time, processor time of this process, and the
+    """The measurements of one step of a method in this process: wall time, CPU time of this process, and the
     bytes sent, by the network interface's count and by the method's own count."""
 
     wall_s: float

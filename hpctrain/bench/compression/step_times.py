@@ -1,4 +1,4 @@
-"""`hpctrain bench compression`: cost of each method of gradient synchronisation in step time, processor time and
+"""`hpctrain bench compression`: cost of each method of gradient synchronisation in step time, CPU time and
 bytes."""
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ VALID_FRACTION = 0.02
 
 @dataclass(frozen=True)
 class MethodRow:
-    """Result of one method on one link: step times, processor time, bytes and loss. `step_time_low_s` and
-    `step_time_high_s` are quartiles. `own_core_s` estimates a step on nodes that share no processor. `choice` and
+    """Result of one method on one link: step times, CPU time, bytes and loss. `step_time_low_s` and
+    `step_time_high_s` are quartiles. `own_core_s` estimates a step on nodes that share no CPU core. `choice` and
     `planned_step_s` are the planner's, for the method auto only."""
 
     method: str
@@ -57,7 +57,7 @@ class MethodRow:
     header_factor: float
     """Bytes that the interface sends for each byte of payload, because of packet headers; measured on this link."""
     own_core_s: float | None
-    """Estimated seconds of a step on nodes that share no processor and overlap nothing: `cpu_s` plus the time of the
+    """Estimated seconds of a step on nodes that share no CPU core and overlap nothing: `cpu_s` plus the time of the
     interface's bytes at the link's rate. None on a loopback, which has no rate."""
     loss: float | None
     """Mean loss on validation text after the last step; None where it is infinite or NaN."""

@@ -1,7 +1,7 @@
 """Search times of the planner, and the gap of its plan to the best of all plans of a small problem.
 
 As a program, `python -m hpctrain.bench.planner.search CASE` searches for a plan. Then a node is lost and the program
-replans as a run's agents do, once without compression and once with mode auto. It prints processor seconds, which other
+replans as a run's agents do, once without compression and once with mode auto. It prints CPU seconds, which other
 load on the machine does not change.
 """
 
@@ -251,9 +251,9 @@ def _unlike_devices() -> Topology:
 def figures_of(run: Run, topology: Topology) -> Figures:
     """Return the figures of a search and of replans after the loss of the middle node.
 
-    The figures of the search are its processor seconds, the predicted step in seconds and its gap to the bound in
+    The figures of the search are its CPU seconds, the predicted step in seconds and its gap to the bound in
     percent. Under each key of `LOSSES` are the figures of the replan for a run with the compression at this key: its
-    processor seconds, the blocks that are sent to another device, and the blocks that the devices of the new plan
+    CPU seconds, the blocks that are sent to another device, and the blocks that the devices of the new plan
     hold. They are absent for a cluster of one node.
     """
     figures: Figures = {}

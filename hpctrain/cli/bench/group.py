@@ -108,7 +108,7 @@ def _searches(record: dict[str, Any]) -> Table:
 
 
 def _loss(replan: dict[str, Any] | None) -> tuple[str, str]:
-    """Return two texts about planning again without a lost node: the processor seconds that it took ('1.23'), and how
+    """Return two texts about planning again without a lost node: the CPU seconds that it took ('1.23'), and how
     many blocks are sent to other devices, of all that the devices of the new plan hold ('3 of 24').
 
     Both are '' if `replan` is None, as for a problem of one node.

@@ -111,8 +111,9 @@ def locate_samples(order: SourceOrder, samples: Indices) -> tuple[Indices, Indic
 
 
 def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return the number of samples of each source in a period. The numbers are exactly proportional to the weights if a
-    period of at most PERIOD samples allows that. Else they are rounded, at least 1 each."""
+    """Return the number of samples of each source in a period of the order of sources. The numbers are exactly
+    proportional to the weights if a period of at most PERIOD samples allows that. Else they are rounded, at least 1
+    each."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
     scale = math.lcm(*(part.denominator for part in exact))
     whole = [int(part * scale) for part in exact]
@@ -129,7 +130,7 @@ def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
 
 @functools.cache
 def order_of(counts: tuple[int, ...]) -> SourceOrder:
-    """Return the order of sources in a period that has `counts[i]` samples of source i."""
+    """Return the order of sources whose period has `counts[i]` samples of source i."""
     period, share = sum(counts), np.array(counts, dtype=np.int64)
     done = np.zeros(len(counts), dtype=np.int64)
     before = np.zeros((period + 1, len(counts)), dtype=np.int64)

@@ -204,15 +204,15 @@ def _between(ones: Sequence[int], others: Sequence[int], alone: bool) -> list[Pa
 @dataclass(frozen=True)
 class NodePerformance:
     """Bandwidth and latency of one node as ratios. In the first measurement they are relative to the median of all
-    nodes. In a retest they are relative to good pairs in the same rounds, and each figure is the one measured with the
-    partner with which it was best."""
+    nodes. In a retest they are relative to good pairs in the same rounds, and each figure is the median of the repeats
+    with one partner: the one with which this median is best."""
 
     sent: float
     received: float
     latency: float
     times: int
-    """Number of measurements of the node: its partners in the first measurement; in a retest the repeats with all its
-    partners."""
+    """Number of the node's measurements: one for each partner in the first measurement, one for each repeat with each
+    partner in a retest."""
 
     @property
     def bandwidth(self) -> float:

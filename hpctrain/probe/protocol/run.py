@@ -92,7 +92,7 @@ def probe_nodes(
 def _coordinate(node: ProbeNode, coordinator: Coordinator) -> ProbeOutcome:
     """Run the coordinator, and this node's member on another thread; return the measurements of all nodes.
 
-    The coordinator sleeps in the kernel while pairs measure, so it takes no processor time from the member.
+    The coordinator sleeps in the kernel while pairs measure, so it takes no CPU time from the member.
     """
     over = threading.Event()
     with ThreadPoolExecutor(1, thread_name_prefix="probe-member") as pool:

@@ -277,7 +277,7 @@ class EqualBlocks(TransformerSpec):
 
     @property
     def norm_values(self) -> int:
-        """Return the numbers per token in inputs and outputs of both norms of a block."""
+        """Return how many numbers the inputs and outputs of both norms of a block have per token."""
         return 4 * self.dim
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
