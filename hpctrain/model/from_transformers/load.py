@@ -148,7 +148,7 @@ def _built(config: Mapping[str, Any]) -> nn.Module:
     try:
         model: nn.Module = kind._from_config(made).float()  # type: ignore[attr-defined]
     except Exception as error:
-        raise InputError(f"transformers cannot build it: {describe_user_error(error)}") from None
+        raise InputError(f"its class raised {describe_user_error(error)}") from None
     return model
 
 
