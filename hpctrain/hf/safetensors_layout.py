@@ -1,4 +1,4 @@
-"""Where each tensor of an export lies in its safetensors files, and which process writes it. Pure.
+"""Where each tensor lies in the safetensors files of an export or a conversion, and which process writes it. Pure.
 
 The safetensors library writes a file only as a whole, from memory. With the places known beforehand, a file is written
 tensor by tensor, by several processes.
@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.hf.tensors import BYTES, HfTensor
+from hpctrain.hf.tensors import HfTensor
 
-_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""Type of an export's numbers -> its name in a safetensors file."""
+DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""torch's name of a type of numbers -> its name in a safetensors file."""
+_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+"""Type of numbers -> bytes of a number, in the order in which a file has the types."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +43,27 @@ class SafetensorsFile:
     """Size of the whole file."""
 
 
-def lay_out(name: str, tensors: Sequence[HfTensor], dtype: str) -> SafetensorsFile:
+def lay_out(name: str, tensors: Sequence[HfTensor], dtypes: Mapping[str, str]) -> SafetensorsFile:
     """Return the layout of a file: that which the safetensors library gives to a file of these tensors.
 
     Args:
         name: the file's name.
         tensors: the tensors in the file, in any order.
-        dtype: type of all numbers in the file: float32, bfloat16 or float16.
+        dtypes: name of a tensor -> type of its numbers, as a safetensors file names it.
     """
-    ordered = sorted(tensors, key=lambda tensor: tensor.name)
+    sizes = {tensor.name: tensor.count * _BYTES[dtypes[tensor.name]] for tensor in tensors}
+    order = list(_BYTES)
+    ordered = sorted(tensors, key=lambda tensor: (order.index(dtypes[tensor.name]), tensor.name))
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in ordered:
-        begin, end = end, end + tensor.count * BYTES[dtype]
-        entries[tensor.name] = {"dtype": _DTYPES[dtype], "shape": tensor.shape, "data_offsets": [begin, end]}
+        begin, end = end, end + sizes[tensor.name]
+        entries[tensor.name] = {"dtype": dtypes[tensor.name], "shape": tensor.shape, "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # so that the tensors are aligned
     header = len(text).to_bytes(8, "little") + text
     placed = [
-        PlacedTensor(tensor, name, len(header) + entries[tensor.name]["data_offsets"][0], tensor.count * BYTES[dtype])
+        PlacedTensor(tensor, name, len(header) + entries[tensor.name]["data_offsets"][0], sizes[tensor.name])
         for tensor in ordered
     ]
     return SafetensorsFile(header, placed, len(header) + end)

@@ -244,14 +244,15 @@ def assign_to_shards(tensors: Iterable[HfTensor], bytes_per_value: int, limit: i
     return {f"model-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, 1)}
 
 
-def index_of(files: dict[str, list[HfTensor]], bytes_per_value: int) -> dict[str, Any]:
+def index_of(files: dict[str, list[HfTensor]], size_bytes: int) -> dict[str, Any]:
     """Return the content of model.safetensors.index.json, which says in which file each tensor is.
 
     Args:
         files: file name -> tensors, from `assign_to_shards`.
+        size_bytes: bytes of all tensors together.
     """
     total = sum(tensor.count for group in files.values() for tensor in group)
     return {
-        "metadata": {"total_parameters": total, "total_size": total * bytes_per_value},
+        "metadata": {"total_parameters": total, "total_size": size_bytes},
         "weight_map": {tensor.name: name for name, group in files.items() for tensor in group},
     }

@@ -21,7 +21,7 @@ from hpctrain.model.imported.user_error import describe_user_error
 Result = TypeVar("Result")
 
 
-def run_forked(world: int, body: Callable[[int], Result]) -> list[Result]:
+def run_forked(world: int, body: Callable[[int], Result], less_memory: str = "use fewer processes") -> list[Result]:
     """Return [body(0), body(1), …], each computed in a process of its own. If `world` is 1, body(0) is computed in this
     process.
 
@@ -32,6 +32,7 @@ def run_forked(world: int, body: Callable[[int], Result]) -> list[Result]:
     Args:
         world: number of processes.
         body: the function, which gets the number of its process. Its result is pickled.
+        less_memory: what a person can do so that less memory is used, for the error of a process that was killed.
 
     Raises:
         InputError: a process raised it.
@@ -52,7 +53,7 @@ def run_forked(world: int, body: Callable[[int], Result]) -> list[Result]:
         for process, (_, theirs) in zip(processes, pipes, strict=True):
             process.start()
             theirs.close()
-        return _collect({ours: rank for rank, (ours, _) in enumerate(pipes)}, processes)
+        return _collect({ours: rank for rank, (ours, _) in enumerate(pipes)}, processes, less_memory)
     finally:
         for process in processes:
             if process.pid is not None:
@@ -60,7 +61,7 @@ def run_forked(world: int, body: Callable[[int], Result]) -> list[Result]:
                 process.join()
 
 
-def _collect(waiting: dict[Connection, int], processes: list[Any]) -> list[Any]:
+def _collect(waiting: dict[Connection, int], processes: list[Any], less_memory: str) -> list[Any]:
     """Return the result of each process, by its number.
 
     Args:
@@ -76,16 +77,17 @@ def _collect(waiting: dict[Connection, int], processes: list[Any]) -> list[Any]:
                 code, results[rank] = ready.recv()
             except EOFError:
                 processes[rank].join()
-                raise HpctrainError(f"process {rank} of {len(processes)} {_end(processes[rank].exitcode)}") from None
+                end = _end(processes[rank].exitcode, less_memory)
+                raise HpctrainError(f"process {rank} of {len(processes)} {end}") from None
             if code:
                 raise (InputError if code == InputError.exit_code else HpctrainError)(results[rank])
     return results
 
 
-def _end(code: int) -> str:
+def _end(code: int, less_memory: str) -> str:
     if code != -signal.SIGKILL:
         return f"ended with code {code}"
-    return "was killed (signal 9), perhaps because memory ran out: use fewer processes, or a larger --pp"
+    return f"was killed (signal 9), perhaps because memory ran out: {less_memory}"
 
 
 def _answer(body: Callable[[int], Any], rank: int, world: int, pipe: Connection, parent: int) -> None:

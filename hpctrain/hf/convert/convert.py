@@ -22,6 +22,7 @@ from hpctrain.hf.convert.torch_file import LazyTensor, TorchFile
 from hpctrain.hf.convert.write import write_safetensors
 from hpctrain.hf.folder import INDEX, read_folder
 from hpctrain.hf.output import check_output, made_whole
+from hpctrain.hf.safetensors_layout import DTYPES, lay_out
 from hpctrain.hf.tensors import HfTensor, assign_to_shards, index_of
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.input_file import read_input
@@ -30,7 +31,8 @@ from hpctrain.records.format.yaml_file import apply_overrides
 _MEGATRON_COMMON = "common.pt"
 _TOKENIZER_FILES = (TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 _TOKENIZER_BYTES = 256 * 2**20
-_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+_NAMES = {stored: name for name, stored in DTYPES.items()}
+"""Type of numbers in a safetensors file -> torch's name of it."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +78,21 @@ def convert(
     config = _config(layout, source, config_file, overrides)
     tensors = layout.tensors(config)
     config.pop("dtype", None)  # the same in transformers 5
-    config["torch_dtype"] = _DTYPES[next(iter(tensors.values())).dtype]
+    config["torch_dtype"] = _NAMES[next(iter(tensors.values())).dtype]
     number_bytes = max(tensor.number_bytes for tensor in tensors.values())
     shapes = [HfTensor(name, tensor.shape, ()) for name, tensor in tensors.items()]
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     files = assign_to_shards(shapes, number_bytes, shard_bytes)
     with made_whole(output, force) as made:
-        size_bytes = sum(tensor.size_bytes for tensor in tensors.values())
-        check_disk_space(made, size_bytes, "the converted model", len(files))
+        tensors_bytes = sum(tensor.size_bytes for tensor in tensors.values())
+        check_disk_space(made, tensors_bytes, "the converted model", len(files))
         write_json(made / CONFIG_NAME, config)
         if config_file is not None:
             _copy_tokenizer(config_file.parent, made)
         for name, group in files.items():
-            write_safetensors(made / name, {shape.name: tensors[shape.name] for shape in group})
+            write_safetensors(made / name, lay_out(name, group, dtypes), tensors)
         if len(files) > 1:
-            write_json(made / INDEX, index_of(files, number_bytes))
+            write_json(made / INDEX, index_of(files, tensors_bytes))
         try:
             read_folder(made)
         except FileError as error:

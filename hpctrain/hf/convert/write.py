@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,29 +12,25 @@ from hpctrain.base.atomic import storage_errors, sync
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_bytes
 from hpctrain.hf.convert.torch_file import Bits, LazyTensor
+from hpctrain.hf.safetensors_layout import SafetensorsFile
 
-_ALIGNMENT = 8
 
+def write_safetensors(path: Path, layout: SafetensorsFile, tensors: Mapping[str, LazyTensor]) -> None:
+    """Write a safetensors file. The memory holds one tensor at a time.
 
-def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
-    """Write a safetensors file with the tensors, by name. The memory holds one tensor at a time.
+    Args:
+        layout: the tensors in the file, and their places.
+        tensors: name -> tensor, of these and perhaps of others.
 
     Raises:
         StorageError: the file cannot be written.
         FileError: a tensor cannot be read.
         InputError: the memory is too small for a tensor.
     """
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.size_bytes
-        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
     with storage_errors(path), path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, tensor in tensors.items():
-            file.write(_bits_of(name, tensor).data)
+        file.write(layout.header)
+        for placed in layout.tensors:
+            file.write(_bits_of(placed.tensor.name, tensors[placed.tensor.name]).data)
     with storage_errors(path):
         sync(path)
 

@@ -95,7 +95,8 @@ def evaluate(question: EvaluateRequest) -> list[dict[str, Any]]:
         HpctrainError: a loss is not finite, or a process failed.
     """
     with tempfile.TemporaryDirectory(prefix="hpctrain-eval-") as meeting:
-        return run_forked(question.processes, lambda rank: _evaluate_on(rank, question, Path(meeting)))[0]
+        less_memory = "use fewer processes, or a larger --pp"
+        return run_forked(question.processes, lambda rank: _evaluate_on(rank, question, Path(meeting)), less_memory)[0]
 
 
 def _evaluate_on(rank: int, question: EvaluateRequest, meeting: Path) -> list[dict[str, Any]]:
@@ -106,7 +107,7 @@ def _evaluate_on(rank: int, question: EvaluateRequest, meeting: Path) -> list[di
     """
     run = run_of(Path(question.folder))
     device = _device(rank, run, question.processes)
-    if device.type == "cpu":
+    if device.type == "cpu" and rank == 0:
         _check_memory(run, question)
     objective, seq_len = run.effective_objective(), run.data.seq_len
     special = special_tokens(run.data.train_folders, objective, seq_len)

@@ -23,7 +23,7 @@ from hpctrain.base.system.kernel import die_with_parent
 from hpctrain.checkpoint.save_lazily import save_lazily
 from hpctrain.hf.config import export_architecture
 from hpctrain.hf.output import ExportFormat
-from hpctrain.hf.safetensors_layout import PlacedTensor, lay_out, share_tensors
+from hpctrain.hf.safetensors_layout import DTYPES, PlacedTensor, lay_out, share_tensors
 from hpctrain.hf.tensors import BYTES, HfTensor, assign_to_shards, index_of
 from hpctrain.model.hf_weights import to_hf_tensor
 from hpctrain.records.model.imported_spec import ImportedSpec
@@ -85,7 +85,7 @@ def _write_safetensors(
 ) -> list[str]:
     """Write safetensors files, and for several files an index, and return the names of the files with tensors."""
     named = assign_to_shards(tensors, BYTES[question.dtype], question.shard_bytes)
-    files = {name: lay_out(name, part, question.dtype) for name, part in named.items()}
+    files = {name: lay_out(name, part, _dtypes(part, question)) for name, part in named.items()}
     for name, file in files.items():
         with storage_errors(output / name), (output / name).open("wb") as opened:
             opened.write(file.header)
@@ -96,15 +96,20 @@ def _write_safetensors(
         with storage_errors(output / name):
             sync(output / name)
     if len(files) > 1:
-        write_json(output / "model.safetensors.index.json", index_of(named, BYTES[question.dtype]))
+        size = sum(placed.size_bytes for file in files.values() for placed in file.tensors)
+        write_json(output / "model.safetensors.index.json", index_of(named, size))
     return list(files)
+
+
+def _dtypes(tensors: list[HfTensor], question: ExportRequest) -> dict[str, str]:
+    return {tensor.name: DTYPES[question.dtype] for tensor in tensors}
 
 
 def _write_dcp(
     tensors: list[HfTensor], weights: Weights, question: ExportRequest, output: Path, processes: int
 ) -> list[str]:
     """Write a DCP folder, and return the names of its files."""
-    shares = share_tensors({"": lay_out("", tensors, question.dtype)}, processes)
+    shares = share_tensors({"": lay_out("", tensors, _dtypes(tensors, question))}, processes)
     with tempfile.TemporaryDirectory(prefix="hpctrain-export-") as meeting:
         run_forked(processes, lambda rank: _save_share(rank, shares, weights, question, Path(meeting) / "store"))
     return sorted(path.name for path in output.iterdir() if path.name == ".metadata" or path.suffix == ".distcp")

@@ -148,6 +148,17 @@ def test_no_file_of_another_kind_is_passed_over(name: str, tmp_path: Path) -> No
     assert not (tmp_path / "hf").exists()
 
 
+def test_the_index_counts_the_bytes_of_mixed_types(tmp_path: Path) -> None:
+    state = load_llama(tmp_path)
+    state = {name: tensor.half() if "proj" in name else tensor for name, tensor in state.items()}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    convert(tmp_path / "dcp", tmp_path / "hf", tmp_path / "llama" / "config.json", (), 5000, force=False)
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in state.values())
+    for name, file in index["weight_map"].items():
+        assert torch.equal(load_file(tmp_path / "hf" / file)[name], state[name])
+
+
 def test_both_names_of_the_type_of_numbers_agree(tmp_path: Path) -> None:
     convert(GOLDEN / "megatron-llama/iter_0000007", tmp_path / "hf", None, ("dtype=float16",), 10**9, force=False)
     config = json.loads((tmp_path / "hf" / "config.json").read_text())

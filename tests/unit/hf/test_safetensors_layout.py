@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from hpctrain.hf.safetensors_layout import lay_out, share_tensors
+from hpctrain.hf.safetensors_layout import DTYPES, lay_out, share_tensors
 from hpctrain.hf.tensors import HfTensor, assign_to_shards
 
 SHAPES = st.lists(st.integers(1, 5), max_size=3).map(tuple)
@@ -15,11 +17,13 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1
 TENSORS = st.dictionaries(NAMES, SHAPES, min_size=1, max_size=8)
 
 
-@given(TENSORS, st.sampled_from(["float32", "bfloat16", "float16"]))
-def test_a_file_is_that_of_the_library(shapes: dict[str, tuple[int, ...]], dtype: str) -> None:
-    values = {name: torch.full(shape, float(number)).to(getattr(torch, dtype)) for number, (name, shape) in
+@given(TENSORS, st.lists(st.sampled_from(sorted(DTYPES)), min_size=1, max_size=3))
+def test_a_file_is_that_of_the_library(shapes: dict[str, tuple[int, ...]], mixed: list[str]) -> None:
+    kinds = dict(zip(shapes, itertools.cycle(mixed), strict=False))
+    dtypes = {name: DTYPES[kind] for name, kind in kinds.items()}
+    values = {name: torch.full(shape, float(number)).to(getattr(torch, kinds[name])) for number, (name, shape) in
               enumerate(shapes.items())}  # fmt: skip
-    file = lay_out("a", [HfTensor(name, shape, (name,)) for name, shape in shapes.items()], dtype)
+    file = lay_out("a", [HfTensor(name, shape, (name,)) for name, shape in shapes.items()], dtypes)
     written = bytearray(file.size_bytes)
     written[: len(file.header)] = file.header
     for placed in file.tensors:
@@ -35,7 +39,7 @@ def test_processes_share_all_tensors_and_no_process_has_much_more(
 ) -> None:
     tensors = [HfTensor(name, shape, (name,)) for name, shape in shapes.items()]
     named = assign_to_shards(tensors, 4, limit)
-    files = {name: lay_out(name, group, "float32") for name, group in named.items()}
+    files = {name: lay_out(name, group, dict.fromkeys(shapes, "F32")) for name, group in named.items()}
     shares = share_tensors(files, processes)
     assert len(shares) == processes
     written = [(placed.file, placed.tensor.name) for share in shares for placed in share]

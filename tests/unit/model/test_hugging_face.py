@@ -161,7 +161,7 @@ def exported(spec: FamilySpec, module: nn.Module, folder: Path, limit: int) -> P
         held = {tensor.name: to_hf_tensor(tensor, [own[part] for part in tensor.parameters]) for tensor in tensors}
         save_file(held, folder / name, metadata={"format": "pt"})
     if len(files) > 1:
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index_of(files, 4)))
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index_of(files, 0)))
     (folder / "config.json").write_text(json.dumps(config_of(spec, 64, SpecialTokens(100, 100, 1, start=0))))
     return folder
 

@@ -55,5 +55,5 @@ def test_a_killed_process_is_named() -> None:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(HpctrainError, match=r"process 1 of 2 was killed \(signal 9\).*memory.*fewer processes"):
+    with pytest.raises(HpctrainError, match=r"process 1 of 2 was killed \(signal 9\).*memory.*: use fewer processes$"):
         run_forked(2, body)
