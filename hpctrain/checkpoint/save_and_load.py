@@ -224,8 +224,8 @@ class CheckpointSaver:
 
 
 class CheckpointReader(dcp.FileSystemReader):
-    """Reads a verified checkpoint several times, and its list of tensors only once, because the list of a large
-    checkpoint takes as long to read as a tensor."""
+    """Reader of a verified checkpoint for several calls. It reads the checkpoint's list of tensors only once, because
+    reading the list of a large checkpoint takes as long as reading one of its tensors."""
 
     _metadata: Metadata | None = None
 

@@ -56,8 +56,9 @@ def warn_if_stale(
     drivers, or age (`staleness`). For a topology of None nothing is printed.
 
     Args:
-        nodes: nodes that the run gets; None: those of this process's allocation, if it is in one.
-        max_age_days: age in days from which the topology is too old.
+        nodes: nodes that the run gets; None: the nodes of this process's allocation. A process outside an allocation
+            does not compare nodes.
+        max_age_days: a topology older than this is too old.
     """
     for words in stale_topology_text(topology, nodes, SystemClock().wall(), max_age_days):
         click.echo(f"warning: {words}", err=True)

@@ -116,8 +116,8 @@ class IntegerResiduals(Residuals):
         self._pool.give_back(memory)
 
     def stats(self) -> ResidualStats:
-        """Return the squared norms of this rank's gradients in the last step and of its residuals, each over all keys.
-        `sent` and `of` are 0, because integers send all numbers.
+        """Return the squared norms of this rank's gradients in the last step and of its residuals, each over the
+        gradients of all keys together. `sent` and `of` are 0, because integers send all numbers.
         """
         if not self._residuals:
             return ResidualStats(0, 0, 0.0, 0.0)

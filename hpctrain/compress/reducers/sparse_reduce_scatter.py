@@ -169,7 +169,11 @@ class SparseReduceScatter(ReduceScatter):
             self.residuals.feedback.store_residual(key, a, positions, read)
 
     def _corrected(self, rows: Tensor) -> Tensor:
-        """Return the flat gradient [world, numbers] plus residuals of its compressed parameters, as a new tensor."""
+        """Return the gradient plus this rank's residuals of the compressed parameters, as a new tensor.
+
+        Args:
+            rows: [owner, numbers]: the flat gradient, by the rank that owns the part.
+        """
         whole = rows.clone()
         for key, copy, (start, end) in zip(self._keys(), self._copies(rows), self._compressed, strict=True):
             whole[:, start:end] = self.residuals.feedback.add_to(key, copy).view(rows.shape[0], -1)

@@ -1,4 +1,5 @@
-"""Finds the time of a step that an earlier run of the same work measured on the nodes that a job may get."""
+"""Finds the time of a step that an earlier run measured on the nodes that a job may get. The earlier run has the same
+model, batch, objective, precision, parallelism, compression and kind of devices."""
 
 from __future__ import annotations
 

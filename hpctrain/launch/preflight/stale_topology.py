@@ -18,7 +18,8 @@ def stale_topology_text(
     (`staleness`), as lines; [] for a topology of None.
 
     Args:
-        nodes: nodes that the run gets; None: those of this process's allocation, if it is in one.
+        nodes: nodes that the run gets; None: the nodes of this process's allocation. A process outside an allocation
+            does not compare nodes.
         now: seconds since 1970.
         max_age_days: a topology older than this is stale.
     """

@@ -151,11 +151,13 @@ class ClosedFormBound:
         return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta
 
     def _late_share(self, option: Option) -> tuple[float, float]:
-        """Return two figures: the share of a rank's work on one micro-batch that comes before the next rank starts or
-        after the next rank ends, and the seconds of the micro-batch's work to which this share does not apply.
+        """Return two figures: the share of a pipeline rank's work on one micro-batch that comes before the next
+        pipeline rank starts or after the next pipeline rank ends, and the seconds of the micro-batch's work to which
+        this share does not apply.
 
-        With split backwards, a rank fills the time after the next rank's end with W. Then the share counts forwards
-        only, and the seconds are those of the embedding; otherwise the seconds are 0.
+        With split backwards, a pipeline rank fills the time after the next one's end with W. Then the share counts
+        forwards only, and the seconds are those of the embedding's forward and backward for one micro-batch on the
+        slowest kind of group; otherwise the seconds are 0.
         """
         if not option.splits_backward:
             return 1 / option.virtual_stages, 0.0

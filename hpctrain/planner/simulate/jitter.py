@@ -182,8 +182,8 @@ class _Noise(NamedTuple):
         return self.rng.exponential(mean_s, self.draws) if mean_s else 0.0
 
     def gamma(self, turns: int, mean_s: float) -> FloatArray | float:
-        """Return the random extra seconds of `turns` messages, sent one after the other, [draws]; the number 0 for a
-        mean of 0 or without messages.
+        """Return [draws]: the sum of the random extra seconds of `turns` messages, sent one after the other. The number
+        0 is returned for a mean of 0 or without messages.
 
         Args:
             mean_s: mean extra seconds of one message.

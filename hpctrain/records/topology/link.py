@@ -19,15 +19,16 @@ class Latency(Part):
 
 
 class BackendFigures(Part):
-    """Model of a message over torch's communication backend: time = alpha + beta × bytes."""
+    """Model of a message over torch's communication backend: time = alpha + beta × bytes for messages of all sizes."""
 
     alpha_s: float
     """Start-up time of a message, seconds."""
     beta_s_per_byte: float = Field(gt=0)
     """Time per byte of a message, seconds."""
     break_bytes: int | None = None
-    """Smallest measured size in bytes to which `beta_s_per_byte` applies, if small messages have another time per byte.
-    `alpha_s` is then the start-up time of small messages.
+    """Smallest measured size in bytes of a large message, if small and large messages lie on different lines; None if
+    no such break was found. With a break, `alpha_s` is fitted to the small messages and `beta_s_per_byte` to the large
+    ones.
     """
     network: str | None = None
     """Network that NCCL reports for messages between nodes, such as IB or Socket."""
@@ -55,8 +56,9 @@ class LinkFigures(Part):
     beta_s_per_byte: float | None = None
     """Time per byte of a TCP message, seconds: beta in time = alpha + beta × bytes."""
     break_bytes: int | None = None
-    """Smallest measured size in bytes to which `beta_s_per_byte` applies, if small messages have another time per byte.
-    `alpha_s` is then the start-up time of small messages."""
+    """Smallest measured size in bytes of a large message, if small and large messages lie on different lines; None if
+    no such break was found. With a break, `alpha_s` is fitted to the small messages and `beta_s_per_byte` to the large
+    ones."""
     jitter: float | None = None
     """95th percentile of the latency divided by its median."""
     cpu_contended: bool | None = None
