@@ -32,7 +32,7 @@ from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import EncoderSpec, FamilySpec, Gpt2Spec
-from hpctrain.records.model.rope_scaling import Llama3Rope
+from hpctrain.records.model.rope_scaling import LinearRope, Llama3Rope, LongRope, YarnRope
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Masked, lengths, resolved_objective
 from hpctrain.schedule.resolve import schedule_of
@@ -267,6 +267,7 @@ LIKE_GEMMA = SPEC.model_copy(
         "head_dim": 12, "norms": "both", "norm_offset": True, "qk_norm": "head", "activation": "gelu_tanh",
         "embedding_scaled": True, "score_width": 20, "score_cap": 5.0, "logit_cap": 3.0, "window": 5,
         "full_blocks": (1, 3), "window_rope_base": 100.0, "tied": True,
+        "rope_scaling": LinearRope(mode="linear", factor=3),
     }
 )  # fmt: skip
 LIKE_OLMO = SPEC.model_copy(
@@ -281,7 +282,29 @@ LIKE_QWEN = SPEC.model_copy(
         ),
     }
 )  # fmt: skip
+LIKE_PHI = SPEC.model_copy(
+    update={
+        "head_dim": 12, "rotary_dim": 8, "window": 9, "padding_id": 3,
+        "rope_scaling": LongRope(
+            mode="longrope", short_factor=(1, 2, 3, 4), long_factor=(2, 3, 4, 9), original_positions=8,
+            attention_factor=1.2,
+        ),
+    }
+)  # fmt: skip
+"""Sequences are longer than `original_positions`, so the long factors count."""
+LIKE_QWEN3 = SPEC.model_copy(
+    update={"qk_norm": "head", "rope_scaling": YarnRope(mode="yarn", factor=4, original_positions=8)}
+)
+UNTIED_OPT, UNTIED_ROBERTA = (spec.model_copy(update={"tied": False, "vocab": 67}) for spec in (OPT, ROBERTA))
 PLANS |= {
+    "pp2 tp2 sequence, like Phi": (PLANS["pp2 tp2 sequence"][0], LIKE_PHI),
+    "zero3 dp2, two stages, like Phi": (PLANS["zero3 dp2, two stages"][0], LIKE_PHI),
+    "zero2 dp2, like Qwen3": (PLANS["zero2 dp2"][0], LIKE_QWEN3),
+    "zero2 pp2 dp2, like Qwen": (PLANS["zero2 pp2 dp2"][0], LIKE_QWEN),
+    "zero3 dp2 tp2, like Gemma": (PLANS["zero3 dp2 tp2"][0], LIKE_GEMMA),
+    "zero3 dp2, gpt-neox": (PLANS["zero3 dp2"][0], NEOX),
+    "zero2 dp2 tp2, untied opt": (PLANS["zero2 dp2 tp2"][0], UNTIED_OPT),
+    "zero3 pp2 dp2, untied roberta": (PLANS["zero3 pp2 dp2"][0], UNTIED_ROBERTA),
     "pp2 tp2 sequence, like Gemma": (PLANS["pp2 tp2 sequence"][0], LIKE_GEMMA),
     "tp2 selective, like Gemma": (PLANS["tp2 selective"][0], LIKE_GEMMA),
     "pp2 tp2, like OLMo": (PLANS["pp2 tp2"][0], LIKE_OLMO),
