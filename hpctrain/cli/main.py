@@ -98,8 +98,9 @@ def cli(debug: bool) -> None:
 def main() -> None:
     """Run the command line. An error of hpctrain becomes lines on stderr and an exit code."""
     without_implied_folder(os.environ)
-    # As SystemExit, SIGTERM passes through every `finally`, so that everything that was started is ended.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
+    # As SystemExit, SIGTERM passes through every `finally`, so that everything that was started is ended. At the exit,
+    # Python prints the text, and the code is 1.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("hpctrain: ended by SIGTERM"))
     if "_HPCTRAIN_COMPLETE" in os.environ:  # a shell's completion script asks for words
         load("hpctrain.cli.commands.completion")  # its shells take the place of Click's
         cli()  # ends the process; Click writes bytes, which `escaped_output` does not take
