@@ -86,7 +86,8 @@ class OwnedFolder:
             private: whether others must not be able to read the file either.
 
         Raises:
-            UntrustedError: the file belongs to another user, others can write to it, or it is no regular file.
+            UntrustedError: the file belongs to another user, others can write to it, it is no regular file, or with
+                `private` others can read it.
             OSError: the file does not exist, or cannot be read.
         """
         path = self.path / _plain(name, self.path)
@@ -99,7 +100,8 @@ class OwnedFolder:
             private: whether others must not be able to read the file either.
 
         Raises:
-            UntrustedError: the file belongs to another user, others can write to it, or it is no regular file.
+            UntrustedError: the file belongs to another user, others can write to it, it is no regular file, or with
+                `private` others can read it.
             FileError: the file is larger than `limit_bytes`.
             OSError: the file does not exist, or cannot be read.
         """
@@ -182,8 +184,8 @@ def open_owned(path: Path, *, private: bool = False) -> int:
         private: whether others must not be able to read the file either.
 
     Raises:
-        UntrustedError: the file or its folder belongs to another user, others can write to it, or the file is not
-            regular.
+        UntrustedError: the file or its folder belongs to another user, others can write to one of them, the file is not
+            regular, or with `private` others can read the file.
         OSError: the file or its folder does not exist, or cannot be read.
     """
     with OwnedFolder(path.parent) as folder:
@@ -197,8 +199,8 @@ def read_owned(path: Path, limit_bytes: int = OWN_BYTES_MAX, *, private: bool = 
         private: whether others must not be able to read the file either.
 
     Raises:
-        UntrustedError: the file or its folder belongs to another user, others can write to it, or the file is not
-            regular.
+        UntrustedError: the file or its folder belongs to another user, others can write to one of them, the file is not
+            regular, or with `private` others can read the file.
         FileError: the file is larger than `limit_bytes`.
         OSError: the file or its folder does not exist, or cannot be read.
     """

@@ -23,8 +23,8 @@ def read_checkpoint(
     """Return `read(checkpoint)` for one checkpoint of the run in `folder`, after verifying the checkpoint's files. For
     step 0, the model before training, `checkpoint` is None.
 
-    A run that is training removes old checkpoints. If the checkpoint is removed before `read` ends, `read` is called
-    again, with the checkpoint that is then the newest.
+    A run that is training removes old checkpoints. With a `step` of None, if the checkpoint is removed before `read`
+    ends, `read` is called again, with the checkpoint that is then the newest, up to `_ATTEMPTS` times in all.
 
     Args:
         step: step of the checkpoint; None: the newest checkpoint that verifies and is of the run's model.
@@ -33,7 +33,8 @@ def read_checkpoint(
 
     Raises:
         InputError: the run has no such checkpoint.
-        CheckpointError: the checkpoint's files differ from what was written, or the run removed the checkpoint.
+        CheckpointError: the checkpoint's files differ from what was written; or the run removed the checkpoint of the
+            given step, or with a `step` of None the checkpoint of each attempt.
     """
     for _ in range(_ATTEMPTS):
         checkpoint: Path | None = None

@@ -218,8 +218,8 @@ class StageCounters:
 
 
 class InstrumentedStage(PipelineStage):
-    """torch's pipeline stage, with counters around computation and sends, and optional autocast around the forward
-    pass.
+    """torch's pipeline stage, which also counts seconds of computation and bytes sent (`StageCounters`), and can run
+    the forward pass under autocast.
     """
 
     def __init__(

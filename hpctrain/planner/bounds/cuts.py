@@ -32,9 +32,9 @@ def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, lim
     The result is True without a check if there is only one pipeline rank, or if there are too many cuts to enumerate.
 
     Args:
-        caps: [rank, class of tensor-parallel groups, number of blocks] -> the most micro-batches for which a group of
-            the class has the time and memory.
-        blocks: [rank] -> the most blocks that the rank can hold.
+        caps: [pipeline rank, class of tensor-parallel groups (`UnitClass`), number of blocks] -> the most micro-batches
+            for which a group of the class has the time and memory.
+        blocks: [pipeline rank] -> the most blocks that the pipeline rank can hold.
     """
     limits, classes = ranks.limits, len(ranks.classes)
     if ranks.pp == 1 or classes > limits.max_cut_classes or classes**ranks.pp > limits.max_mixes:

@@ -16,7 +16,8 @@ from hpctrain.schedule.runnable import WHY_NOT_COMPILED_HALVES, WHY_NOT_RECOMPUT
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """What a plan does to save memory; the options hold for all stages.
+    """What a plan does to save memory, if it does the same in all stages. An edited plan whose stages differ in
+    `recompute` has no such options.
 
     `shard` says over which replicas ZeRO shards: over all, or over those within a node.
     """
