@@ -241,7 +241,8 @@ def every_block(key: str | None, default: int) -> FullBlocks:
 
 @dataclass(frozen=True)
 class Windows:
-    """The sliding window (`sliding_window`), the blocks without one, and the base of the others' rotary positions."""
+    """The sliding window (`sliding_window`), the blocks without a window, and the base of the rotary positions in
+    blocks with a window."""
 
     default: int | None = None
     """Window that transformers assumes if the key is absent."""
@@ -251,7 +252,7 @@ class Windows:
     """The blocks without a window if `layer_types` is absent; None: all blocks have the window, whatever `layer_types`
     says."""
     rope_base: float | None = None
-    """Base that transformers assumes in blocks with a window; None: they have the base of the others."""
+    """Base that transformers assumes in blocks with a window; None: these have the same base as blocks without one."""
 
     def read(self, keys: ConfigKeys) -> dict[str, Any]:
         keys.names |= {"window": "sliding_window", "full_blocks": "layer_types"}

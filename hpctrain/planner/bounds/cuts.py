@@ -279,14 +279,15 @@ def round_counts(pp: int, micro_batches: IntArray) -> RoundCounts:
 
 
 class TwoStageRanks:
-    """Seconds of the two stages of each rank; they depend on how many of the rank's blocks are in its first stage.
+    """Seconds of the two stages of each pipeline rank; they depend on how many of the rank's blocks are in its first
+    stage. In this class, a rank is a pipeline rank.
 
     All arrays have the shape of `cuts`.
 
     Args:
         classes: the classes of tensor-parallel groups.
-        mixes: [..., rank] -> index in `classes` of the class of the rank's tensor-parallel group.
-        cuts: [..., rank] -> number of blocks of the rank.
+        mixes: [..., pipeline rank] -> index in `classes` of the class of the rank's tensor-parallel group.
+        cuts: [..., pipeline rank] -> number of blocks of the rank.
     """
 
     def __init__(self, classes: Sequence[UnitClass], mixes: IntArray, cuts: IntArray) -> None:

@@ -119,16 +119,17 @@ class KnapsackBound(RankTimes):
         return most_blocks
 
     def _knapsack(self, most_blocks: FloatArray) -> tuple[float, list[FloatArray]]:
-        """Return the most blocks that all ranks hold together, if each rank takes one mixture of classes of
-        tensor-parallel groups, and all ranks take the same window (a range of the largest number of micro-batches of
-        any replica), the one with the most blocks.
+        """Return the most blocks that all pipeline ranks hold together, and the states of the knapsack.
+
+        Each pipeline rank takes one mixture (`_blocks`), and all pipeline ranks take the same window: a range of the
+        largest number of micro-batches of any replica. The window with the most blocks counts.
 
         Args:
-            most_blocks: [rank, window, mixture] -> the most blocks that the rank can hold.
+            most_blocks: [pipeline rank, window, mixture] -> the most blocks that the pipeline rank can hold.
 
         Returns:
-            The blocks, and the states of the knapsack for `mixtures_by`: [ranks filled so far] -> [window, groups used
-            of each class but the last] -> blocks.
+            The blocks, and the states for `mixtures_by`: [number of pipeline ranks filled so far] -> [window, groups
+            used of each class but the last] -> blocks.
         """
         *firsts, last = (unit_class.number for unit_class in self.classes)
         sizes = [min(number, self.pp * self.dp) + 1 for number in firsts]

@@ -132,7 +132,7 @@ class _BestFirstSearch(SearchState):
 
     def _feasible(self, candidate: Candidate, memory: bool) -> bool:
         """Return whether an option has a layout, and its knapsack bound allows a plan that is faster than the best plan
-        so far; always True while there is no plan.
+        so far. While there is no plan, the result is True without any check.
 
         Args:
             memory: whether the bound counts the memory, too; to compute it then takes longer.
