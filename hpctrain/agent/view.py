@@ -79,7 +79,7 @@ class WorkerView:
     compiling: bool = False
     """Whether a worker may be compiling: it has made no step yet, or has reported that it compiles."""
     error: str | None = None
-    """One line about the worker that failed; None if no worker has reported or shown why."""
+    """One line about the worker that failed; None if no worker failed, or if the cause is not known."""
     doing: tuple[WorkerActivity, ...] = ()
     """Activity of the workers, if they have made no step for half of the progress timeout; else empty."""
     leaving: bool = False

@@ -76,7 +76,7 @@ class Activity:
 
 class _Operation:
     """The context manager that `Activity.doing` returns. It is a class, because a generator
-    (`contextlib.contextmanager`) would cost more time than writing the record."""
+    (`contextlib.contextmanager`) would cost more time than writing the activity record."""
 
     __slots__ = ("_activity", "_before", "_operation", "_span", "_waits")
 

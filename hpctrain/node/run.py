@@ -1,5 +1,6 @@
 """`python -m hpctrain.node run`: the process of one node in one attempt. It probes if the run folder has no topology,
-and then is the node's agent until the attempt ends.
+and then is the node's agent until the attempt ends. A topology that the attempt must not use has another name by then
+(`drop_stale_topology`).
 """
 
 from __future__ import annotations

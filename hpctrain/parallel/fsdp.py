@@ -134,7 +134,7 @@ def track_collectives(
     Args:
         module: the stage, after `apply_sharding`.
         index: number of the stage.
-        count: called with the bytes of each collective.
+        count: called with the bytes that this rank sends for each collective.
         replicate_degree: number of groups of replicas that each hold the whole state.
         sums_replicate_axis: returns whether an all-reduce over the replicate axis follows the next reduce-scatter.
         scatters: for each `fully_shard` module, the reduce-scatter within a shard group; None: torch's own.

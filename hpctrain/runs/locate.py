@@ -33,8 +33,8 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
     """Return the folder of a run; the arguments are those of `find_run_or_sweep`.
 
     Raises:
-        UntrustedError: the folder is another user's, or others can write to it. For a name, only if no other folder has
-            the name.
+        UntrustedError: the folder is another user's, or others can write to it. If `name` is not a path, folders that
+            only this user can write to are looked for first, and the error is raised only if none of them fits.
         InputError: there is no such run, and the message lists the nearest names; or the name is that of a sweep.
     """
     folder = find_run_or_sweep(name, environ, cwd)
@@ -53,8 +53,8 @@ def find_run_or_sweep(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
         cwd: folder that relative paths and `runs` start from.
 
     Raises:
-        UntrustedError: the folder is another user's, or others can write to it. For a name, only if no other folder has
-            the name.
+        UntrustedError: the folder is another user's, or others can write to it. If `name` is not a path, folders that
+            only this user can write to are looked for first, and the error is raised only if none of them fits.
         InputError: there is no such run or sweep; the message lists the nearest names.
     """
     path = cwd / Path(name).expanduser()

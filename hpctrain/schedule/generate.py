@@ -115,14 +115,15 @@ def warmup_count(rank: int, pp: int, chunks: int, micro_batches: int, split: boo
 
 
 def visit_order(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int]]:
-    """Return the order of a rank's forwards as (chunk, micro-batch) pairs; a chunk is the index of a stage on the rank.
+    """Return the order of a pipeline rank's forwards as (chunk, micro-batch) pairs; a chunk is the index of a stage
+    among the stages of the pipeline rank.
 
     The micro-batches are divided into rounds, each of at least `pp` micro-batches if there are so many. A round goes
     through all chunks, one after the other, before the next round begins.
 
     Args:
         pp: number of pipeline ranks.
-        chunks: number of stages on the rank.
+        chunks: number of stages on the pipeline rank.
         micro_batches: number of micro-batches.
     """
     starts = [0, *accumulate(_rounds(pp, micro_batches))]

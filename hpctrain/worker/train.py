@@ -84,8 +84,9 @@ def failure_of(error: BaseException) -> Failure:
 def _fault_of(error: BaseException) -> Fault:
     """Return the error's row of the fault table.
 
-    An error that the table blames on the network, such as a time-out, counts as a plain exception if code outside of
-    torch and hpctrain raised it, because such an error does not show that another rank is lost.
+    An error that the table blames on the network, such as a time-out, gets the row `exception` (an error of the
+    program) if code outside of torch and hpctrain raised it, because such an error does not show that another rank is
+    lost.
     """
     fault = fault_of(str(error), [known.__name__ for known in type(error).__mro__])
     outside = raised_in(error) not in (None, "torch", "hpctrain")

@@ -96,7 +96,8 @@ def _is_there(folder: Path) -> bool:
 def _newest_job(folder: Path, remembered: Collection[str]) -> str | None:
     """Return the id of the run's newest job; None if it has none.
 
-    The run folder names the job. If it does not, the largest of the remembered ids is the newest.
+    The newest job is the one that the run folder names. If the run folder names none, it is the job with the largest
+    of the remembered ids.
 
     Args:
         remembered: ids of the run's jobs in the history.

@@ -131,7 +131,7 @@ class PowerSgdReducer(CodecReducer):
         return state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore residuals, matrices Q and step count from `state`, which the method of this name returned earlier.
+        """Restore residuals, matrices Q and step count from `state`, a result of the method `state`.
         What is missing in it starts as in a new run.
 
         Raises:

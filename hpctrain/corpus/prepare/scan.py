@@ -154,7 +154,8 @@ def validation_buckets(bytes_in_bucket: NDArray[np.int64], fraction: float) -> r
 
 def smallest(samples: Iterable[TextSample], size_bytes: int) -> TextSample:
     """Return pairs (sampling rank, text): the texts with the smallest sampling ranks in all samples, in the order of
-    these ranks. The texts have together at most `size_bytes` bytes, but at least one is returned if there is any."""
+    the sampling ranks. A text's sampling rank is a number from the text's hash (`rank_of`). The texts have together at
+    most `size_bytes` bytes, but at least one is returned if there is any."""
     chosen = _Sample(size_bytes)
     for sample in samples:
         for rank, text in sample:

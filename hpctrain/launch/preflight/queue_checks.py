@@ -121,8 +121,8 @@ def forecast_job(
     """Make a provisional plan for the job's nodes as last measured; return its degrees, the predicted times and what
     the job is billed.
 
-    If the nodes or their figures are not known, the lines say that memory and speed were not checked, and estimate the
-    times from the data sheets of the GPUs that the job may get.
+    If the nodes or their figures are not known, the forecast's `lines` say that memory and speed were not checked, and
+    the times are estimated from the data sheets of the GPUs that the job may get.
 
     Args:
         runs: folder of run folders, whose topologies hold the figures if the run was given no topology.

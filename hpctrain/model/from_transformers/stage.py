@@ -125,7 +125,7 @@ class _Absent(nn.Module):
 
 
 class TransformersPart(CutPart):
-    """A stage of a model of transformers. Its parameters have the names of the whole model."""
+    """A stage of a model of transformers. Each parameter has the same name as in the whole model."""
 
     def __init__(self, model: nn.Module, container: str, stage: StageBlocks, absent: list[str], as_tuple: bool) -> None:
         """Take the stage out of a model, which is of no further use.

@@ -67,15 +67,16 @@ class MemoryFeasibility:
         return self._max_blocks_held(unit_counts, roles) >= self.cost.work.spec.layers
 
     def _max_blocks_held(self, unit_counts: UnitCounts, roles: Sequence[RankRole]) -> float:
-        """Return the most blocks that the pipeline ranks hold together; negative if a rank does not even fit without
-        blocks.
+        """Return the most blocks that all pipeline ranks of a replica hold together; negative if a pipeline rank does
+        not even fit without blocks.
 
-        A rank holds as many blocks as the smallest of its `dp` tensor-parallel groups. So the number of ranks with much
-        memory is limited by the number of large groups divided by `dp`.
+        At each pipeline rank, every one of the `dp` replicas has a tensor-parallel group with the same blocks: at most
+        as many as fit into the group with the least memory. So if n groups have at least a given memory, at most
+        n / `dp` pipeline ranks can use so much memory.
 
         Args:
             unit_counts: the available tensor-parallel groups.
-            roles: the role of each pipeline rank.
+            roles: for each pipeline rank, what decides its memory besides the number of its blocks.
         """
         sizes: Counter[float] = Counter()
         for unit, number in unit_counts.kinds:
@@ -101,7 +102,7 @@ class MemoryFeasibility:
         not fit even without blocks.
 
         Args:
-            roles: the role of each pipeline rank.
+            roles: for each pipeline rank, what decides its memory besides the number of its blocks.
         """
         most = (float(self.cost.memory.max_blocks(role, memory_bytes)) for role in roles)
         return [blocks if blocks >= 0 else -INFEASIBLE_BLOCKS for blocks in most]
@@ -137,7 +138,8 @@ def _most_held(memory: MemoryModel, role: RankRole, memory_bytes: float) -> int:
 
 
 def _least_need(memory: MemoryModel, role: RankRole, blocks: int) -> float:
-    """Return the least bytes that a rank with two stages needs for `blocks` blocks, over all splits of the blocks.
+    """Return the least bytes that a device of a pipeline rank with two stages needs for `blocks` blocks, over all
+    divisions of the blocks between the two stages.
 
     Bytes are convex in the number of blocks of the first stage, so a bisection finds the least.
     """

@@ -102,12 +102,12 @@ class UnitClass(NamedTuple):
     """
 
     def update(self, blocks: FloatArray, first: bool, last: bool) -> FloatArray:
-        """Return [blocks] -> seconds of a step's optimizer update on a pipeline rank.
+        """Return the seconds of a step's optimizer update on a pipeline rank, for each number of blocks in `blocks`.
 
         Args:
-            blocks: numbers of blocks.
-            first: whether the rank holds the embedding.
-            last: whether the rank holds the head.
+            blocks: numbers of blocks that the pipeline rank may hold.
+            first: whether the pipeline rank holds the embedding.
+            last: whether the pipeline rank holds the head.
         """
         block, nothing, embedding, head = self.updates
         return nothing + blocks * block + first * (embedding - nothing) + last * (head - nothing)

@@ -99,8 +99,8 @@ class PlacementLinks:
 
     @cached_property
     def slowest_alpha(self) -> float:
-        """The largest alpha in seconds between neighbours in a ring through all devices of the placement, replica by
-        replica and rank by rank."""
+        """The largest alpha in seconds between neighbours in a ring through all devices of the placement, in the order
+        of replicas, and within a replica in the order of pipeline ranks."""
         device_ids = [device_id for row in self.placement for unit in row for device_id in unit.device_ids]
         return max((self.links.between(a, b)[0] for a, b in ring_hops(device_ids)), default=0.0)
 
@@ -165,10 +165,11 @@ def _crossed(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
 
 
 def _pairs_leaving(groups: Sequence[Sequence[DeviceId]]) -> dict[str, float]:
-    """Return node -> bytes that leave the node in the all-to-alls of all groups, divided by the bytes that leave it in
-    one ring. A node whose groups lie wholly within it is absent.
+    """Return node -> bytes that leave the node in the all-to-alls of all groups, divided by the bytes that would leave
+    the node in a reduce-scatter over one ring. A node whose groups lie wholly within it is absent.
 
-    With k of a group's n ranks on a node, k·(n−k)/n of a message's bytes leave the node; in a ring (n−1)/n of them do.
+    If k of a group's n devices are on a node and each device has a tensor of B bytes, k·(n−k)/n·B bytes leave the node
+    in the all-to-all, and (n−1)/n·B bytes leave it over a ring.
 
     Args:
         groups: the devices of each all-to-all.

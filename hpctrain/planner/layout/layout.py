@@ -43,7 +43,7 @@ class Option(NamedTuple):
         return self.schedule_spec.name in SPLIT_BACKWARD_SCHEDULES
 
     def role(self, kind: str, rank: int, shards: int, micro_batches: int) -> RankRole:
-        """Return the role of a device at pipeline rank `rank`, as the memory model needs it.
+        """Return what decides the memory of a device at pipeline rank `rank`, besides the number of its blocks.
 
         Args:
             kind: kind of device, cpu or cuda.
@@ -125,7 +125,8 @@ class Layout:
         return self.placement[replica][self.rank_of_stage[stage]]
 
     def role(self, replica: int, rank: int) -> RankRole:
-        """Return the role of the devices at a pipeline rank of a replica, as the memory model needs it."""
+        """Return what decides the memory of the devices at a pipeline rank of a replica, besides the number of their
+        blocks."""
         return self.option.role(self.placement[replica][rank].kind, rank, self.shards, self.micro_batches[replica])
 
     def memory(self, model: MemoryModel) -> dict[DeviceId, float]:

@@ -148,7 +148,8 @@ def _blocks_that_fit(cost: CostModel, layout: Layout, rank: int) -> int:
 
 
 def _slowest_by_replica(cost: CostModel, layout: Layout) -> list[float]:
-    """Return [replica] -> seconds of its slowest pipeline rank for one micro-batch."""
+    """Return [replica] -> seconds that its slowest pipeline rank computes for the forward and backward pass of one
+    micro-batch."""
 
     def slowest(row: tuple[TensorParallelGroup, ...]) -> float:
         times = [0.0] * layout.pp

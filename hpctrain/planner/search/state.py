@@ -199,7 +199,8 @@ class CandidateQueue:
         self._numbers = itertools.count()
 
     def fill(self) -> None:
-        """Put all degrees with all micro-batch sizes into the queue, as unopened candidates without schedules."""
+        """Put all degrees with all micro-batch sizes into the queue, each as an `UnopenedCandidate`, which has no
+        schedule yet."""
         work = self.plain.work
         for dims, size in itertools.product(self.plain.candidate_dims, work.micro_batch_sizes()):
             if work.sequences // size >= dims[1]:

@@ -242,9 +242,9 @@ class PathSegment:
 def critical_path(line: Timeline) -> list[PathSegment]:
     """Return the segments of the critical path, from the start of the step to the last action.
 
-    An action starts when its rank is free and its message has arrived. The path goes back from the last action; at each
-    action it follows the later of these two events. Actions that are not on the path may be somewhat slower without
-    harm.
+    An action starts when its pipeline rank is free and the message for which it waits, if any, has arrived. The path
+    goes back from the last action; at each action it follows the later of these two events. Actions that are not on the
+    path may be somewhat slower without harm.
     """
     where = {action: (rank, index) for rank, row in enumerate(line.spans) for index, (action, _, _) in enumerate(row)}
     rank = max(range(len(line.spans)), key=line.rank_end)

@@ -235,7 +235,12 @@ def _stage_durations(
 
 
 def _collectives_s(layout: Layout, times: ShardCollectiveTimes) -> float:
-    """Return the seconds that a micro-batch's forward and backward pass wait for a stage's ZeRO collectives."""
+    """Return the seconds that a micro-batch's forward and backward pass through one stage wait for the stage's ZeRO
+    collectives.
+
+    Args:
+        times: seconds of the collectives of this stage.
+    """
     forward, backward, inputs, weights = times.per_micro_batch(layout.memory_options.zero)
     return forward + (inputs + weights if layout.schedule in SPLIT_BACKWARD_SCHEDULES else backward)
 

@@ -122,7 +122,8 @@ def _unshared(relative: Floats, tree: SwitchTree) -> Floats:
     with other pairs.
 
     Args:
-        relative: [a, b] -> bandwidth of the pair, divided by the median as in `_by_kind`.
+        relative: [a, b] -> bandwidth of the pair, divided by the median over the pairs that cross the same switch
+            level.
     """
     if not tree.levels:
         return relative

@@ -215,10 +215,10 @@ def _periods(file: Path) -> Periods | None:
 
 
 def own_numa_node(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> int | None:
-    """Return the NUMA node of all processors that this process may use; None when they are on several NUMA nodes.
+    """Return the NUMA node of all CPUs that this process may use; None when they are on several NUMA nodes.
 
     Args:
-        allowed: numbers of the processors; None for those of this process.
+        allowed: numbers of the CPUs; None for those of this process.
     """
     wanted = set(os.sched_getaffinity(0) if allowed is None else allowed)
     for folder in sorted(sysfs.glob("devices/system/node/node[0-9]*")):

@@ -77,6 +77,6 @@ class SelfcheckReport(Document):
     machines: dict[str, dict[str, Any]]
     """For each node its software and its devices: Python, torch, CUDA or ROCm, NCCL, kernel, processor, GPUs."""
     paths: list[PathResult]
-    """The rows of the table."""
+    """Rows of the table that the check prints: one for each path and node."""
     topology: dict[str, Any] | None = None
     """The topology file that the probe measured; absent if it measured none."""

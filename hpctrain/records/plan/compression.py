@@ -1,9 +1,9 @@
 """The codecs of gradients, which are the modes of `compression` in run.yaml and of plans, and the mode `auto`, with
 which the planner chooses the codec.
 
-The class of a codec states everything about the codec but its kernels: settings, bytes on the wire, state, processor
-time, and where the codec can be used. The checks of a plan, the planner, the bench and the tests read the classes from
-`CODECS`.
+The class of a codec states everything about the codec but its kernels: settings, bytes on the wire, state, time on
+a device, and where the codec can be used. The checks of a plan, the planner, the bench and the tests read the classes
+from `CODECS`.
 """
 
 from __future__ import annotations

@@ -107,11 +107,12 @@ def _attend(tensors: list[Tensor], kernel: SDPBackend) -> list[Tensor]:
 
 
 def check_compression(order: CheckOrder) -> CheckResult:
-    """Time the selection of the largest values, `torch.topk` and the 8-bit codec on one gradient, as multiples of a
-    copy's time. The verdict is slow if `torch.topk` is faster than the selection.
+    """Time hpctrain's selection of the largest values, `torch.topk` and the encoding of the 8-bit codec on one
+    gradient, as multiples of the time to copy the gradient. The verdict is slow if `torch.topk` is at least as fast as
+    hpctrain's selection.
 
     Raises:
-        HpctrainError: the selection picked less than half or more than twice the wanted numbers.
+        HpctrainError: hpctrain's selection picked less than half or more than twice the wanted numbers.
     """
     timer = DeviceTimer(torch.device(order.device))
     values = torch.randn(NUMBERS[order.device], device=timer.device).mul_(1e-5)
