@@ -61,7 +61,8 @@ class BlockList(nn.ModuleList):
         return _Entry(self, places) if isinstance(places, int) else [_Entry(self, place) for place in places]
 
     def run(self, index: int, *args: Any, **kwargs: Any) -> Any:
-        """Return what the block with this number returns, or in its place an absent block.
+        """Return what the block with this number returns. In place of a block before the stage, return the hidden state
+        in the form of a block's output.
 
         Raises:
             StageEndError: the block follows the last one of a stage that is not the model's last.

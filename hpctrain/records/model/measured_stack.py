@@ -68,8 +68,8 @@ class MeasuredStack(BlockStack):
         return self._sequences(sequences, seq_len) * flops
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
-        """Return name of a weight -> numbers of the stages that hold a copy, for each weight that several stages hold:
-        none.
+        """Return name of a weight -> numbers of the stages that hold a copy, for each weight that several stages hold.
+        The result is empty, because a model of this class has no such weight.
 
         Args:
             cuts: the blocks [from, to) of each stage, in order.
