@@ -86,9 +86,9 @@ class StepWorkload(NamedTuple):
 
 
 def choose_codec(group: dist.ProcessGroup, work: StepWorkload) -> CodecSpec:
-    """Return the codec that the planner chooses under `compression: {mode: auto}` for whole replicas on these
-    processes, equal on every rank. All-reduces in the group measure the link; the devices are measured as by a probe.
-    Collective."""
+    """Return the codec that the planner chooses under `compression: {mode: auto}` if each process of the group holds a
+    whole replica. All ranks get the same codec. All-reduces in the group measure the link; the devices are measured as
+    by a probe. Collective."""
     cost = _link_cost(group)
     # All processes measure at the same time, as in a probe: those that share cores then measure their real share.
     dist.barrier(group)

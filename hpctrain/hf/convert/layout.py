@@ -117,7 +117,7 @@ def model_tensors(source: Path, tensors: Mapping[str, LazyTensor], known: str) -
 
 
 def changed(tensor: LazyTensor, shape: Sequence[int], change: Callable[[Bits], Bits]) -> LazyTensor:
-    """Return a tensor of the given shape that `change` makes of another one."""
+    """Return the tensor of shape `shape` that `change` makes of `tensor`."""
     return LazyTensor(tensor.dtype, tuple(shape), lambda first, end: change(tensor.read())[first:end])
 
 

@@ -218,12 +218,12 @@ class MemoryModel:
     def _sharded_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         """Return the bytes of weights, gradients, optimizer state and residuals on a device with ZeRO.
 
-        The fp32 weights, their gradients, the moments and a checkpoint's copy are sharded. In addition, a device holds
-        gathered weights: all of them at levels 1 and 2, at level 3 those of two pieces at a time (a block and the part
-        outside of blocks). It also holds gradients before their reduce-scatter: all of them at level 1, those of two
-        pieces at levels 2 and 3. With a split backward, the device's largest stage takes the place of the two pieces.
-        The buffers of the collectives hold one more piece. Freed memory that the heap still holds
-        (`HEAP_RETAINED_COPIES`) counts too.
+        The fp32 weights, their gradients, the moments and the copy that is made to save a checkpoint are sharded. In
+        addition, a device holds gathered weights: all of them at levels 1 and 2, at level 3 those of two pieces at a
+        time (a block and the part outside of blocks). It also holds gradients before their reduce-scatter: all of them
+        at level 1, those of two pieces at levels 2 and 3. With a split backward, the device's largest stage takes the
+        place of the two pieces. The buffers of the collectives hold one more piece. Freed memory that the heap still
+        holds (`HEAP_RETAINED_COPIES`) counts too.
 
         Args:
             shares: the parts of the model in the device's stages.

@@ -34,7 +34,7 @@ class Evaluation(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether some layout fits the memory."""
+        """Whether some layout of this option fits the memory of its devices."""
         return self.nearest is not None
 
 
