@@ -79,7 +79,8 @@ class ScanTask:
     """Most bytes of text to take; None: no limit. With 0, one passage is taken, whatever its size."""
 
     def run(self, report: Callable[[int], None]) -> UnitScan:
-        """Return the scan of the work unit. `report` is called with numbers of bytes on disk that were scanned.
+        """Return the scan of the work unit. `report` is called with the number of bytes on disk that were scanned since
+        its last call.
 
         Raises:
             InputError: a record cannot be used and may not be skipped, or a part of a large file is not text.

@@ -69,7 +69,7 @@ class MeasuredStack(BlockStack):
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
         """Return name of a weight -> numbers of the stages that hold a copy, for each weight that several stages hold.
-        The result is empty, because a model of this class has no such weight.
+        The result is empty, because a model of this class with a tied weight runs as one stage.
 
         Args:
             cuts: the blocks [from, to) of each stage, in order.

@@ -44,7 +44,7 @@ class TransformersSpec(MeasuredStack):
     tied_weights: dict[str, str] = {}
     """Name of a weight of the back modules that is a weight of the front, too -> its name there."""
     prefix: str = ""
-    """What transformers puts before the names of those folders that leave it out, such as 'transformer.'."""
+    """What transformers puts before the names of tensors in a folder that leaves it out, such as 'transformer.'."""
     blocks_return_tuples: bool = False
     """Whether a block returns a tuple with the hidden state first, not the hidden state alone."""
     config: dict[str, Any] = Field(default={}, exclude=True)
