@@ -43,8 +43,8 @@ def environment_findings(environment: EnvironmentFacts, elsewhere: bool) -> list
 
 
 def _environment(environment: EnvironmentFacts) -> DoctorFinding:
-    """Return the finding about the environment that a job starts from. Level `note` if it is the system's Python, or a
-    newer Python than the tests of hpctrain ran with; else `ok`.
+    """Return the finding about the Python environment that a job starts from. Level `note` if it is the system's
+    Python, or has a newer Python than the tests of hpctrain ran with; else `ok`.
     """
     value = f"{_KINDS[environment.kind]}: {environment.parts[0].path}, Python {environment.python}"
     if environment.kind == "system":
@@ -59,8 +59,8 @@ def _environment(environment: EnvironmentFacts) -> DoctorFinding:
 
 
 def _seen_by_nodes(part: StoredPart) -> DoctorFinding:
-    """Return the finding that says whether other nodes see a part of the environment. Level `problem` if the part lies
-    in memory, `note` on a file system that is probably not shared, else `ok`.
+    """Return the finding that says whether other nodes see a part of the Python environment. Level `problem` if the
+    part lies in memory, `note` on a file system that is probably not shared, else `ok`.
     """
     value, todo = f"{part.path}: {part.kind or 'type unknown'}", "install it in a folder that all nodes share"
     if part.kind in IN_MEMORY:

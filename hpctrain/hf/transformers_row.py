@@ -11,7 +11,8 @@ from hpctrain.records.model.transformers_spec import TransformersSpec
 
 
 def transformers_row(spec: TransformersSpec) -> Architecture:
-    """Return the architecture of a model whose parameters are the tensors of its folder, perhaps with a prefix."""
+    """Return the architecture of a model whose parameters are the tensors of its folder. The parameters have the names
+    of the tensors; if the folder leaves out a prefix, the names of the parameters begin with it."""
     renamed: tuple[tuple[str, str], ...] = ()
     if spec.prefix:
         outside = "|".join(map(re.escape, [*spec.front_tensors, *spec.back_tensors, *spec.tied_weights]))

@@ -23,7 +23,8 @@ STAGING_RATE_MIN_BYTES_PER_S = 50e6
 
 
 def staging_limit_s(data: Data) -> float:
-    """Return the seconds that copying may take. The other nodes wait as long for a node that copies to join."""
+    """Return the seconds that a node may take to copy all corpora of the run. The other nodes wait as long for the node
+    to join."""
     if data.stage == "none":
         return 0.0
     return (

@@ -1,6 +1,6 @@
 """All-gather and all-to-all of messages of unequal size: ranks send sizes first, then bytes.
 
-Also cuts tensors into one part per rank, so that all parts send about equally many numbers.
+Also cuts tensors into one part per rank, so that a rank sends about equally many numbers of each part.
 """
 
 from __future__ import annotations

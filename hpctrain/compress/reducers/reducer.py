@@ -207,8 +207,8 @@ class CodecReducer(Reducer):
     """Base class of reducers that send some gradients by a codec and sum the others exactly."""
 
     def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int]) -> None:
-        """Create two exact reducers: one for the exempt gradients, and one for the gradients that the codec sends, for
-        the steps in which they are summed exactly too.
+        """Create two exact reducers: one for the exempt gradients, and one for the gradients that the codec sends. The
+        second one is used in steps in which all gradients are summed exactly, such as the warm-up steps.
 
         Args:
             group: the replicas.

@@ -144,12 +144,12 @@ class SparseReducer(CodecReducer):
         self, step: int, parts: OwnerParts, wanted: list[int], offsets: list[int], scales: list[float]
     ) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """Return the selected sums of each part, as (positions over all tensors, values), and the bytes that this rank
-        sent.
+        sent. Each rank owns a part: it sums the numbers that all ranks selected in the part.
 
         Args:
             step: number of the step, counted from 1.
-            parts: the numbers that this rank selected, cut by owner.
-            wanted: for each tensor, how many sums all owners together select.
+            parts: the numbers that this rank selected, cut by the rank that owns them.
+            wanted: for each tensor, how many sums all ranks together select.
             offsets: start of each tensor among all numbers, and the end of the last one.
             scales: for each tensor, what its values are divided by on the wire.
         """
@@ -178,15 +178,15 @@ class SparseReducer(CodecReducer):
     def _select_sums(
         self, step: int, total: Tensor, parts: OwnerParts, wanted: list[int], offsets: list[int]
     ) -> tuple[Tensor, Tensor]:
-        """Select among the sums of this rank's part: of each tensor's numbers in the part, the share that `wanted` is
-        of the whole tensor. With the selector random, all ranks selected the same positions, and the sums at these
-        positions are selected.
+        """Select among the sums of the part that this rank owns: of each tensor's numbers in the part, the share that
+        `wanted` is of the whole tensor. With the selector random, all ranks selected the same positions, and the sums
+        at these positions are selected.
 
         Args:
             step: number of the step, counted from 1.
             total: the sums of the part.
-            parts: the numbers that this rank selected, cut by owner.
-            wanted: for each tensor, how many numbers to select.
+            parts: the numbers that this rank selected, cut by the rank that owns them.
+            wanted: for each tensor, how many sums all ranks together select.
             offsets: start of each tensor among all numbers, and the end of the last one.
 
         Returns:

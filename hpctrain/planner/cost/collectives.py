@@ -1,8 +1,8 @@
 """Seconds of the collectives of data parallelism: the all-reduce of gradients by codec, and the collectives of ZeRO.
 
 An all-reduce is a number of rounds. Each round takes 2(n−1)·alpha as in a ring all-reduce over n ranks, plus beta for
-each byte. The formulas count every number as compressed. Codecs that send exempt numbers (norms, small matrices)
-separately have one round more.
+each byte that a rank sends in the round. The formulas count every number as compressed. Codecs that send exempt numbers
+(norms, small matrices) separately have one round more.
 
 With ZeRO, a stage runs one all-gather of weights or reduce-scatter of gradients for each block, and one for the part
 outside of blocks. Each is half of a ring all-reduce over the n replicas of a shard group: (n−1)(alpha + size/n·beta).

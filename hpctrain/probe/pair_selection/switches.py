@@ -205,7 +205,7 @@ def declared_tree(paths: Sequence[Sequence[str]], source: str) -> SwitchTree:
 
 class SwitchGroups:
     """Groups of nodes that share a leaf switch as far as latencies show: two nodes are in one group if a chain of pairs
-    with latencies below `near_below` links them."""
+    with latencies below `near_below` seconds links them."""
 
     def __init__(self, distances: Floats, alive: Bools) -> None:
         """Group the nodes by the measured latencies.

@@ -222,7 +222,8 @@ class MetricRow(Document):
     samples: int
     """Sequences consumed since the start of the run."""
     source_samples: dict[str, int] | None = None
-    """Path of a training folder -> sequences consumed from it since the start of the run; only with weights."""
+    """Path of a training folder -> sequences consumed from it since the start of the run; only if `data.train` gives
+    the folders weights."""
     tokens_per_s: float
     """`tokens` divided by `step_time_s`."""
     mfu: float | None = None

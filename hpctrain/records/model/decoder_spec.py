@@ -206,7 +206,8 @@ class DecoderSpec(EqualBlocks):
         return super().matmul_output_bytes(sequences, seq_len, tp, bytes_per_value) + scores
 
     def _stored_scores(self, seq_len: int) -> int:
-        """Return the number of attention scores per token that are held in memory; 0 without a soft cap."""
+        """Return the number of attention scores of a block per token, over all heads, that are held in memory; 0
+        without a soft cap."""
         return self.heads * seq_len if self.score_cap is not None else 0
 
     def split_values(self) -> tuple[int, int]:

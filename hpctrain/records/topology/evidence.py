@@ -69,6 +69,6 @@ class Nic(Part):
     bytes_per_s: float | None = None
     """Nominal rate of the card's port in one direction."""
     pci_path: list[str] | None = Field(default=None, min_length=1)
-    """PCI addresses on the path from the processor to the card: PCI switches first, the card last."""
+    """PCI addresses on the path from the CPU to the card: PCI switches first, the card last."""
     numa: int | None = None
     """NUMA node that the card is attached to."""

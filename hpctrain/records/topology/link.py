@@ -62,7 +62,7 @@ class LinkFigures(Part):
     jitter: float | None = None
     """95th percentile of the latency divided by its median."""
     cpu_contended: bool | None = None
-    """Whether a processor, and not the network, limited the bandwidth."""
+    """Whether a CPU, and not the network, limited the bandwidth."""
     transport: str | None = None
     """Transport of the measured messages: tcp."""
     iface: str | None = None
@@ -71,7 +71,7 @@ class LinkFigures(Part):
     """Training backend (gloo, nccl) -> figures of messages over it. If present, the planner uses them in place of the
     TCP figures."""
     n: int | None = None
-    """Number of measurements from which the bandwidth was taken."""
+    """Number of slices of the transfer whose median rate is `isolated_bytes_per_s`."""
     inferred: bool = False
     """Whether the figures were not measured, but taken from the link class."""
 

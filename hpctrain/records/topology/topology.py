@@ -115,7 +115,7 @@ class Device(Part):
     nic: str | None = None
     """Network card with the shortest PCI path to the device: mlx5_0, eth0."""
     pci_path: list[str] | None = Field(default=None, min_length=1)
-    """PCI addresses on the path from the processor to the device: PCI switches first, the device last."""
+    """PCI addresses on the path from the CPU to the device: PCI switches first, the device last."""
     host_to_device_bytes_per_s: float | None = None
     """Bandwidth of copies from page-locked memory of the host."""
     device_to_host_bytes_per_s: float | None = None
@@ -182,7 +182,8 @@ class NodeCluster(Part):
     members: list[str]
     """Names of the cluster's nodes."""
     source: str = "measured"
-    """How the cluster is known: measured, slurm (declared by Slurm), or prior (an earlier topology)."""
+    """How the cluster is known: measured, slurm (declared by Slurm), or prior (from the topology that the probe was
+    given as its prior)."""
     oversubscription: float | None = None
     """Bandwidth from a node of the cluster to a node outside while only this pair sends, divided by the bandwidth of
     the pair while all members of the cluster send to another cluster."""
