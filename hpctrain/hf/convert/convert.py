@@ -23,13 +23,16 @@ from hpctrain.hf.convert.write import write_safetensors
 from hpctrain.hf.folder import INDEX, read_folder
 from hpctrain.hf.output import check_output, made_whole
 from hpctrain.hf.safetensors_layout import DTYPES, lay_out
+from hpctrain.hf.source_settings import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER_CONFIG
 from hpctrain.hf.tensors import HfTensor, assign_to_shards, index_of
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.input_file import read_input
 from hpctrain.records.format.yaml_file import apply_overrides
 
 _MEGATRON_COMMON = "common.pt"
-_TOKENIZER_FILES = (TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+_TOKENIZER_FILES = (
+    TOKENIZER_NAME, TOKENIZER_CONFIG, "special_tokens_map.json", GENERATION_CONFIG, CHAT_TEMPLATE
+)  # fmt: skip
 _TOKENIZER_BYTES = 256 * 2**20
 _NAMES = {stored: name for name, stored in DTYPES.items()}
 """Type of numbers in a safetensors file -> torch's name of it."""

@@ -114,10 +114,11 @@ def test_files_have_the_given_size_and_numbers_keep_their_type(tmp_path: Path) -
     state["optimizer.state.exp_avg.model.embed_tokens.weight"] = torch.zeros(3)
     dcp.save({**state, "step": torch.tensor(3)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
     config = tmp_path / "llama" / "config.json"
-    (config.parent / "tokenizer.json").write_text("{}")
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (config.parent / name).write_text("{}")
     done = convert(tmp_path / "dcp", tmp_path / "hf", config, (), 1500, force=False)
     assert [name for name in done.files if name.startswith("model-0000")][1:]
-    assert "tokenizer.json" in done.files
+    assert {"tokenizer.json", "chat_template.jinja"} <= set(done.files)
     read = {
         name: tensor for file in (tmp_path / "hf").glob("*.safetensors") for name, tensor in load_file(file).items()
     }
