@@ -62,8 +62,8 @@ def alive(now: float, peer: PeerView, limits: DecisionLimits) -> bool:
 
 
 def failures(view: AgentView) -> int:
-    """Return how many generations in a row have failed without a new checkpoint between them, if the present generation
-    counts as failed: 1 if it left a new checkpoint. 0 before the first generation.
+    """Return how many generations in a row have failed, the present one included; a generation that left a new
+    checkpoint counts as the first. 0 before the first generation.
     """
     if view.record is None:
         return 0

@@ -1,5 +1,5 @@
-"""The workers of one node in one generation: the agent starts them by command line, controls them by messages, and
-kills them together.
+"""The workers of one node in one generation: the agent starts each by the command `hpctrain.worker train`, controls
+them by messages, and kills them together.
 
 Reports of workers and ends of workers become events of the run.
 """

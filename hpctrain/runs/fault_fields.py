@@ -34,9 +34,9 @@ def faults_by_node(events: Sequence[Event]) -> dict[str, Fault]:
 
 
 def suspect_node(history: Sequence[Mapping[str, str]]) -> str | None:
-    """Return the node that is a suspect: in the newest attempt, it alone had a fault, a program fault; and in the
-    earlier attempts with this fault, of which there is at least one, the fault occurred on this node alone. None if
-    there is no such node.
+    """Return the node that is a suspect: in the newest attempt, it alone had a fault, one for which the user is to
+    blame by the table of faults; and in the earlier attempts with this fault, of which there is at least one, the fault
+    occurred on this node alone. None if there is no such node.
 
     Args:
         history: {node: name of its fault} for each attempt since the last suspect was named; newest last.

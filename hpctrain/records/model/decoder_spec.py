@@ -135,7 +135,8 @@ class DecoderSpec(EqualBlocks):
 
     @property
     def block_norms(self) -> int:
-        """Return the number of norms of a block over the residual stream or what is added to it."""
+        """Return the number of norms of a block whose input is the residual stream, or a result that the block adds to
+        it."""
         return 4 if self.norms == "both" else 2
 
     def block_window(self, block: int) -> int | None:
