@@ -51,11 +51,11 @@ class AttemptOutcome:
 def read_outcome(code: int | None, events: Sequence[Event], finished: bool) -> AttemptOutcome:
     """Return how the attempt ended, from its exit code and its events.
 
-    The events take precedence over the code, because srun returns the highest exit code of all tasks, also of the task
-    on a node that was lost or cut off.
+    The events take precedence over the code, because the code is the highest exit code of all tasks, also of the task
+    on a node that was cut off.
 
     Args:
-        code: exit code of srun; None for an attempt whose script was killed.
+        code: highest exit code of the attempt's sruns; None for an attempt whose script was killed.
         events: events of the attempt.
         finished: whether an agent reported that the run is finished.
     """
@@ -241,7 +241,7 @@ def stop_reason_text(outcome: AttemptOutcome, cause: StopCause | None) -> str:
 
 
 SRUN_LOG_NAME = "srun.txt"
-"""File in a run's folder logs/<attempt> with srun's stderr; the job's log has the same lines."""
+"""File in a run's folder logs/<attempt> with the stderr of all sruns; the job's log has the same lines."""
 SRUN_LOG_BYTES_MAX = 2**18
 """Bytes of srun.txt that are read. The start of the file is enough: the first error is the cause, and after it srun
 only names each task that it ends."""
@@ -252,21 +252,20 @@ def srun_log(folder: Path, attempt: int) -> Path:
     return folder / "logs" / str(attempt) / SRUN_LOG_NAME
 
 
-def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int, nodes: Sequence[str]) -> AttemptOutcome:
-    """Return the outcome as an infrastructure failure with srun's message, if srun itself ended the job step; else as
+def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int) -> AttemptOutcome:
+    """Return the outcome as an infrastructure failure with srun's message, if srun could not start a job step; else as
     it is.
 
     An outcome that is done, or has a reason from the agents, is also returned as it is.
 
     Args:
         folder: the run folder.
-        nodes: nodes of the job step, in Slurm's order.
     """
     if outcome.exit_class == "done" or (outcome.reason is not None and not outcome.crashed):
         return outcome
     try:
         with os.fdopen(open_owned(srun_log(folder, attempt)), "rb") as file:
-            reason = step_failure_text(file.read(SRUN_LOG_BYTES_MAX).decode(errors="replace"), nodes)
+            reason = step_failure_text(file.read(SRUN_LOG_BYTES_MAX).decode(errors="replace"))
     except (OSError, UntrustedError):
         return outcome
     if reason is None:
@@ -275,30 +274,26 @@ def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int, nodes: 
 
 
 _ERROR = re.compile(r"^srun: error: (?:\w+: )?(?P<words>.+)$", re.MULTILINE)
-_ABORTED = re.compile(r"(?:aborting, .*\b|cannot communicate with )node (?P<index>\d+)", re.IGNORECASE)
-"""Matches 'Aborting, io error and missing step on node 3' and 'Cannot communicate with node 3.  Aborting job.' (seen in
-22.05 and 24.11). srun prints that and ends the step on all nodes if the slurmd of a lost node was restarted, and does
-not know the step or, on a busy machine, does not answer in time."""
 _NOT_STARTED = re.compile(
     r"task launch for .* failed|application launch failed|unable to create step|task \d+ launch failed", re.IGNORECASE
 )
+_NODE_LOST = re.compile(r"node failure on|(?:aborting, .*\b|cannot communicate with )node \d+", re.IGNORECASE)
+"""Matches srun's errors about a lost node, such as 'Aborting, io error and missing step on node 0' and 'Node failure on
+gpu3' (seen in 22.05 and 24.11). The job script then tries to start the node's step again; that Slurm refuses this is no
+cause of the attempt's end."""
 
 
-def step_failure_text(text: str, nodes: Sequence[str]) -> str | None:
-    """Return as a sentence the first error for which srun itself did not start the job step or ended it, with the
-    node's name instead of its number; None if srun reports no such error.
+def step_failure_text(text: str) -> str | None:
+    """Return as a sentence the first error for which srun did not start a job step at the attempt's beginning; None if
+    srun reports no such error.
 
     Args:
         text: srun's stderr.
-        nodes: nodes of the job step, in Slurm's order.
     """
     for line in _ERROR.finditer(text):
         words = line["words"].strip()
-        if aborted := _ABORTED.match(words):
-            index = int(aborted["index"])
-            node = nodes[index] if index < len(nodes) else "a lost node"
-            why = "came back without its part of the step, and" if "missing" in words else "cannot be reached any more:"
-            return f"{node} {why} Slurm ended the step on all nodes (srun: {words})"
+        if _NODE_LOST.match(words):
+            return None
         if _NOT_STARTED.search(words):
             return f"Slurm could not start the step (srun: {words})"
     return None

@@ -100,18 +100,31 @@ def begin(argv: list[str]) -> int:
 def end(argv: list[str]) -> int:
     """Close the attempt, decide how the run goes on and carry that out; return the exit code of the job."""
     options = _parse("end", argv)
-    folder = RunFolder(options.folder)
-    run, events = run_of(folder.path), read_events(folder.path / "events.jsonl", options.attempt)
-    state = read_attempt_state(folder, run, options.attempt, options.code, events)
-    ended = _EndedAttempt(folder, options.attempt, state.outcome, events)
-    if options.again is None:
+    return end_attempt(options.folder, options.attempt, options.code, options.again)[0]
+
+
+def end_attempt(path: Path, number: int, code: int, again: str | None) -> tuple[int, bool]:
+    """Close attempt `number` of the run in the folder `path`, decide how the run goes on and carry that out.
+
+    Args:
+        code: highest exit code of the attempt's sruns.
+        again: how the run goes on after the job, as in the option `--again`.
+
+    Returns:
+        The exit code of the job, and whether this job was put back into the queue.
+    """
+    folder = RunFolder(path)
+    run, events = run_of(folder.path), read_events(folder.path / "events.jsonl", number)
+    state = read_attempt_state(folder, run, number, code, events)
+    ended, requeued = _EndedAttempt(folder, number, state.outcome, events), False
+    if again is None:
         ended.record(decide_after_attempt(replace(state, in_allocation=True)))
     else:
         with _reported("{}"):  # the run goes on without its ledger of bad nodes
-            record_bad_nodes(folder.path, options.attempt, events, SystemClock().wall(), run.recovery.exclude_hours)
+            record_bad_nodes(folder.path, number, events, SystemClock().wall(), run.recovery.exclude_hours)
         slurm = Slurm(SystemRunner(), environment_of(os.getppid()))
-        _continue_run(ended, run, state, slurm, options.again == "same_job")
-    return options.code if state.outcome.code is None else state.outcome.code
+        requeued = _continue_run(ended, run, state, slurm, again == "same_job")
+    return (code if state.outcome.code is None else state.outcome.code), requeued
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -165,8 +178,9 @@ def _this_job() -> str:
     return job
 
 
-def _continue_run(ended: _EndedAttempt, run: Run, state: AttemptState, slurm: Slurm, same_job: bool) -> None:
-    """Decide how the run goes on after its batch job, record the verdict and carry it out.
+def _continue_run(ended: _EndedAttempt, run: Run, state: AttemptState, slurm: Slurm, same_job: bool) -> bool:
+    """Decide how the run goes on after its batch job, record the verdict and carry it out. Return whether this job was
+    put back into the queue.
 
     Args:
         same_job: whether to requeue this job instead of queueing a new one.
@@ -178,6 +192,7 @@ def _continue_run(ended: _EndedAttempt, run: Run, state: AttemptState, slurm: Sl
         _cancel_successors(folder, slurm)
     elif verdict.act == "wait" and state.successor is not None and job == job_id(folder.path):
         _promote_successor(folder, run, job, slurm)
+    return verdict.act == "again" and job == job_id(folder.path)
 
 
 def _decide_and_requeue(

@@ -1,4 +1,5 @@
-"""Writes exit markers: files with which nodes tell the job script that they have left the attempt.
+"""Writes exit markers: files with which nodes tell the job script that they have left the attempt, and files that say
+which node does the work of a job script that was lost with the batch node.
 
 srun waits for a node that died as long as Slurm does, minutes on most clusters. The job script waits less long: it
 stops when the markers say that so many nodes have left that the remaining agents cannot continue the run.
@@ -6,6 +7,7 @@ stops when the markers say that so many nodes have left that the remaining agent
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -14,19 +16,26 @@ from hpctrain.base.atomic import storage_errors, write_text
 
 EXIT_MARKERS_FOLDER = "left"
 """Folder in a run folder. Its files: <attempt>/<node> with the exit code of a node that left; <attempt>.code with the
-exit code of an attempt that is over; <attempt>.closer with the name of the node that ends the job of a finished run if
-the job script is lost; <attempt>.seen, empty, written by a job script that is not lost."""
+exit code of an attempt that is over; <attempt>.closer with the name of the node that ends the attempt if the job script
+is lost; <attempt>.seen, empty, written at the attempt's end by a job script that is not lost; <attempt>.keeper with the
+name of the node that keeps Slurm from ending the job while the batch node is lost; <attempt>.alive and <attempt>.mark,
+empty, which the job script and the keeper touch meanwhile."""
 
 
-def write_exit_marker(folder: Path, attempt: int, node: str, members: Sequence[str], min_nodes: int, code: int) -> None:
+def write_exit_marker(
+    folder: Path, attempt: int, node: str, members: Sequence[str], min_nodes: int, code: int,
+    batch_host: str | None = None,
+) -> None:  # fmt: skip
     """Write the exit marker of a node that has left the attempt with an exit code other than 0. If too few nodes remain
-    then, also write <attempt>.code, on which the job script ends the attempt.
+    then, also write <attempt>.code, on which the job script ends the attempt, and if the batch node has not left,
+    <attempt>.closer: the batch node may be lost. The first node to write <attempt>.closer is its content.
 
     Args:
         node: name of the node.
         members: nodes of the last generation, or of the attempt if it had no generation.
         min_nodes: recovery.min_nodes.
         code: the exit code.
+        batch_host: node of the job's script; None if the run has no job of its own.
 
     Raises:
         StorageError: the marker cannot be written. If too few nodes remain because one was lost, the job then ends only
@@ -35,8 +44,34 @@ def write_exit_marker(folder: Path, attempt: int, node: str, members: Sequence[s
     here = folder / EXIT_MARKERS_FOLDER / str(attempt)
     here.mkdir(parents=True, exist_ok=True)
     write_text(here / node, f"{code}\n")
-    if too_few_left([path.name for path in here.iterdir()], members, min_nodes):
+    departed = [path.name for path in here.iterdir()]
+    if too_few_left(departed, members, min_nodes):
         write_text(here.with_name(f"{attempt}.code"), f"{code}\n")
+        if batch_host is not None and batch_host not in departed:
+            with contextlib.suppress(FileExistsError), here.with_name(f"{attempt}.closer").open("x") as file:
+                file.write(f"{node}\n")
+
+
+def name_keeper(folder: Path, attempt: int, members: Sequence[str], batch_host: str | None) -> None:
+    """Record that the first member of a new generation keeps the job alive, if the batch node is not a member;
+    otherwise that nobody has to.
+
+    Args:
+        members: nodes of the generation.
+        batch_host: node of the job's script; None if the run has no job of its own.
+
+    Raises:
+        StorageError: the file cannot be written; Slurm then ends the job if the batch node comes back.
+    """
+    if batch_host is None:
+        return
+    path = folder / EXIT_MARKERS_FOLDER / f"{attempt}.keeper"
+    with storage_errors(path):
+        if batch_host in members:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, f"{members[0]}\n")
 
 
 def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[str], batch_host: str | None) -> None:
@@ -62,11 +97,19 @@ def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[s
     write_text(path, f"{node}\n")
 
 
-def is_job_script_alive(folder: Path, attempt: int) -> bool:
-    """Whether the job script of an attempt has recorded that it has seen the end of the run. If it has, the script ends
-    the job, and no task has to."""
-    # The folder is listed, as a parallel file system may cache for a while that a name does not exist.
-    return any(path.name == f"{attempt}.seen" for path in (folder / EXIT_MARKERS_FOLDER).iterdir())
+def is_job_script_alive(folder: Path, attempt: int, batch_host: str | None = None) -> bool:
+    """Whether the job script of an attempt has recorded that it has seen the attempt's end, or the agent of its node
+    has left in order. Then the script ends the job, and no task has to.
+
+    Args:
+        batch_host: node of the job script.
+    """
+    # The folders are listed, as a parallel file system may cache for a while that a name does not exist.
+    here = folder / EXIT_MARKERS_FOLDER
+    left = here / str(attempt)
+    if left.is_dir() and any(path.name == batch_host for path in left.iterdir()):
+        return True
+    return any(path.name == f"{attempt}.seen" for path in here.iterdir())
 
 
 def too_few_left(departed: Collection[str], members: Sequence[str], min_nodes: int) -> bool:

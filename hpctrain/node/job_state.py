@@ -35,7 +35,7 @@ def read_attempt_state(
     """Return the state of an ended attempt as far as the run folder shows it; fields that need Slurm have defaults.
 
     Args:
-        code: exit code of srun; None for an attempt whose script was killed.
+        code: highest exit code of the attempt's sruns; None for an attempt whose script was killed.
         events: events of the attempt.
     """
     *before, line = folder.attempts()[: attempt + 1]
@@ -45,7 +45,7 @@ def read_attempt_state(
     counted = [] if progressed else [earlier for earlier in before if earlier.get("job_id") in chain]
     return AttemptState(
         run=folder.path.name,
-        outcome=with_srun_error(outcome, folder.path, attempt, line["nodes"]),
+        outcome=with_srun_error(outcome, folder.path, attempt),
         retries=run.recovery.retries,
         notice_s=run.cluster.save_notice_s,
         progressed=progressed,

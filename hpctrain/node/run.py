@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
         check_same_version(RunFolder(folder), options.attempt, here.node)
     except RefusedError as error:
         event_log.write("failed", -1, str(error), exit_code=EXIT_REFUSED)
-        write_exit_marker(folder, options.attempt, here.node, here.nodes, len(here.nodes), EXIT_REFUSED)
+        write_exit_marker(folder, options.attempt, here.node, here.nodes, len(here.nodes), EXIT_REFUSED, _batch_host())
         return EXIT_REFUSED
     run = run_of(folder)
     incarnation = process_incarnation(platform.node(), time.time())
@@ -112,7 +112,7 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
         if topology.verdict.status == "refuse":
             if not local:
                 # The job script then does not wait for the task of a node that does not answer.
-                write_exit_marker(folder, attempt, place.node, nodes, len(nodes), EXIT_REFUSED)
+                write_exit_marker(folder, attempt, place.node, nodes, len(nodes), EXIT_REFUSED, _batch_host())
             return EXIT_REFUSED
         staged = stage_data(run.data, event_log, os.environ, SystemClock(), stop)
         threads = thread_environment(topology, place.node, usable_cpus(), given)
@@ -127,10 +127,15 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
     if code == 0:
         working = members if last is None else Plan.read(folder / last.plan, owned=True).nodes
         with contextlib.suppress(StorageError):  # the run is done: Slurm then ends the job later
-            name_closing_node(folder, attempt, place.node, working, os.environ.get("HPCTRAIN_BATCH_HOST"))
+            name_closing_node(folder, attempt, place.node, working, _batch_host())
     else:
-        write_exit_marker(folder, attempt, place.node, members, run.recovery.min_nodes, code)
+        write_exit_marker(folder, attempt, place.node, members, run.recovery.min_nodes, code, _batch_host())
     return code
+
+
+def _batch_host() -> str | None:
+    """Return the node of the job's script; None if the run has no job of its own."""
+    return os.environ.get("HPCTRAIN_BATCH_HOST")
 
 
 def _record_environment(place: AgentIdentity) -> None:
@@ -176,6 +181,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     given = os.environ.get("HPCTRAIN_ATTEMPT")
     parser.add_argument("--attempt", type=int, default=given, required=given is None, help="default: HPCTRAIN_ATTEMPT")
     add_node_arguments(parser)
+    # The job script starts a step on each node: the step's nodes are not those of the attempt.
+    parser.set_defaults(nodes=os.environ.get("HPCTRAIN_NODES"))
     return parser.parse_args(argv)
 
 
@@ -288,9 +295,8 @@ def _agent(place: AgentIdentity, run: Run, topology: Topology, group: WorkerGrou
         broken_links=tuple(topology.fabric.broken),
         advised_against=tuple(topology.verdict.exclude),
     )
-    return Agent(
-        place, limits, peers, group, GenerationMaker(place.folder, run, place.nodes, context.event_log), context
-    )
+    maker = GenerationMaker(place.folder, run, place.nodes, context.event_log, _batch_host())
+    return Agent(place, limits, peers, group, maker, context)
 
 
 def _worker_environment(place: AgentIdentity, run: Run, logs: Path) -> dict[str, str]:

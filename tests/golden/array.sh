@@ -8,6 +8,7 @@
 #SBATCH --gpus-per-node=4
 #SBATCH --kill-on-invalid-dep=no
 #SBATCH --mem=0
+#SBATCH --no-kill
 #SBATCH --nodes=3-4
 #SBATCH --open-mode=append
 #SBATCH --partition=gpu

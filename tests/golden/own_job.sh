@@ -10,17 +10,45 @@ HPCTRAIN_ATTEMPT=$(/usr/bin/python3 /lib/hpctrain/base/start.py hpctrain.node be
 [ -n "$HPCTRAIN_ATTEMPT" ] || exit 0
 export HPCTRAIN_ATTEMPT
 export SUBMITIT_EXECUTOR=slurm
+export HPCTRAIN_NODES=$SLURM_JOB_NODELIST
+# srun would read it and ask each node for the GPUs of all nodes (--gpus).
+unset SLURM_GPUS
 
-# What srun says is kept for the end of the attempt too: why Slurm ended the step stands nowhere else.
+# What srun says is kept for the end of the attempt too: why Slurm started no step stands nowhere else.
 exec 3> >(trap '' HUP INT TERM USR1 USR2; exec tee -a '/shared/runs/gpt 1'/logs/"$HPCTRAIN_ATTEMPT"/srun.txt >&2)
 teller=$!
 
-# This script is lost with its node. When the others finish the run without it, nothing here ends the job: then one of
-# them does, outside any image, where Slurm's commands are.
+finished='/shared/runs/gpt 1'/finished
+left='/shared/runs/gpt 1'/left/$HPCTRAIN_ATTEMPT
+
+# This script is lost with its node, and then nothing here ends the job or queues the next one: the last agent to leave
+# does, outside any image, where Slurm's commands are. Slurm ends a job whose first node comes back without the script,
+# unless the job started a step in the last seconds or has one on that node. So a node that trains on starts both.
 export HPCTRAIN_BATCH_HOST=$SLURMD_NODENAME
 task='trap : TERM USR2 CONT
 start=$1 folder=$2 again=$3
 shift 3
+left=$folder/left/$HPCTRAIN_ATTEMPT
+beside() {
+  srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --output=/dev/null --nodelist="$@" 2>/dev/null
+}
+keep_job() {
+  trap : TERM USR2 CONT
+  while :; do
+    sleep 5
+    if [ "$(cat "$left.keeper" 2>/dev/null)" != "$SLURMD_NODENAME" ]; then continue; fi
+    if [ -e "$left.mark" ] && [ "$left.alive" -nt "$left.mark" ]; then : > "$left.mark"; continue; fi
+    nodes=$(squeue -h -j "$SLURM_JOB_ID" -o %N) || continue
+    scontrol show hostnames "$nodes" | grep -qxF "$HPCTRAIN_BATCH_HOST" || return
+    beside "$SLURMD_NODENAME" true
+    : > "$left.mark"
+    if [ -n "$holder" ] && kill -0 "$holder" 2>/dev/null; then continue; fi
+    beside "$HPCTRAIN_BATCH_HOST" bash -c "while sleep 1; do : > \"\$0\"; done" "$left.alive" &
+    holder=$!
+  done
+}
+holder= keeper=
+if [ "$SLURMD_NODENAME" != "$HPCTRAIN_BATCH_HOST" ]; then keep_job 2>/dev/null & keeper=$!; fi
 "$@" &
 task=$!
 while :; do
@@ -32,42 +60,79 @@ done
 wait "$task" 2>/dev/null
 late=$?
 if [ "$late" != 127 ]; then code=$late; fi
-left=$folder/left/$HPCTRAIN_ATTEMPT
-if [ "$code" = 0 ] && [ "$(cat "$left.closer" 2>/dev/null)" = "$SLURMD_NODENAME" ]; then
-  "$0" "$start" hpctrain.node close --folder "$folder" --attempt "$HPCTRAIN_ATTEMPT" --again "$again"
+if [ "$(cat "$left.closer" 2>/dev/null)" = "$SLURMD_NODENAME" ]; then
+  "$0" "$start" hpctrain.node close --folder "$folder" --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --again "$again"
 fi
+[ -z "$keeper" ] || kill -KILL "$keeper" 2>/dev/null
 exit "$code"'
 
 # The logs of an array's task are named as squeue names the task.
 job=%j
 [ -z "$SLURM_ARRAY_TASK_ID" ] || job=%A_%a
-# One task a node with everything of it. A lost node does not end the step: the agents on the others go on without it
-# for as long as Slurm leaves the job alive.
-# The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
-srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-  --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
-  --output='/shared/runs/gpt 1'/logs/"$job".%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none bash -c "$task" /usr/bin/python3 /lib/hpctrain/base/start.py '/shared/runs/gpt 1' same_job /usr/bin/python3 /lib/hpctrain/base/start.py hpctrain.node run --folder '/shared/runs/gpt 1' 2>&3 &
-step=$!
-exec 3>&-
+# One task a node with everything of it, and one srun a node: srun ends a step on all of its nodes when one of them comes
+# back without its task. The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
+start() {
+  local node=$1
+  shift
+  srun --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="$node" "$@" \
+    --no-kill --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
+    --output='/shared/runs/gpt 1'/logs/"$job".%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none bash -c "$task" /usr/bin/python3 /lib/hpctrain/base/start.py '/shared/runs/gpt 1' same_job /usr/bin/python3 /lib/hpctrain/base/start.py hpctrain.node run --folder '/shared/runs/gpt 1' 2>&3 &
+  step[$node]=$!
+}
+declare -A step=()
+for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do start "$node"; done
+
+# Takes note of each srun that has ended: `code` is the highest exit code of all. That of a lost node ends with 0, when
+# Slurm gives the node up or the node comes back; a task that is then started on it counts no more.
+code=0
+declare -A lost=()
+collect() {
+  local node ended
+  for node in "${!step[@]}"; do
+    if kill -0 "${step[$node]}" 2>/dev/null; then continue; fi
+    wait "${step[$node]}"
+    ended=$?
+    unset "step[$node]"
+    if [ "$ended" = 0 ]; then
+      lost[$node]=$SECONDS
+    elif [ -z "${lost[$node]}" ] && [ "$ended" -gt "$code" ]; then
+      code=$ended
+    fi
+  done
+}
+# Starts the task of a node that came back, beside the step that Slurm still counts there. Slurm refuses a node that is
+# not of the job any more.
+rejoin() {
+  local node
+  for node in "${!lost[@]}"; do
+    if [ "${lost[$node]}" = tried ] || [ $((SECONDS - ${lost[$node]})) -lt 5 ]; then continue; fi
+    lost[$node]=tried
+    start "$node" --overlap
+  done
+}
 
 # srun would wait for the task of a node that died, which never answers: when the run is finished, or too few are left
 # to go on with it, nobody waits for that task.
-finished='/shared/runs/gpt 1'/finished
-left='/shared/runs/gpt 1'/left/$HPCTRAIN_ATTEMPT.code
-while kill -0 "$step" 2>/dev/null && [ ! -e "$finished" ] && [ ! -e "$left" ]; do sleep 1; done
-# The one that would end the job in this script's place hears that it is here.
-[ ! -e "$finished" ] || : > '/shared/runs/gpt 1'/left/"$HPCTRAIN_ATTEMPT".seen
-for _ in 1 2 3 4 5 6 7 8 9 10; do
-  kill -0 "$step" 2>/dev/null || break
+while collect; [ -n "${!step[*]}" ] && [ ! -e "$finished" ] && [ ! -e "$left.code" ]; do
+  rejoin
+  [ ! -e "$left.keeper" ] || : > "$left.alive"
   sleep 1
 done
-if kill "$step" 2>/dev/null; then
-  if [ -e "$finished" ]; then code=0; else code=$(cat "$left"); fi
+exec 3>&-
+# The one that would end the job in this script's place hears that it is here.
+: > "$left.seen"
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+  collect
+  [ -n "${!step[*]}" ] || break
+  sleep 1
+done
+if [ -n "${!step[*]}" ]; then
+  kill "${step[@]}" 2>/dev/null
+  if [ ! -e "$finished" ]; then code=$(cat "$left.code"); fi
 else
-  wait "$step"
-  code=$?
   wait "$teller"
 fi
+if [ -e "$finished" ]; then code=0; fi
 
 # What ends the job does not end this: it may have to queue the next one.
 trap '' INT TERM USR2

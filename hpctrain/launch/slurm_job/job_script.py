@@ -88,6 +88,7 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         node=shlex.join(program("hpctrain.node")),
         srun_options=_srun_options(run) + step_options(run, folder),
         offline=not run.cluster.internet,
+        gpus=run.cluster.device != "cpu",
         command=command,
         submitted=submitted,
         again=again,
@@ -118,6 +119,8 @@ def directives(run: Run, folder: Path) -> list[str]:
         *(["--exclusive", "--mem=0"] if cluster.exclusive is not False else []),
         # Successor jobs wait for the end of this job; if it were requeued, they would wait for its second end.
         "--no-requeue" if run.recovery.successors else "--requeue",
+        # The job goes on without a node that Slurm gives up. If that is the node of its script, a task has to end it.
+        *(["--no-kill"] if _task_may_end_job(run) else []),
         "--open-mode=append",
         f"--output={directive_path(folder)}/logs/%j.job.log",
         f"--signal=USR2@{cluster.save_notice_s}",
@@ -197,25 +200,29 @@ def gpus_per_node(run: Run) -> int | None:
     return run.cluster.devices_per_node if run.cluster.device != "cpu" else None
 
 
+def _task_may_end_job(run: Run) -> bool:
+    """Whether a task of the job step can call Slurm's commands. With pyxis the whole task is in the image, where they
+    may be missing."""
+    return run.container is None or run.container.runtime != "pyxis"
+
+
 def _closing(run: Run, folder: Path, again: str | None) -> str:
     """Return the words that the job script puts before each task's command. They run the command through the shell
-    lines in the script's variable $task, so that one of the tasks ends the job if the job script was lost with its
-    node.
-
-    The words are '' where a task may not end the job: in a person's allocation, and with pyxis, which starts the whole
-    task in the image, where Slurm's commands may be missing.
+    lines in the script's variable $task, so that the tasks keep the job alive, and one of them ends it, if the job
+    script was lost with its node. The words are '' where no task may end the job: in a person's allocation, and with
+    pyxis.
 
     Args:
         again: how the run continues after the job, as in `hpctrain.node end --again`; None in a person's allocation.
     """
-    if again is None or (run.container is not None and run.container.runtime == "pyxis"):
+    if again is None or not _task_may_end_job(run):
         return ""
     python, start, _ = program("hpctrain.node")
     return f'bash -c "$task" {shlex.join([python, start, str(folder), again])} '
 
 
 def _srun_options(run: Run) -> str:
-    """Return srun's options for the CPUs and GPUs of the job step, with a trailing space.
+    """Return srun's options for the CPUs and GPUs of each job step, with a trailing space.
 
     Every task sees all GPUs of its node, because a process that sees only some GPUs cannot use the links between GPUs.
     If the run file gives no number of GPUs, the step must name the number that the nodes have, or it gets no GPUs.

@@ -65,7 +65,7 @@ def test_a_run_whose_agents_gave_up_is_not_over_before_its_job_is(fake, runs, hp
     assert json.loads(hpctrain("status", "gpt", "--json").stdout)["state"] == "failed"
 
 
-WHY = "node3 came back without its part of the step, and Slurm ended the step on all nodes; back to the queue"
+WHY = "Slurm could not start the step (srun: Unable to create step for job 7: Invalid node); back to the queue"
 
 
 def test_why_an_attempt_ended_stands_wherever_one_looks(fake, runs, hpctrain):

@@ -195,8 +195,11 @@ def run_with(**keys: object) -> Run:
 
 FAKE_SRUN = """#!/bin/bash
 trap 'echo USR2 >> {folder}/told; exit 75' USR2
-echo "$@" > {folder}/srun.argv
+echo "$SLURM_GPUS" "$@" >> {folder}/srun.argv
 for _ in $(seq 100); do sleep 0.1; done
+"""
+FAKE_SCONTROL = """#!/bin/bash
+tr , '\\n' <<< "$3"
 """
 FAKE_PYTHON = """#!/bin/bash
 [ "$3" = begin ] && echo 0 || echo "$@" > {folder}/end.argv
@@ -205,17 +208,18 @@ FAKE_PYTHON = """#!/bin/bash
 
 @pytest.mark.parametrize("how", ["signal", "cancel"])
 def test_in_an_allocation_a_request_to_stop_reaches_the_agents(tmp_path: Path, monkeypatch, how: str) -> None:
-    for name, text in (("srun", FAKE_SRUN), ("python", FAKE_PYTHON)):
+    for name, text in (("srun", FAKE_SRUN), ("python", FAKE_PYTHON), ("scontrol", FAKE_SCONTROL)):
         (tmp_path / name).write_text(text.format(folder=tmp_path))
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     script = tmp_path / "job.sh"
     script.write_text(render_job(run(), tmp_path, "true", submitted=False))
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "16"}
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "a,b", "SLURM_NTASKS": "16", "SLURM_GPUS": "8"}
+    argv = tmp_path / "srun.argv"
     process = SystemRunner().start(["bash", str(script)], env=env)
     try:
         deadline = time.monotonic() + 60
-        while not (tmp_path / "srun.argv").exists() and time.monotonic() < deadline:
+        while not (argv.exists() and argv.read_text().count("\n") == 2) and time.monotonic() < deadline:
             time.sleep(0.05)
         if how == "signal":
             process.terminate()
@@ -224,8 +228,11 @@ def test_in_an_allocation_a_request_to_stop_reaches_the_agents(tmp_path: Path, m
         assert process.wait(60) == 0
     finally:
         process.kill()
-    assert (tmp_path / "told").read_text() == "USR2\n"
-    assert "--nodes=2 --ntasks=2 --ntasks-per-node=1" in (tmp_path / "srun.argv").read_text()
+    assert (tmp_path / "told").read_text() == "USR2\nUSR2\n"
+    # One srun a node, none of which asks for the GPUs of all nodes.
+    each = [f" --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist={node} --no-kill" for node in "ab"]
+    lines = sorted(argv.read_text().splitlines())
+    assert [line[: len(start)] for line, start in zip(lines, each, strict=True)] == each
     assert (tmp_path / "end.argv").read_text().endswith("--code 75\n")
 
 
@@ -252,7 +259,8 @@ esac
         # The run is finished, and this node is to end the job of a script that was lost.
         ("echo gpu1 > {folder}/left/0.closer; exit 0", 0, ["close", "end"]),
         ("echo gpu2 > {folder}/left/0.closer; exit 0", 0, ["end"]),
-        ("echo gpu1 > {folder}/left/0.closer; exit 1", 1, ["end"]),
+        # The attempt is over, and this one is to see to what follows.
+        ("echo gpu1 > {folder}/left/0.closer; exit 75", 75, ["close", "end"]),
         # A notice goes to every process of the step: what is around the task waits for the task's own end.
         ("trap 'exit 75' USR2; kill -USR2 $PPID; sleep 0.3; kill -USR2 $$", 75, ["end"]),
     ],
@@ -261,13 +269,13 @@ def test_what_is_around_a_task_gives_back_its_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, code: int, verbs: list[str]
 ) -> None:
     node = NODE.replace("{task}", task).replace("{folder}", str(tmp_path))
-    for name, text in (("srun", RUNNING_SRUN), ("python", node)):
+    for name, text in (("srun", RUNNING_SRUN), ("python", node), ("scontrol", FAKE_SCONTROL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     script = tmp_path / "job.sh"
     script.write_text(render_job(run(), tmp_path, f"{tmp_path / 'python'} the-task"))
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "gpu1"}
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "gpu1", "SLURMD_NODENAME": "gpu1"}
     done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (tmp_path / "verbs").read_text().split() == verbs, done.stderr
     # `end` here passes no code on; what it was called with counts.
@@ -275,3 +283,47 @@ def test_what_is_around_a_task_gives_back_its_exit_code(
     assert (tmp_path / "logs" / "0" / "srun.txt").read_text() == "srun: error: it said so\n"
     assert "srun: error: it said so" in done.stderr
     assert f"--code {code}" in (tmp_path / "end.argv").read_text()
+
+
+LOSING_SRUN = """#!/bin/bash
+echo "${@:1:7}" >> {folder}/srun.argv
+case "$*" in
+  *--nodelist=b\\ --overlap*) echo "srun: error: Unable to create step" >&2; exit 1 ;;
+  *--nodelist=b*) sleep 0.5; echo "srun: error: Node failure on b" >&2; exit 0 ;;
+  *--nodelist=c*) sleep 0.5; exit 3 ;;
+  *) until grep -q overlap {folder}/srun.argv; do sleep 0.1; done; sleep 0.5; exit 75 ;;
+esac
+"""
+
+
+def test_a_node_that_came_back_gets_its_task_again_and_the_highest_code_of_the_others_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = NODE.replace("{task}", "exit 9").replace("{folder}", str(tmp_path))
+    programs = {"srun": LOSING_SRUN.replace("{folder}", str(tmp_path)), "python": node, "scontrol": FAKE_SCONTROL}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    script = tmp_path / "job.sh"
+    script.write_text(render_job(run(), tmp_path, "true"))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "a,b,c", "SLURMD_NODENAME": "a"}
+    done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    starts = [line.partition("--nodelist=")[2].partition(" --no-kill")[0] for line in (tmp_path / "srun.argv").open()]
+    assert sorted(starts[:3]) == ["a", "b", "c"]
+    assert starts[3:] == ["b --overlap"], "once: Slurm had refused it"
+    assert "--code 75" in (tmp_path / "end.argv").read_text(), done.stderr
+    assert (tmp_path / "left" / "0.seen").exists()
+
+
+def test_a_task_takes_the_nodes_of_its_attempt_from_the_job_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step has one node."""
+    monkeypatch.setenv("HPCTRAIN_NODES", "n[1-3]")
+    assert node_run._parse(["--folder", "/shared/run", "--attempt", "0"]).nodes == "n[1-3]"
+
+
+def test_a_job_outlives_its_nodes_where_a_task_can_end_it() -> None:
+    assert "--no-kill" in directives(run(), Path("/shared/run"))
+    pyxis = run_with(container={"image": "/images/train.sqsh", "runtime": "pyxis"})
+    assert "--no-kill" not in directives(pyxis, Path("/shared/run"))
+    assert "left.keeper" not in render_job(pyxis, Path("/shared/run"), "true").partition("\nstart() {")[0]

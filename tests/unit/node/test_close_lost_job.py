@@ -15,6 +15,7 @@ from hpctrain.node import attempt
 from hpctrain.node.close_lost_job import close
 from hpctrain.node.exit_markers import is_job_script_alive, name_closing_node
 from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import job_id
 
 
 @pytest.fixture
@@ -49,29 +50,53 @@ def folder(fake: FakeSlurm, job: str, tmp_path: Path) -> Path:
 
 def test_the_job_of_a_finished_run_ends_at_once_without_its_script(folder: Path, fake: FakeSlurm, job: str) -> None:
     clock = FakeClock()
-    assert close(folder, 0, "new_job", fake, clock)
+    assert close(folder, 0, 0, "new_job", fake, clock)
     (line,) = RunFolder(folder).attempts()
     assert (line["class"], line["code"]) == ("done", 0)
     assert fake.jobs[int(job)].state == "CANCELLED"
     # What waits behind it is not needed, and what waits for its good end may start although Slurm saw none.
     assert fake.jobs[2].state == "CANCELLED"
     assert fake.jobs[3].dependency == ""
-    assert clock.now() < 10
+    assert clock.now() < 15
 
 
 def test_a_script_that_is_there_ends_its_job_itself(folder: Path, fake: FakeSlurm, job: str) -> None:
     """The batch node is cut off from the others, and not lost."""
     clock = FakeClock(on_sleep=lambda _: (folder / "left" / "0.seen").touch())
     assert not is_job_script_alive(folder, 0)
-    assert not close(folder, 0, "new_job", fake, clock)
+    assert not close(folder, 0, 0, "new_job", fake, clock)
     assert fake.jobs[int(job)].state == "RUNNING"
     assert "end" not in RunFolder(folder).attempts()[0]
 
 
 def test_an_attempt_that_is_closed_is_left_alone(folder: Path, fake: FakeSlurm, job: str) -> None:
     RunFolder(folder).end_attempt(0, 1.0, "all steps are done", 0, "done")
-    assert not close(folder, 0, "new_job", fake, FakeClock())
+    assert not close(folder, 0, 0, "new_job", fake, FakeClock())
     assert fake.jobs[int(job)].state == "RUNNING"
+
+
+@pytest.fixture
+def unfinished(fake: FakeSlurm, job: str, tmp_path: Path) -> Path:
+    folder = submitted_run(tmp_path, job, event("preempted", 0, "asked to stop by SIGTERM", asked_by="SIGTERM"))
+    RunFolder(folder).begin_attempt(["gpu1", "gpu2"], 0.0, job)
+    (folder / "left").mkdir()
+    (folder / "submitit").mkdir()
+    (folder / "submitit" / f"{job}_submitted.pkl").touch()
+    return folder
+
+
+def test_a_run_whose_script_is_lost_goes_on_as_another_job(unfinished: Path, fake: FakeSlurm, job: str) -> None:
+    assert close(unfinished, 0, 75, "new_job", fake, FakeClock())
+    (line,) = RunFolder(unfinished).attempts()
+    assert line["code"] == 75
+    assert fake.jobs[int(job)].state == "CANCELLED"
+    assert job_id(unfinished) == "2"
+    assert fake.jobs[2].dependency.startswith(f"afterany:{job}")
+
+
+def test_a_job_that_goes_back_to_the_queue_is_not_cancelled(unfinished: Path, fake: FakeSlurm, job: str) -> None:
+    assert close(unfinished, 0, 75, "same_job", fake, FakeClock())
+    assert fake.jobs[int(job)].state == "PENDING"
 
 
 @pytest.mark.parametrize(

@@ -98,21 +98,21 @@ def test_a_run_goes_on_as_a_new_job(folder: RunFolder, monkeypatch: pytest.Monke
     assert (line["checkpoint_before"], line["checkpoint_after"]) == ("step-00000005", "step-00000010")
 
 
-CAME_BACK = "srun: error: Aborting, io error and missing step on node 1\nsrun: error: gpu1: task 0: Killed\n"
+REFUSED = "srun: error: Unable to create step for job 1: Invalid node name specified\n"
 
 
-def test_a_step_that_slurm_ended_for_a_node_that_came_back_is_no_failure_of_the_run(
+def test_a_step_that_slurm_did_not_start_is_no_failure_of_the_run(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(folder, monkeypatch, fake)
     said = srun_log(folder.path, 0)
     said.parent.mkdir(parents=True)
-    said.write_text(CAME_BACK)
+    said.write_text(REFUSED)
     assert close(folder, "node_lost", "--again", "new_job", code=137, node="gpu2") == 137
     line = folder.attempts()[-1]
     assert line["class"] == "infrastructure"
-    assert str(line["reason"]).startswith("gpu2 came back without its part of the step, and Slurm ended the step")
-    assert "(srun: Aborting, io error and missing step on node 1); back to the queue" in str(line["reason"])
+    assert str(line["reason"]).startswith("Slurm could not start the step (srun: Unable to create step for job 1: ")
+    assert str(line["reason"]).endswith("; back to the queue")
     assert failures_since_checkpoint(folder.attempts()) == 0
     assert job_id(folder.path) == "2", "the run goes on"
     # The last lines of the job's log say so too.
