@@ -17,9 +17,9 @@ from hpctrain.base.atomic import storage_errors, write_text
 EXIT_MARKERS_FOLDER = "left"
 """Folder in a run folder. Its files: <attempt>/<node> with the exit code of a node that left; <attempt>.code with the
 exit code of an attempt that is over; <attempt>.closer with the name of the node that ends the attempt if the job script
-is lost; <attempt>.seen, empty, written at the attempt's end by a job script that is not lost; <attempt>.keeper with the
-name of the node that keeps Slurm from ending the job while the batch node is lost; <attempt>.alive and <attempt>.mark,
-empty, which the job script and the keeper touch meanwhile."""
+is lost; <attempt>.seen, empty, written at the attempt's end by a job script that is not lost. The job script also
+touches <attempt>.alive every second, and while it is lost, the node that keeps Slurm from ending the job touches
+<attempt>.kept."""
 
 
 def write_exit_marker(
@@ -50,28 +50,6 @@ def write_exit_marker(
         if batch_host is not None and batch_host not in departed:
             with contextlib.suppress(FileExistsError), here.with_name(f"{attempt}.closer").open("x") as file:
                 file.write(f"{node}\n")
-
-
-def name_keeper(folder: Path, attempt: int, members: Sequence[str], batch_host: str | None) -> None:
-    """Record that the first member of a new generation keeps the job alive, if the batch node is not a member;
-    otherwise that nobody has to.
-
-    Args:
-        members: nodes of the generation.
-        batch_host: node of the job's script; None if the run has no job of its own.
-
-    Raises:
-        StorageError: the file cannot be written; Slurm then ends the job if the batch node comes back.
-    """
-    if batch_host is None:
-        return
-    path = folder / EXIT_MARKERS_FOLDER / f"{attempt}.keeper"
-    with storage_errors(path):
-        if batch_host in members:
-            path.unlink(missing_ok=True)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, f"{members[0]}\n")
 
 
 def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[str], batch_host: str | None) -> None:

@@ -11,11 +11,10 @@ from typing import Any
 
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import Proposal, ProposedGeneration
-from hpctrain.base.errors import HpctrainError, RefusedError, StorageError
+from hpctrain.base.errors import HpctrainError, RefusedError
 from hpctrain.checkpoint import published
 from hpctrain.launch.preflight.checks import check_devices, check_plan
 from hpctrain.node.environment import describe_changes
-from hpctrain.node.exit_markers import name_keeper
 from hpctrain.planner import make_plan
 from hpctrain.planner.replan.calibration import learned_profile
 from hpctrain.planner.replan.replan import replan, with_fewer_spares
@@ -50,8 +49,6 @@ class GenerationMaker:
     nodes: tuple[str, ...]
     """Nodes that the attempt began with."""
     event_log: EventLog
-    batch_host: str | None = None
-    """Node of the job's script; None if the run has no job of its own."""
 
     def make(self, proposal: Proposal) -> ProposedGeneration:
         """Return the record of the next generation with its plan, and a function that is called once the agents have
@@ -87,21 +84,18 @@ class GenerationMaker:
             proposer=proposal.proposer,
             failures=proposal.failures,
         )
-        return ProposedGeneration(record, plan, lambda: self._publish(proposal, pending))
+        return ProposedGeneration(record, plan, lambda: self._publish(proposal.number, pending))
 
     def newest_checkpoint(self) -> str | None:
         """Return the path of the newest complete checkpoint folder, relative to the run folder; None without one."""
         name = RunFolder(self.folder).newest_checkpoint()
         return f"checkpoints/{name}" if name is not None else None
 
-    def _publish(self, proposal: Proposal, pending: _PendingEvents) -> None:
+    def _publish(self, number: int, pending: _PendingEvents) -> None:
         for name, plan in pending.files.items():
             plan.write(self.folder / name)
         for kind, reason, data in pending.events:
-            self.event_log.write(kind, proposal.number, reason, **data)
-        with contextlib.suppress(StorageError):  # the run goes on, until Slurm ends the job
-            nodes = [member.node for member in proposal.members]
-            name_keeper(self.folder, proposal.attempt, nodes, self.batch_host)
+            self.event_log.write(kind, number, reason, **data)
 
     def _plan(self, proposal: Proposal, pending: _PendingEvents) -> Plan:
         """Return the plan for the members' nodes: that of the attempt's last generation, or at the beginning of an

@@ -295,8 +295,9 @@ def _agent(place: AgentIdentity, run: Run, topology: Topology, group: WorkerGrou
         broken_links=tuple(topology.fabric.broken),
         advised_against=tuple(topology.verdict.exclude),
     )
-    maker = GenerationMaker(place.folder, run, place.nodes, context.event_log, _batch_host())
-    return Agent(place, limits, peers, group, maker, context)
+    return Agent(
+        place, limits, peers, group, GenerationMaker(place.folder, run, place.nodes, context.event_log), context
+    )
 
 
 def _worker_environment(place: AgentIdentity, run: Run, logs: Path) -> dict[str, str]:

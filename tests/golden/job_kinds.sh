@@ -41,31 +41,37 @@ left='/shared/it'"'"'s/run'/left/$HPCTRAIN_ATTEMPT
 
 # This script is lost with its node, and then nothing here ends the job or queues the next one: the last agent to leave
 # does, outside any image, where Slurm's commands are. Slurm ends a job whose first node comes back without the script,
-# unless the job started a step in the last seconds or has one on that node. So a node that trains on starts both.
+# unless the job started a step in the last seconds or has one on that node. So when this script touches its file no
+# more, the first of the other nodes starts both; if that one does not, the next.
 export HPCTRAIN_BATCH_HOST=$SLURMD_NODENAME
 task='trap : TERM USR2 CONT
 start=$1 folder=$2 again=$3
 shift 3
 left=$folder/left/$HPCTRAIN_ATTEMPT
 beside() {
-  srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --output=/dev/null --nodelist="$@" 2>/dev/null
+  srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --output=/dev/null "$@"
 }
 keep_job() {
   trap : TERM USR2 CONT
-  while :; do
+  turn=$(scontrol show hostnames "$HPCTRAIN_NODES" | grep -vxF "$HPCTRAIN_BATCH_HOST" | head -n 4 |
+    grep -nxF "$SLURMD_NODENAME") || return
+  turn=${turn%%:*} since=$left.since-$SLURMD_NODENAME idle=0
+  while : > "$since"; do
     sleep 5
-    if [ "$(cat "$left.keeper" 2>/dev/null)" != "$SLURMD_NODENAME" ]; then continue; fi
-    if [ -e "$left.mark" ] && [ "$left.alive" -nt "$left.mark" ]; then : > "$left.mark"; continue; fi
+    if [ "$left.alive" -nt "$since" ] || [ "$left.kept" -nt "$since" ]; then idle=0; continue; fi
+    idle=$((idle + 1))
+    if [ "$idle" -lt $((2 * turn - 1)) ]; then continue; fi
     nodes=$(squeue -h -j "$SLURM_JOB_ID" -o %N) || continue
     scontrol show hostnames "$nodes" | grep -qxF "$HPCTRAIN_BATCH_HOST" || return
-    beside "$SLURMD_NODENAME" true
-    : > "$left.mark"
+    beside --nodelist="$SLURMD_NODENAME" true
+    : > "$left.kept"
     if [ -n "$holder" ] && kill -0 "$holder" 2>/dev/null; then continue; fi
-    beside "$HPCTRAIN_BATCH_HOST" bash -c "while sleep 1; do : > \"\$0\"; done" "$left.alive" &
+    beside --nodelist="$HPCTRAIN_BATCH_HOST" bash -c "while sleep 1; do : > \"\$0\"; done" "$left.alive" &
     holder=$!
   done
 }
-holder= keeper=
+holder=
+keeper=
 if [ "$SLURMD_NODENAME" != "$HPCTRAIN_BATCH_HOST" ]; then keep_job 2>/dev/null & keeper=$!; fi
 "$@" &
 task=$!
@@ -133,7 +139,7 @@ rejoin() {
 # to go on with it, nobody waits for that task.
 while collect; [ -n "${!step[*]}" ] && [ ! -e "$finished" ] && [ ! -e "$left.code" ]; do
   rejoin
-  [ ! -e "$left.keeper" ] || : > "$left.alive"
+  : > "$left.alive"
   sleep 1
 done
 exec 3>&-

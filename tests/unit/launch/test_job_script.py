@@ -69,6 +69,12 @@ def test_the_scripts_are_shellcheck_clean() -> None:
     argv = ["shellcheck", "--exclude=SC1090,SC2016", *map(str, scripts)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+    # What is around each task is a script in quotes.
+    task = GOLDEN.read_text().partition("\ntask='")[2].partition("'\n")[0]
+    assert "keep_job" in task
+    argv = ["shellcheck", "--shell=bash", "-"]
+    done = subprocess.run(argv, input=task, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_nothing_of_the_submitters_environment_is_in_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,4 +332,4 @@ def test_a_job_outlives_its_nodes_where_a_task_can_end_it() -> None:
     assert "--no-kill" in directives(run(), Path("/shared/run"))
     pyxis = run_with(container={"image": "/images/train.sqsh", "runtime": "pyxis"})
     assert "--no-kill" not in directives(pyxis, Path("/shared/run"))
-    assert "left.keeper" not in render_job(pyxis, Path("/shared/run"), "true").partition("\nstart() {")[0]
+    assert "keep_job" not in render_job(pyxis, Path("/shared/run"), "true").partition("\nstart() {")[0]

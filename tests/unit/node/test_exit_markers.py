@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.node.exit_markers import is_job_script_alive, name_keeper, too_few_left, write_exit_marker
+from hpctrain.node.exit_markers import is_job_script_alive, too_few_left, write_exit_marker
 
 
 @pytest.mark.parametrize(
@@ -52,16 +52,3 @@ def test_nobody_is_to_end_the_job_of_a_script_whose_node_left_in_order(tmp_path:
         write_exit_marker(tmp_path, 0, node, ["a", "b"], 1, 75, batch_host="a")
     assert (tmp_path / "left" / "0.code").exists()
     assert not (tmp_path / "left" / "0.closer").exists()
-
-
-def test_a_member_keeps_the_job_while_its_first_node_is_no_member(tmp_path: Path) -> None:
-    keeper = tmp_path / "left" / "1.keeper"
-    name_keeper(tmp_path, 1, ["b", "c"], None)
-    assert not keeper.exists()
-    name_keeper(tmp_path, 1, ["b", "c"], "a")
-    assert keeper.read_text() == "b\n"
-    name_keeper(tmp_path, 1, ["c"], "a")
-    assert keeper.read_text() == "c\n"
-    name_keeper(tmp_path, 1, ["a", "b", "c"], "a")
-    name_keeper(tmp_path, 1, ["a", "b", "c"], "a")
-    assert not keeper.exists()
