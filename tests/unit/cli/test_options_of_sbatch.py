@@ -17,7 +17,7 @@ from hpctrain.records.run.run import Run, read_run
 from hpctrain.records.topology.topology import Topology
 from hpctrain.slurm.commands import Slurm
 
-ALWAYS = {"--exclusive", "--mem=0", "--requeue", "--open-mode=append", "--signal=USR2@120"}
+ALWAYS = {"--exclusive", "--mem=0", "--requeue", "--no-kill", "--open-mode=append", "--signal=USR2@120"}
 """Directives of every job script of the tests; `--output` names the folder."""
 
 
