@@ -179,7 +179,7 @@ def _names_run(item: NamedSettings, number: int, count: int) -> Iterator[None]:
     """Put the name and the settings of a run before the message of an error about it.
 
     Args:
-        number: index of the run in the sweep.
+        number: index of the run in the sweep, from 0.
         count: number of runs of the sweep.
     """
     try:

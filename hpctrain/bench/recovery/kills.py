@@ -117,7 +117,7 @@ def _one_life(folder: Path, life: int, restore: str | None, chance: random.Rando
     that survived, if any.
 
     Args:
-        life: number of the start.
+        life: how often the ranks were started before.
         restore: path of the checkpoint to load, within the run folder; None to begin anew.
         chance: source of the random moment and of the choice of ranks.
     """

@@ -64,8 +64,8 @@ def plan(search_limit_s: float, own: bool, placement: bool, steps: int, as_json:
 
 
 def show(record: dict[str, Any], console: Console) -> None:
-    """Print the table of searches, the searches without figures, how much slower the planner's plan of a small problem
-    is than the best of all plans, and the machine.
+    """Print the table of searches, each search that did not end with the reason, how much slower the planner's plan of
+    a small problem is than the best of all plans, and the machine.
 
     Args:
         record: the record that `measure` of `hpctrain.bench.planner.search` returned.

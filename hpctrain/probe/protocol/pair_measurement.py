@@ -37,7 +37,7 @@ of the round trip)"""
 
 
 class DeadlineSocket:
-    """A connected socket with a deadline for everything sent and received.
+    """A connected socket with one deadline for all that is sent and received.
 
     It uses the kernel's time-outs (SO_RCVTIMEO, SO_SNDTIMEO), because Python's own add a poll() to every call, and so
     to the latency.
