@@ -209,8 +209,9 @@ class LoadedRun:
         self, output: str | os.PathLike[str], *, step: int | None = None, dtype: str = "float32",
         max_shard_size: str = "5GB", force: bool = False, processes: int = 1, file_format: ExportFormat = "hf",
     ) -> ExportResult:  # fmt: skip
-        """Write a checkpoint as a Hugging Face folder, or for a model of your own as safetensors files, and return a
-        summary of the folder.
+        """Write a checkpoint as a Hugging Face folder, or for a model of your own as a folder of safetensors files, and
+        return a summary of the folder. With the `file_format` dcp, torch's distributed checkpoint takes the place of
+        the safetensors files.
 
         Args:
             output: folder to make.

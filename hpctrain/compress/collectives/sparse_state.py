@@ -251,7 +251,7 @@ class SparseState(Residuals):
         self._finite = True
         self._sent = self._of = 0
         self._square = 0.0
-        """Squared norm of this rank's compressed gradients."""
+        """Squared norm of this rank's gradients of compressed parameters, before compression."""
         self.scratch = Scratch()
 
     def begin(self, device: torch.device) -> int:
@@ -308,8 +308,8 @@ class SparseState(Residuals):
         self.feedback.end_step(self._step)
 
     def stats(self) -> ResidualStats:
-        """Return this rank's figures of the last step: counts of sent and of all compressed numbers, squared L2 norms
-        of gradient and residuals.
+        """Return this rank's figures of the last step: the count of sent numbers, the count of all numbers of
+        compressed parameters, and the squared L2 norms of the gradient and of the residuals.
         """
         return ResidualStats(self._sent, self._of, self._square, self.feedback.norm() ** 2)
 

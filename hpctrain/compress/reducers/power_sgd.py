@@ -108,7 +108,8 @@ class PowerSgdReducer(CodecReducer):
     def metrics(self) -> dict[str, float]:
         """Return `residual_norm_ratio` of the last step; empty if the step was not compressed.
 
-        The ratio is the L2 norm of this rank's residuals divided by that of its compressed gradients.
+        The ratio is the L2 norm of this rank's residuals divided by that of its gradients of compressed parameters,
+        before compression.
         """
         if not self._norms:
             return {}

@@ -66,7 +66,8 @@ REDUCER_METRICS = ("density", "residual_norm_ratio")
 """Names of the figures that a reducer of any mode may give for `metrics.jsonl`.
 
 density: count of numbers that this rank sent, divided by the count of all numbers of the compressed tensors.
-residual_norm_ratio: L2 norm of this rank's residuals divided by that of its compressed gradients.
+residual_norm_ratio: L2 norm of this rank's residuals divided by that of its gradients of compressed parameters,
+    before compression.
 """
 
 
@@ -75,7 +76,7 @@ def residual_ratio_metric(residual: float, gradient: float) -> dict[str, float]:
 
     Args:
         residual: norm of this rank's residuals.
-        gradient: norm of this rank's compressed gradients.
+        gradient: norm of this rank's gradients of compressed parameters, before compression.
     """
     ratio = residual / gradient if gradient > 0 else math.nan
     return {"residual_norm_ratio": ratio} if math.isfinite(ratio) else {}

@@ -58,7 +58,7 @@ class TagcReducer(CodecReducer):
         self._warm_up = WarmUp(group, codec.warmup_steps)
         self._metrics: dict[str, float] = {}
         self._norm = torch.tensor(math.nan)
-        """Norm of this rank's compressed gradients in the last step."""
+        """Norm of this rank's gradients of compressed parameters in the last step, before compression."""
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
@@ -171,7 +171,8 @@ class TagcReducer(CodecReducer):
 
         density: share of the compressed tensors' numbers that this rank sent. union_density: share of these numbers
         that any rank sent. unread: of the numbers that any rank sent, the share that could not be decoded.
-        residual_norm_ratio: L2 norm of this rank's residuals divided by that of its compressed gradients.
+        residual_norm_ratio: L2 norm of this rank's residuals divided by that of its gradients of compressed parameters,
+        before compression.
         """
         return self._metrics | residual_ratio_metric(self._feedback.norm(), float(self._norm)) if self._metrics else {}
 

@@ -161,7 +161,7 @@ class CompressionFigures(Part):
     absent."""
 
     density: float | None = None
-    """Share of the numbers of compressed gradients that is sent."""
+    """Share of the gradient's numbers that is sent, counted over the compressed parameters."""
     residual_norm_ratio: float | None = None
     """Norm of a rank's residual, divided by the norm of its gradient."""
 
