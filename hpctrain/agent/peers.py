@@ -297,7 +297,7 @@ class ReachabilityTracker:
         """Pair of nodes that do not hear each other -> since when, in seconds of the agent's clock."""
 
     def unheard(self, now: float, peers: Sequence[PeerView]) -> tuple[int, ...]:
-        """Return the indices, in the order of the job's nodes, of the nodes that this agent does not hear.
+        """Return the positions in the job's list of nodes, ascending, of the nodes that this agent does not hear.
 
         Args:
             now: seconds of the agent's clock.

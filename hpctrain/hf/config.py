@@ -30,7 +30,8 @@ def spec_of(config: Mapping[str, Any], source: str) -> FamilySpec:
         source: path of the file, for errors.
 
     Raises:
-        FileError: the architecture is unknown, or keys have values that hpctrain's models lack; all are listed.
+        FileError: the architecture is unknown, or hpctrain's models do not support the values of some keys; all these
+            keys are listed.
     """
     return architecture(config, source).read(ConfigKeys(config, source))
 

@@ -108,7 +108,7 @@ def _row(
 
 
 def decoder_rows() -> Iterator[Architecture]:
-    """Yield the rows of decoders like Llama."""
+    """Yield the rows of decoders like Llama in the table of architectures."""
     yield _row("LlamaForCausalLM", "llama", _BIAS, Only("mlp_bias", (False,), False), Rope())
     yield _row("MistralForCausalLM", "mistral", Rope(), Windows(4096), kv_heads=8)
     qwen = Windows(4096, enabled_by="use_sliding_window", full_blocks=first_blocks("max_window_layers", 28))

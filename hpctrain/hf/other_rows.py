@@ -15,7 +15,7 @@ from hpctrain.records.model.families import EncoderSpec, Gpt2Spec
 
 
 class _T5:
-    """The settings of T5 that depend on several keys."""
+    """The settings of T5 that depend on several keys of config.json."""
 
     def read(self, keys: ConfigKeys) -> dict[str, Any]:
         keys.names |= {"encoder_layers": "num_layers", "layers": "num_layers + num_decoder_layers"}
@@ -37,7 +37,7 @@ class _T5:
 
 
 def other_rows() -> Iterator[Architecture]:
-    """Yield the rows of GPT-2, OPT, GPT-NeoX, BERT, RoBERTa and T5."""
+    """Yield the rows of GPT-2, OPT, GPT-NeoX, BERT, RoBERTa and T5 in the table of architectures."""
     gpt2: ModuleNames = {
         "transformer.wte": "embedding",
         "transformer.wpe": "positions",

@@ -50,9 +50,10 @@ def nodes_to_blame(events: Sequence[Event]) -> dict[str, str]:
 
 
 def _nodes_missing_at_end(events: Sequence[Event]) -> dict[str, str]:
-    """Return {node: reason} for each member of the last generation that was lost when the other nodes gave up.
+    """Return {node: reason} for each member of the last generation that was lost when the other members ended the
+    attempt because too few of them were left.
 
-    A node is not lost if it gave up itself, or was left out because the network was cut.
+    A node is not lost if its own agent ended the attempt, too, or if the agents left it out because of a broken link.
     """
     ends = [event for event in events if event.kind == "failed" and event.data.get("left")]
     speaking = {node for event in ends for node in [*event.data["left"], *event.data.get("left_out", []), event.node]}

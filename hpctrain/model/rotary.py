@@ -34,8 +34,8 @@ def rotary_angles(
 def _frequencies(
     seq: int, width: int, base: float, scaling: RopeScaling | None, device: torch.device
 ) -> tuple[Tensor, float]:
-    """Return the angle by which each pair of numbers of a head is rotated from one position to the next, [a], and the
-    number by which cosines and sines are multiplied.
+    """Return two things: the angle in radians by which each pair of numbers of a head is rotated from one position to
+    the next, [a] for a pairs, and the number by which cosines and sines are multiplied.
     """
     exponents = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     frequencies = base**-exponents

@@ -50,8 +50,8 @@ class PlanUse:
 
     @property
     def step_time_s(self) -> float | None:
-        """Median measured time of a step in seconds, without the first step of each generation, which includes warm-up,
-        if there are other steps; None without steps."""
+        """Median measured time of a step in seconds; None without steps. The first step of each generation, which takes
+        longer, counts only if there are no other steps."""
         return steady_step_time(self.rows)
 
     @property

@@ -31,7 +31,7 @@ def find_runs(name: str, environ: Mapping[str, str], cwd: Path) -> NamedRuns:
     """Return the run or the sweep of this name; the arguments are those of `find_run_or_sweep`.
 
     Raises:
-        InputError: there is no such run or sweep, all runs of the sweep were removed, or its files cannot be used.
+        InputError: there is no such run or sweep, all runs of the sweep were removed, or sweep.json cannot be used.
     """
     folder = find_run_or_sweep(name, environ, cwd).resolve()
     if is_trusted_run(folder):

@@ -139,7 +139,7 @@ def _folded(quantity: _Quantity, names: list[str], groups: dict[_Cell, list[floa
 def _cluster_of_node(topology: Topology) -> dict[str, str]:
     """Return node -> the name of its row in a matrix between clusters. Rows are the clusters of the lowest level with
     at most 12 clusters, else of the highest level. Nodes without a cluster are in the row 'others'. If there are no
-    clusters, or more than 24, all nodes are in one row, 'all nodes'."""
+    clusters, or more than 24 on the highest level, all nodes are in one row, 'all nodes'."""
     best: dict[str, str] = {}
     for level in sorted({cluster.level for cluster in topology.fabric.clusters}):
         clusters = [cluster for cluster in topology.fabric.clusters if cluster.level == level]

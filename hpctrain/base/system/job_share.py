@@ -25,6 +25,6 @@ def job_memory_bytes(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    """Return the whole number in a variable; 0 if there is none."""
+    """Return the whole number in a variable; 0 if the variable is absent or holds no whole number."""
     text = environ.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else 0

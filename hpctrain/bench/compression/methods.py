@@ -153,7 +153,8 @@ class MethodContext:
 
 
 Open = Callable[[nn.Module, MethodContext], GradientSync]
-"""Function that opens a method: takes the model and the context, returns the gradient synchronisation."""
+"""Function that opens a method, that is, sets it up on a model: takes the model and the context, returns the gradient
+synchronisation."""
 
 
 def _ddp(item_bytes: int, hook: Callable[..., Any] | None) -> Open:
@@ -190,8 +191,8 @@ def _wrapped(model: nn.Module, context: MethodContext, **keys: Any) -> Distribut
 
 
 def _fsdp2(dtype: torch.dtype | None) -> Open:
-    """Return the function that opens FSDP2 with torch's defaults: each block by itself, weights resharded after the
-    forward pass (ZeRO 3).
+    """Return the function that wraps a model by FSDP2 with torch's defaults: each block by itself, weights resharded
+    after the forward pass (ZeRO 3).
 
     Args:
         dtype: precision of the computation and of the sums; None for fp32.

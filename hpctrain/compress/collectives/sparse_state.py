@@ -90,7 +90,8 @@ class ErrorFeedback:
         return residual.add_(gradient)
 
     def add_to(self, key: str, gradient: Tensor) -> Tensor:
-        """Return the corrected gradient a, the gradient plus the residual, in the memory of the gradient.
+        """Return the corrected gradient a in the memory of the gradient: the gradient plus the residual, which mode
+        decayed multiplies by β. With mode none, a is the gradient itself.
 
         The residual does not change, so the caller need not call `store_residual` next.
 

@@ -201,7 +201,7 @@ class _Choice:
         """Divide the selected values by their scales and cut them by owner.
 
         Args:
-            corrected: gradient plus residual of each parameter, [world · owned].
+            corrected: gradient plus residual of each parameter, [world · n]; a rank owns n numbers of the parameter.
             selected: positions and values to send of each parameter; the values are overwritten.
             scales: for each parameter, what its values are divided by on the wire.
             stretches: start and end of each parameter in an owner's part.

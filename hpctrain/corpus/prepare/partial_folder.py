@@ -62,8 +62,8 @@ def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterat
 
 
 def publish(partial: Path, folder: Path) -> None:
-    """Rename DIR.partial/corpus to `folder`, in place of a corpus there, and remove the rest of DIR.partial
-    (`partial`)."""
+    """Rename the folder `corpus` in `partial` to `folder`, in place of a corpus there, and remove the rest of
+    `partial`."""
     sync(partial / _CORPUS)
     swap(partial / _CORPUS, folder)
     sync(folder.parent)

@@ -43,7 +43,8 @@ def tensors_of_ranks(folder: Path) -> tuple[dict[str, LazyTensor], dict[str, Any
     """Return the model's tensors by name, each joined of the parts of all ranks, and Megatron-LM's arguments.
 
     Raises:
-        InputError: a file of a rank is missing, or the folder has ranks that no model here has.
+        InputError: a file of a rank is missing, the folder has ranks of expert parallelism, or two of its folders are
+            of the same rank.
         FileError: a file is damaged, of Megatron before Megatron-Core, or of another checkpoint than the others.
     """
     ranks = {place: _rank(path) for place, path in _files_of_ranks(folder).items()}

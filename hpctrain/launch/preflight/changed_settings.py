@@ -87,7 +87,8 @@ def changes_text(folder: Path, run: Run) -> list[str]:
 def write_changed_settings(folder: RunFolder, run: Run) -> Iterator[None]:
     """Write `run` to the run folder's run.yaml; restore the old settings if the context ends with an error.
 
-    The old settings stay in the folder as run-<n>.yaml. If a plan depends on a changed setting, the plans are renamed.
+    The old settings stay in the folder as run-<n>.yaml. If plans depend on a changed setting,
+    all plans in the folder are renamed.
 
     Raises:
         StorageError: the folder cannot be written.

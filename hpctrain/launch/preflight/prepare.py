@@ -242,7 +242,7 @@ def built_by_transformers(run: Run, refused: FileError, runner: Runner) -> HfMod
         refused: why the model is none of hpctrain's own families.
 
     Raises:
-        FileError: neither is possible.
+        FileError: transformers cannot build the model, or hpctrain cannot cut it.
         HpctrainError: the process that builds the model failed.
     """
     unknown = refused.mistakes[0].field == "architectures"

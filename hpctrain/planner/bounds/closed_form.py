@@ -132,9 +132,9 @@ class ClosedFormBound:
         return (self.count * work - dp * fastest * late_share * excluded) / max(total - last * late, total / pp)
 
     def _tail(self, option: Option) -> tuple[float, float]:
-        """Return (a, b) such that a rank takes at least a + b·parameters seconds after its last action.
+        """Return (a, b) such that a pipeline rank takes at least a + b·parameters seconds after its last action.
 
-        `parameters` is the number of parameters of the rank on one device.
+        `parameters` is the number of parameters on each device of the pipeline rank.
         """
         work, dp, memory_options = self.cost.work, option.dims.dp, self.cost.work.memory_options
         shards = dp if memory_options.zero and memory_options.shard == "all" else 1
@@ -168,8 +168,8 @@ class ClosedFormBound:
         return min(shares) / option.virtual_stages, max(sum(parts.embedding) for parts in self.timed)
 
     def _slowest_rank_s(self, pp: int, schedule_spec: ScheduleSpec) -> float:
-        """Return the least seconds of the slowest rank for one micro-batch, over all cuts of the model into whole
-        blocks.
+        """Return the least seconds of the slowest pipeline rank for one micro-batch, over all cuts of the model into
+        whole blocks.
         """
         layers, ranks = self.cost.work.spec.layers, range(pp)
         owner = stage_ranks(schedule_spec.name, pp, pp * schedule_spec.virtual_stages)

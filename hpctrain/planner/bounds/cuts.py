@@ -263,11 +263,11 @@ class RoundCounts(NamedTuple):
 
 
 def round_counts(pp: int, micro_batches: IntArray) -> RoundCounts:
-    """Return how many actions each rank runs at the beginning and at the end of a step (the fields of RoundCounts), by
-    the rounds of micro-batches of interleaved 1F1B in `hpctrain.schedule.generate`.
+    """Return how many actions each pipeline rank runs at the beginning and at the end of a step (the fields of
+    RoundCounts), by the rounds of micro-batches of interleaved 1F1B in `hpctrain.schedule.generate`.
 
     Args:
-        micro_batches: number of micro-batches, at least 1, as [..., rank] or [..., 1].
+        micro_batches: number of micro-batches, at least 1, as [..., pipeline rank] or [..., 1].
     """
     rounds = np.maximum(1, micro_batches // pp)
     longest = -(-micro_batches // rounds)

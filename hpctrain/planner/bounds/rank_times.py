@@ -191,8 +191,8 @@ class PipelinePasses:
         """Seconds until a micro-batch's gradient is back at the first stage; with split backwards, without W."""
 
     def hops_s(self, ranks: int) -> float:
-        """Return the least seconds of the messages with which one micro-batch passes through `ranks` neighbouring
-        pipeline ranks in one direction.
+        """Return the least seconds of the `ranks` - 1 messages with which one micro-batch passes from the first to the
+        last of `ranks` neighbouring pipeline ranks.
         """
         crossing = self.unit_counts.least_nodes(ranks) - 1
         return crossing * self._between_s + (ranks - 1 - crossing) * self._any_s

@@ -242,8 +242,8 @@ def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, floa
 
 
 def _in_tiles(order: Sequence[TensorParallelGroup], pp: int, width: int = 1) -> Placement:
-    """Return the placement that fills `width` replicas (a tile) at a time, one pipeline rank after the other. A rank
-    takes the next `width` groups of the order, one for each replica of the tile.
+    """Return the placement that fills `width` replicas (a tile) at a time, one pipeline rank after the other. A
+    pipeline rank takes the next `width` groups of the order, one for each replica of the tile.
 
     With width 1, the groups of each pipeline follow each other in the order; with width dp, the groups of each stage
     do.

@@ -93,8 +93,8 @@ BestSoFar = TypeVar("BestSoFar", Prediction, Prediction | None)
 
 
 def refine(space: SearchSpace, best: Prediction) -> Prediction:
-    """Return the plan after local search: pipeline ranks are exchanged, then single blocks and micro-batches moved, as
-    long as that makes the step shorter.
+    """Return the plan after these changes of local search: pipeline ranks are exchanged, then single blocks and
+    micro-batches moved, as long as that makes the step shorter.
     """
     return shift_counts(space.cost, _permute_ranks(space, best), space.limits.max_refinements)
 

@@ -102,7 +102,7 @@ class SearchSpace:
                         yield Option(dims, schedule_spec, size)
 
     def units(self, tp: int) -> list[TensorParallelGroup]:
-        """Return the tensor-parallel groups of `tp` devices."""
+        """Return the tensor-parallel groups of `tp` devices into which the pool is divided."""
         return self.pool_placements.units(tp)
 
     def placements(self, dims: ParallelDims) -> list[Placement]:

@@ -46,7 +46,7 @@ class Coordinator:
 
         Args:
             progress: called with (phase, done, planned) between steps of the probe, when `outcome` is consistent.
-            prior: the switches in an earlier topology file.
+            prior: the switches in the prior topology; None: there is no prior topology.
         """
         self._transport = transport
         self._clock = clock
