@@ -297,7 +297,8 @@ def _crashes(view: AgentView) -> list[str]:
 
 
 def _last_nodes(view: AgentView) -> tuple[str, ...]:
-    """Return the nodes that a quorum counts: those of the last generation's members, or all before the first one."""
+    """Return the nodes that a quorum counts: the nodes of the last generation's members; all nodes of the allocation if
+    there was no generation yet."""
     return tuple(member.node for member in view.record.members) if view.record else view.nodes
 
 

@@ -30,8 +30,8 @@ class _LazyPlanner(dcp.DefaultSavePlanner):
 def save_lazily(
     folder: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, make: Callable[[str], Tensor]
 ) -> None:  # fmt: skip
-    """Write tensors to an existing folder, of which the memory holds one at a time. Collective, if torch.distributed
-    has a process group; else this process writes alone.
+    """Write tensors to an existing folder, one after the other, so that the memory holds only one tensor at a time.
+    Collective, if torch.distributed has a process group; else this process writes alone.
 
     Args:
         shapes: name -> shape of the tensors that this rank writes; no other rank writes them.

@@ -1,4 +1,4 @@
-"""The row of a model that transformers builds, made of what hpctrain saw of the model. Pure."""
+"""The `Architecture` of a model that transformers builds, made from the model's `TransformersSpec`. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The gradient synchronisations that `hpctrain bench compression` compares: torch's and hpctrain's.
 
-The synchronisations of hpctrain are opened through the functions that workers use.
+The synchronisations of hpctrain are set up by the functions that workers use.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _planned(devices: Sequence[Device], work: StepWorkload, cost: tuple[float, f
 
 @dataclass(frozen=True)
 class MethodContext:
-    """The process group and the settings with which a method is opened."""
+    """The process group and the settings with which a method is set up."""
 
     group: dist.ProcessGroup
     """A process group for this method alone, so that collectives of other methods do not interleave."""
@@ -153,12 +153,11 @@ class MethodContext:
 
 
 Open = Callable[[nn.Module, MethodContext], GradientSync]
-"""Function that opens a method, that is, sets it up on a model: takes the model and the context, returns the gradient
-synchronisation."""
+"""Function that sets up a method on a model: takes the model and the context, returns the gradient synchronisation."""
 
 
 def _ddp(item_bytes: int, hook: Callable[..., Any] | None) -> Open:
-    """Return the function that opens DDP in fp32, with its own all-reduce or with a communication hook.
+    """Return the function that sets up torch's DDP in fp32, with its own all-reduce or with a communication hook.
 
     Args:
         item_bytes: bytes of a value as it is sent.
@@ -191,8 +190,8 @@ def _wrapped(model: nn.Module, context: MethodContext, **keys: Any) -> Distribut
 
 
 def _fsdp2(dtype: torch.dtype | None) -> Open:
-    """Return the function that wraps a model by FSDP2 with torch's defaults: each block by itself, weights resharded
-    after the forward pass (ZeRO 3).
+    """Return the function that wraps a model by FSDP2 with torch's defaults: each block is sharded by itself, and
+    weights are resharded after the forward pass (ZeRO 3).
 
     Args:
         dtype: precision of the computation and of the sums; None for fp32.
@@ -210,8 +209,8 @@ def _fsdp2(dtype: torch.dtype | None) -> Open:
 
 
 def _codec(settings: dict[str, Any], planned: CodecSpec | None = None) -> Open:
-    """Return the function that opens a method in which every process holds a whole replica and sums gradients with one
-    of hpctrain's reducers. The reducer overlaps the backward pass where it does so in a worker.
+    """Return the function that sets up a method in which every process holds a whole replica and sums gradients with
+    one of hpctrain's reducers. The reducer overlaps the backward pass where it does so in a worker.
 
     Args:
         settings: the `compression` of a run file, which selects the reducer.
@@ -256,7 +255,7 @@ def _auto(model: nn.Module, context: MethodContext) -> GradientSync:
 
 
 def _sharded(settings: dict[str, Any], zero: int = 2, compute: torch.dtype | None = torch.bfloat16) -> Open:
-    """Return the function that opens a sharded model with the reduce-scatter of a codec, as a worker does. Modules
+    """Return the function that shards a model and gives it the reduce-scatter of a codec, as a worker does. Modules
     gather their weights and sum their gradients one by one, during the forward and the backward pass; with ZeRO 2,
     weights are gathered once a step.
 
@@ -322,4 +321,4 @@ METHODS: dict[str, Open] = {
     "fsdp2_sparse": _sharded({"mode": "topk", "density": 0.1}),
     **{f"fsdp2_{mode}": _sharded({"mode": mode}) for mode in Quantized.modes()},
 }
-"""Name of a method, in `--method` and in the record -> function that opens the method."""
+"""Name of a method, in `--method` and in the record -> function that sets up the method."""

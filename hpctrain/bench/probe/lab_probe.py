@@ -1,9 +1,9 @@
 """`hpctrain bench probe`: runs the probe in the namespaces of a lab's nodes, as in a job but without Slurm.
 
 By default, the bench compares the probe's bandwidth with iperf3's, on links of known rate. Both measure the same pair
-of nodes in the same direction, in turns and without other traffic. The error compares the median of the probe's
-measurements with the median of iperf3's. With --times, the bench reports how long whole probes of the lab take, and
-whether they measured every pair.
+of nodes in the same direction, in turns and without other traffic. The error is the median of the probe's measurements
+minus the median of iperf3's, in percent of iperf3's median. With --times, the bench reports how long whole probes of
+the lab take, and whether they measured every pair.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class RateSettings:
 @dataclass(frozen=True)
 class RateRow:
     """Bandwidths of the probe (`ours`) and of iperf3 on links of one rate, as medians over the repeats; the probe's
-    error and both spreads (largest minus smallest) are in percent. `cpu_contended` counts the repeats in which a
-    processor limited the probe's bandwidth."""
+    error and both spreads (largest minus smallest) are in percent. `cpu_contended` counts the repeats in which a CPU,
+    and not the network, limited the probe's bandwidth."""
 
     case: str
     """Rate of the links, as tc writes it."""
@@ -207,7 +207,7 @@ class RateRow:
     iperf3_spread_pct: float
     """Largest minus smallest of iperf3's repeats, in percent of their median."""
     cpu_contended: int
-    """Number of repeats in which the probe reports that a processor limited the bandwidth."""
+    """Number of repeats in which the probe reports that a CPU limited the bandwidth."""
 
 
 def measure(

@@ -309,8 +309,9 @@ def slurm_options(command: Command) -> Command:
 
 
 def no_job_options(command: Command) -> Command:
-    """Let a command that starts no job refuse `-t/--time` and `-p/--partition` in one line, which names `--topology` or
-    `--plan` where a file was given. The help does not show the two options."""
+    """Let a command that starts no job refuse `-t/--time` and `-p/--partition` with a one-line error. If the value of
+    `-t` or `-p` looks like a file, the error names the option for it, `--topology` or `--plan`, if the command has this
+    option. The help does not show `-t/--time` and `-p/--partition`."""
     for letter, long in (("-t", "--time"), ("-p", "--partition")):
         command = click.option(
             letter, long, hidden=True, expose_value=False, callback=_refuse_job_option, help="Only for a Slurm job."

@@ -129,13 +129,13 @@ class ErrorFeedback:
             residual.copy_(unsent)
 
     def add_residual(self, key: str, start: int, values: Tensor) -> None:
-        """Add to a range of a tensor's residual. The owner of a sum adds the summed numbers that it did not select to
-        send.
+        """Add `values` to a range of a tensor's residual. The values are sums over all ranks; this rank made these sums
+        and did not select them to send.
 
         Args:
             key: key of a tensor for which `store_residual` was called in this step.
             start: position at which the range begins.
-            values: [length of the range], fp32: the unsent numbers.
+            values: [length of the range], fp32.
         """
         if self._mode != "none":
             self._residuals[key][start : start + values.numel()] += values
@@ -153,7 +153,7 @@ class ErrorFeedback:
         self._residuals.pop(key, None)
 
     def end_step(self, step: int) -> None:
-        """Drop all residuals if `reset` is zero and the step that ends is a multiple of `reset_every`.
+        """Drop all residuals if the setting `reset` is 'zero' and the step that ends is a multiple of `reset_every`.
 
         Args:
             step: number of the step, counted from 1.

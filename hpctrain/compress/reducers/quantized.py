@@ -292,12 +292,13 @@ class QuantizedReduceScatter(ReduceScatter):
         return (world - 1) * length
 
     def _write(self, rows: Tensor, outgoing: Tensor, rank: int) -> None:
-        """Write the messages to all owners. The part of this rank itself stays unrounded in the residuals' buffer.
+        """Write this rank's messages to all ranks into `outgoing`. The part whose sums this rank itself owns stays
+        unrounded in the residuals' buffer.
 
         Args:
-            rows: [world, part]: the gradient, by owner.
-            outgoing: [world, bytes], uint8; written to. In the message to this rank itself, only the head is written:
-                the flag and the numbers that are summed exactly.
+            rows: [world, part]: the gradient; row i is the part whose sums rank i owns.
+            outgoing: [world, bytes], uint8; written to: row i is the message to rank i. In the message to this rank
+                itself, only the head is written: the flag and the numbers that are summed exactly.
             rank: this rank.
         """
         world, numbers = len(rows), sum(self._sizes)

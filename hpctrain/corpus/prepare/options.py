@@ -42,8 +42,8 @@ class PrepareOptions:
     clean: Cleaning = NO_CLEANING
     """Cleaning steps for the text."""
     workers: int | None = None
-    """Number of processes; None: as many as there are processors, but not more than work units. The result does not
-    depend on their number.
+    """Number of processes; None: one for each CPU that this process may use (`usable_cpus`), but not more than there
+    are work units. The result does not depend on the number of processes.
     """
     sample_bytes: int = SAMPLE_BYTES
     """Size of the text sample on which a tokenizer is trained, in bytes."""

@@ -110,8 +110,8 @@ def _mixes(classes: int, pp: int) -> IntArray:
 
 
 def _together(ranks: RankTimes, mixes: IntArray, numbers: NDArray[Any]) -> FloatArray:
-    """Return [cut] -> an upper bound of the micro-batches of all replicas together, with no more tensor-parallel groups
-    of a class than there are.
+    """Return [cut] -> an upper bound of the micro-batches of all replicas together. All replicas together
+    have at most `UnitClass.number` tensor-parallel groups of each class.
 
     Args:
         mixes: [mix, rank] -> class of the group at this pipeline rank. A mix is a choice of classes for a replica.
@@ -176,8 +176,8 @@ class ReplicaFinish:
 
     def _after_a_pass(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """Return, for each of the replicas `at`, a lower bound of the seconds until it has done its micro-batches and
-        its all-reduce, which counts the forward pass through all stages before each rank's first backward. The
-        arguments are those of `end_s`.
+        its all-reduce. The bound counts, before each rank's first backward, the forward pass of a micro-batch through
+        all stages. The arguments are those of `end_s`.
         """
         many, forward = numbers[:, None], self.forward[at]
         first_pass = forward.sum(axis=1, keepdims=True) + self.hops

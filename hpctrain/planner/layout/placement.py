@@ -138,11 +138,12 @@ def all_placements(
 
 
 def _replicas_in_order(chosen: Sequence[int], pp: int) -> bool:
-    """Return whether the last replica's classes, as far as they are chosen, do not sort before those of the replica
-    before it. Placements with replicas in another order are equal ones with replicas exchanged.
+    """Return whether the classes in the last replica, as far as they are chosen, do not sort before the classes in the
+    replica before it. Placements with replicas in another order are equal ones with replicas exchanged.
 
     Args:
-        chosen: classes of the tensor-parallel groups that are chosen so far, `pp` for each replica, replica by replica.
+        chosen: the class (`interchangeable_classes`) of each tensor-parallel group that is chosen so far: `pp` classes
+            for each replica, replica by replica.
     """
     start = (len(chosen) - 1) // pp * pp
     return start == 0 or list(chosen[start:]) >= list(chosen[start - pp : start][: len(chosen) - start])

@@ -226,10 +226,11 @@ def _with_compute(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
 
 
 def _with_tensor_parallel(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
-    """Return the profile with the factor of tensor-parallel dispatch.
+    """Return the profile with its factor `tensor_parallel`: the factor on the time in which torch dispatches operations
+    on DTensors.
 
-    With this factor, the predicted time of all stages equals the measured one. If the factor cannot be determined, the
-    profile gets a remark with the reason instead.
+    With this factor, the predicted seconds of the forward and backward passes of a step, summed over the stages, equal
+    the measured seconds. If the factor cannot be determined, the profile gets a remark with the reason instead.
     """
     if fit.plan.tp == 1:
         return _remarked(profile, tensor_parallel="no matrix was shared by several devices")

@@ -1,5 +1,5 @@
-"""Chooses the codecs of gradients and of stage messages for a layout: the most exact codecs, unless less exact ones
-shorten the step by more than a threshold.
+"""Chooses the codecs of gradients and of stage messages for a layout. Codecs are tried in the order of `CODECS` and
+`MESSAGES`, from fp32 on. A codec replaces the one chosen so far if it shortens the step by at least a threshold.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _CodecTrial:
 
 
 def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
-    """Return the codecs that mode auto chooses from, the most exact first.
+    """Return the codecs that mode auto chooses from, in the order of `CODECS`: exact sums first.
 
     Args:
         steps: steps of the run.
@@ -120,9 +120,9 @@ def compression_may_gain(prediction: Prediction) -> bool:
 def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> CodecDecision:
     """Return the codec for a layout, and the predicted step with this codec.
 
-    Codecs are tried from the most exact one on. A codec is chosen if it shortens the run's mean step by the share
-    `MIN_GAIN`, or `MIN_LOSSY_GAIN` if it is lossy, against the codec chosen so far. So by the cost model the mean step
-    is never longer than with exact sums.
+    Codecs are tried in the order of `CODECS`, exact sums first. A codec is chosen if it shortens the run's mean step by
+    the share `MIN_GAIN`, or `MIN_LOSSY_GAIN` if it is lossy, against the codec chosen so far. So by the cost model the
+    mean step is never longer than with exact sums.
 
     Args:
         cost: cost model with the layout's memory options; its codec does not matter.
@@ -230,9 +230,9 @@ def _reason(winner: _CodecTrial, exact: _CodecTrial) -> str:
 def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> tuple[CostModel, Prediction, list[str]]:
     """Choose the codec of each boundary between stages by the thresholds that also decide on gradient codecs.
 
-    Codecs become available one after the other, the most exact first. Every boundary takes the available codec that
-    delivers its messages the soonest. The new choice for all boundaries replaces the old one if it shortens the step by
-    `MIN_GAIN`, or by `MIN_LOSSY_GAIN` if the new codec is lossy.
+    Codecs become available one after the other, in the order of `MESSAGES`. Every boundary takes the available codec
+    that delivers its messages the soonest. The new choice for all boundaries replaces the old one if it shortens the
+    step by `MIN_GAIN`, or by `MIN_LOSSY_GAIN` if the new codec is lossy.
 
     Args:
         cost: cost model with the layout's memory options and gradient codec; its message codecs do not matter.

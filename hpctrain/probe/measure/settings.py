@@ -31,7 +31,8 @@ class ProbeSettings:
     """
 
     seed: int = 0
-    """Seed of the order of rounds; the same seed gives the same schedule."""
+    """Seed of the random choices of the pairs of each round. With equal measurements, an equal seed gives equal rounds.
+    """
     device: str = "auto"
     """Devices to measure: auto, cpu or cuda; none measures only links."""
     share: int = 1

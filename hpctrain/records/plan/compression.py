@@ -331,8 +331,7 @@ Codec = Annotated[_AnyCodec, Field(discriminator="mode")]
 Compression = Annotated[_AnyCodec | AutoCompression, Field(discriminator="mode")]
 
 CODECS: tuple[type[GradientCodec], ...] = get_args(_AnyCodec)
-"""Classes of all codecs. Of the codecs that mode auto chooses from, those that round or leave out the least of a
-gradient come first."""
+"""Classes of all codecs. Mode auto tries its codecs in this order: none, bf16, int8, int4, power_sgd, topk."""
 MODES: dict[str, type[GradientCodec]] = {mode: codec for codec in CODECS for mode in codec.modes()}
 """Value of `compression.mode` -> class of the codec."""
 _ADAPTER: TypeAdapter[Codec] = TypeAdapter(Codec)
@@ -379,7 +378,7 @@ class CodecSpec(Part):
     reason: str | None = None
     """With mode auto: why the planner chose the codec."""
     compared: list[CodecFigures] = []
-    """With mode auto: the codecs that were compared, first those that round or leave out the least of a gradient."""
+    """With mode auto: the codecs that were compared, in this order: none, bf16, int8, int4, power_sgd, topk."""
 
     @model_validator(mode="after")
     def _only_gradients(self) -> CodecSpec:

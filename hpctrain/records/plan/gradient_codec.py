@@ -34,7 +34,7 @@ MESSAGES: dict[Messages, MessageEncoding] = {
     "bf16": MessageEncoding(2, "bf16"),
     "int8": MessageEncoding(1 + SCALE_BYTES, "quantized", lossy=True),
 }
-"""Name of an encoding of stage messages -> encoding, the most exact first."""
+"""Name of an encoding of stage messages -> encoding, the one with the most bytes first."""
 
 
 Values = Literal["fp32", "fp16", "bf16", "int8", "sign"]
