@@ -161,7 +161,8 @@ def probe_local(
 
 @dataclass(frozen=True)
 class ProbeJob:
-    """The probe's request to Slurm."""
+    """The probe's request to Slurm. A field that is None adds no option, unless the text below the field says what None
+    means."""
 
     nodes: int
     """Number of nodes."""

@@ -239,8 +239,8 @@ def _write_sweep(place: Path, sweep: CheckedSweep, folders: Sequence[RunFolder])
 
 
 def _excluded(folders: Sequence[RunFolder], sweep: CheckedSweep, slurm: Slurm, clock: Clock, say: Say) -> list[str]:
-    """Record in each run folder the nodes that the verdict of the user's topology excludes, and return those that the
-    array is to exclude."""
+    """Record in each run folder the nodes that the verdict of the user's topology excludes. Return those of these nodes
+    that the array is to exclude: only as many as leave it enough nodes, and none if the controller does not answer."""
     now, job = clock.wall(), sweep.checked.asked
     for folder, item in zip(folders, sweep.prepared, strict=True):
         record_excluded_nodes(folder.path, item.topology, now, item.run.recovery.exclude_hours)

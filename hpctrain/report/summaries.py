@@ -117,15 +117,15 @@ def robustness(rows: Sequence[MetricRow]) -> tuple[float, int] | None:
 
 
 def steady_step_time(rows: Sequence[MetricRow]) -> float | None:
-    """Return the median over the steps of the step time in seconds, without the first step of each generation, which
-    includes warm-up, if there are other steps; None without steps.
+    """Return the median over the steps of the step time in seconds; None without steps. The first step of each
+    generation, which takes longer, counts only if there are no other steps.
     """
     return _median([row.step_time_s for row in _warm(rows)])
 
 
 def steady_tokens_per_s(rows: Sequence[MetricRow]) -> float | None:
-    """Return the median over the steps of the whole job's tokens per second, without the first step of each generation
-    if there are other steps; None without steps.
+    """Return the median over the steps of the whole job's tokens per second; None without steps. The first step of
+    each generation counts only if there are no other steps.
     """
     return _median([row.tokens_per_s for row in _warm(rows)])
 

@@ -9,7 +9,7 @@ three hash functions (Molloy 2005, Random Structures & Algorithms 27). Numbers t
 estimated.
 
 Slots are cut into pieces of equal size, each with its own cells. So all pieces hold about equally many numbers per
-cell, and one piece fits a processor's cache.
+cell, and one piece fits the cache of a CPU core.
 
 Numbers are integers modulo 2³²: cells may wrap around and still give every number exactly. Sums do not depend on their
 order, so every rank and every kind of device gets the same bits.
@@ -26,7 +26,7 @@ HASHES = 3
 _ODD = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 _WORD = 0xFFFFFFFF
 _PIECE = 1 << 15
-"""Largest count of slots in a piece, so that peeling a piece stays in a processor's cache."""
+"""Largest count of slots in a piece, so that peeling a piece stays in the cache of a CPU core."""
 _ONE = 1 << 40
 """Unit of the count in a cell's census, which is `_ONE` times the count of numbers plus the sum of their slots. `_ONE`
 is larger than any sum of slots.
@@ -80,7 +80,7 @@ def unfold(sketch: Tensor, count: int, cells: int) -> tuple[Tensor, Tensor]:
 
 
 class _Layout:
-    """Division of a sketch's slots and cells into pieces of equal size, each of which fits a processor's cache."""
+    """Division of a sketch's slots and cells into pieces of equal size, each of which fits the cache of a CPU core."""
 
     def __init__(self, count: int, cells: int) -> None:
         self.pieces = max(1, min(-(-count // _PIECE), cells // HASHES))

@@ -14,7 +14,7 @@ write one bit per number, and the second pass could read these bits instead of a
 
 Tested without a GPU: the kernels agree with the CPU implementation in Triton's interpreter, and Triton 3.9 compiles
 them for sm_80, sm_90 and gfx942, with 16-byte loads where memory and length are multiples of 16. The first call
-compiles both, in less than a second of one processor.
+compiles both, in less than a second of CPU time.
 
 Import this module only where Triton is installed and the numbers are on a GPU, because loading Triton takes time. If
 the environment variable TRITON_INTERPRET is 1 when Triton is loaded, its interpreter runs the kernels on CPU tensors.

@@ -76,7 +76,7 @@ class SeenCluster:
     """What Slurm said about this cluster and its user when it was asked."""
 
     state: ClusterState | None
-    """Settings, nodes and partitions of the cluster; None if Slurm is configured here but gave no answer."""
+    """Settings, nodes and partitions of the cluster; None if Slurm gave no answer."""
     accounts: UserAccounts | None
     """The user's accounts; None: not known."""
     problem: str = ""

@@ -196,7 +196,8 @@ class OptionBounds:
         return self._memory.is_too_large(option, self._most_shards(option.dims))
 
     def any_may_fit(self, dims: ParallelDims, micro_batch: int) -> bool:
-        """Return False if no schedule except a V-shaped one could have memory for the model.
+        """Return False if it is certain that the devices lack memory for the model under every schedule that is not
+        V-shaped. V-shaped schedules are not judged.
 
         The schedule with the fewest live activations (`FEWEST_ACTIVATIONS`) stands for all others. V-shaped schedules
         need less in some stages, because their first and last stage share a rank.

@@ -30,6 +30,7 @@ class SearchResult(NamedTuple):
     space: SearchSpace
     """The space with the best plan's memory options."""
     best: Prediction | None
+    """The best plan; None if none was found."""
     bound_s: float
     """Seconds that no plan of the space beats, whatever its memory options."""
     ended: bool
@@ -301,8 +302,8 @@ class CandidateQueue:
 
 
 def _bubble(micro_batches: int, dims: ParallelDims, schedule_spec: ScheduleSpec | None) -> float:
-    """Return the bubble of a pipeline of equal stages as a share of its work (Narayanan et al. 2021, section 2.2; Qi et
-    al. 2024, table 2).
+    """Return the bubble of a pipeline of equal stages, divided by the seconds in which a pipeline rank computes
+    (Narayanan et al. 2021, section 2.2; Qi et al. 2024, table 2).
 
     Args:
         micro_batches: micro-batches of a step over all replicas.

@@ -252,7 +252,7 @@ def find_faults(
 
 
 def node_healths(outcome: ProbeOutcome, faults: Sequence[ProbeFinding]) -> dict[str, Health]:
-    """Return node -> its verdict with the reasons: bad when it is to be excluded, unknown when it could not be
+    """Return node -> its health with the reasons: bad when it is to be excluded, unknown when it could not be
     measured, degraded when it is used with a warning, else ok."""
     return {name: _health(name, outcome, faults) for name in outcome.nodes}
 

@@ -302,8 +302,9 @@ def retested_nodes(
 def retested_links(
     results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return link -> (bandwidth from its first node to its second, bandwidth back), both relative to good pairs in the
-    retest. A link that was not measured again is absent; without good pairs in the retest, every link is absent.
+    """Return link -> (bandwidth from its first node to its second, bandwidth back), both divided by the median
+    bandwidth of the good pairs in the retest. A link that was not measured again is absent; without good pairs in the
+    retest, every link is absent.
 
     The best measurement of a link counts: a bad cable is always slow, other traffic comes in bursts.
 
