@@ -129,8 +129,8 @@ class ErrorFeedback:
             residual.copy_(unsent)
 
     def add_residual(self, key: str, start: int, values: Tensor) -> None:
-        """Add `values` to a range of a tensor's residual. The values are sums over all ranks; this rank made these sums
-        and did not select them to send.
+        """Add `values` to a range of a tensor's residual. The values are the sums that this rank computed over all
+        ranks, minus what it sent of these sums.
 
         Args:
             key: key of a tensor for which `store_residual` was called in this step.
