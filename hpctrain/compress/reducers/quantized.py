@@ -74,7 +74,7 @@ class IntegerResiduals(Residuals):
         """Add the residual of the sum `key` to the gradients in the buffer that `begin` returned, and encode the buffer
         as messages, one part of it for each rank.
 
-        The buffer then holds the rounding errors.
+        Each encoded part of the buffer then holds its rounding errors.
 
         Args:
             key: key of the sum, as given to `begin`.

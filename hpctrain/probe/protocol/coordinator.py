@@ -45,7 +45,7 @@ class Coordinator:
         """Prepare a probe of `nodes`.
 
         Args:
-            progress: called with (phase, done, planned) between steps of the probe, when `outcome` is consistent.
+            progress: called as `Progress` says, between steps of the probe, when `outcome` is consistent.
             prior: the switches in the prior topology; None: there is no prior topology.
         """
         self._transport = transport
