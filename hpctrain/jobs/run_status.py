@@ -171,7 +171,7 @@ class WatchedRun:
 
     def _info(self) -> JobInfo | None:
         """Return what Slurm's queue or accounting knows about the job that determines the run's state; None if neither
-        knows the job. The job is the newest one or a successor, as `_telling` says."""
+        knows the job. `_telling` chooses this job among the run's newest one and the successors behind it."""
         known = {job: info for job, info in self._watcher.known.items() if not self._watcher.is_forgotten(job)}
         newest, telling = self._jobs[0], _telling(self._jobs, known)
         if telling is not None or not self._watcher.is_forgotten(newest):

@@ -101,7 +101,8 @@ class JobWatcher:
 
 
 def next_delay(delay_s: float, changed: bool) -> float:
-    """Return the seconds to the next call: twice `delay_s`, at most 30; 1 after a change."""
+    """Return the seconds until Slurm is asked again: 1 if its last answer differed from the one before, else twice the
+    last pause `delay_s`, at most 30."""
     return DELAY_MIN_S if changed else min(2 * delay_s, DELAY_MAX_S)
 
 

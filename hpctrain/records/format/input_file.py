@@ -25,11 +25,13 @@ def read_input(
     Args:
         limit_bytes: largest size of the file.
         missing: message of the error for a file that does not exist.
-        owned: require that the file and its folder belong to this user, as in a run folder.
+        owned: require that the file and its folder belong to this user and that nobody else can write to them, as in a
+            run folder.
 
     Raises:
         FileError: the file is missing, unreadable, larger than `limit_bytes`, or a folder, FIFO or device.
-        UntrustedError: with `owned`, the file belongs to somebody else, or others can write to it.
+        UntrustedError: with `owned`, the file or its folder belongs to somebody else, or others can write to one of
+            them.
     """
     try:
         return read_owned(path, limit_bytes) if owned else read_regular(os.path.realpath(path), limit_bytes)
@@ -44,7 +46,8 @@ def read_input_text(
 
     Raises:
         FileError: the file is missing, unreadable, too large, no regular file, or not UTF-8.
-        UntrustedError: with `owned`, the file belongs to somebody else, or others can write to it.
+        UntrustedError: with `owned`, the file or its folder belongs to somebody else, or others can write to one of
+            them.
     """
     try:
         return read_input(path, limit_bytes, missing, owned=owned).decode()
@@ -91,7 +94,8 @@ def read_jsonl(path: Path, *, owned: bool = True) -> list[dict[str, Any]]:
     Lines that are no complete JSON object are left out: their writer was killed while it wrote.
 
     Args:
-        owned: require that the file and its folder belong to this user, as in a run folder.
+        owned: require that the file and its folder belong to this user and that nobody else can write to them, as in a
+            run folder.
 
     Raises:
         UntrustedError: with `owned`, the file or its folder belongs to somebody else, or others can write to it.
