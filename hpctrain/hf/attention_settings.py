@@ -207,10 +207,10 @@ def _yarn(values: _RopeValues, positions: int) -> dict[str, Any]:
 
 
 def first_blocks(key: str, default: int) -> FullBlocks:
-    """Return the rule by which the blocks before the first one with a window have none.
+    """Return the rule by which the first blocks have no window.
 
     Args:
-        key: key of their number.
+        key: key of config.json with the number of blocks without a window.
         default: number that transformers assumes if the key is absent.
     """
 

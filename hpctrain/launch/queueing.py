@@ -65,10 +65,11 @@ def prepare_submission(given: RunInputs, here: bool, slurm: Slurm, runner: Runne
     model. Nothing is written.
 
     Args:
-        here: whether the user asked for a run of this machine, even if the machine has Slurm.
+        here: whether the user asked to train on this machine, even if the machine has Slurm.
 
     Raises:
-        FileError, InputError: a file is wrong or missing, or a run of this machine would train where jobs are queued.
+        FileError, InputError: a file is wrong or missing; or `cluster.kind` is local on a machine with Slurm, and
+            `here` is False.
         RefusedError: the plan is provisional.
     """
     run = given.run()
@@ -183,8 +184,8 @@ def _start_words(job: Run, slurm: Slurm, clock: Clock) -> list[str]:
 def _without_excluded(
     folder: RunFolder, prepared: PreparedRun, job: Run, slurm: Slurm, clock: Clock, say: Say
 ) -> list[str]:
-    """Record the nodes that the verdict of the user's topology excludes, and return those that the first job is to
-    exclude; [] if there is no topology or it excludes none.
+    """Add the nodes that the verdict of the user's topology excludes to the run's bad_nodes.jsonl, and return those
+    that the first job is to exclude; [] if there is no topology or it excludes none.
 
     Args:
         prepared: the run, its topology and its plan.

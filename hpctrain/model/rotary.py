@@ -63,7 +63,8 @@ def _yarn_ramp(width: int, base: float, scaling: YarnRope, device: torch.device)
     """
 
     def index(turns: float) -> float:
-        """Return the index of the angle that makes `turns` full turns over the original positions, as a fraction."""
+        """Return the index, not rounded, of the angle that makes `turns` full turns over the `original_positions`
+        positions."""
         return width * math.log(scaling.original_positions / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = index(scaling.beta_fast), index(scaling.beta_slow)

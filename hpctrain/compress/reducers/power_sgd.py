@@ -234,7 +234,8 @@ class MatrixBatch:
     """Residuals: [matrices, rows, columns]."""
 
     def project(self, gradients: list[Tensor]) -> None:
-        """Compute P = (residual + gradient)·Q of each matrix. Columns of Q that are zero are drawn again before.
+        """Compute P = (residual + gradient)·Q of each matrix, after columns of Q that are zero are replaced by those of
+        `fresh`.
 
         The residual stays unchanged, because the step does not count if the sum of P is not finite.
         """

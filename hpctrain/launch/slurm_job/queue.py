@@ -85,7 +85,7 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
             time to train, or the run folder would lie on a file system in this machine's memory.
         RefusedError: the request exceeds the limits of the partition, or of all partitions if none is named; the
             message has every reason. Or a run or job that has to succeed before this run starts has failed.
-        CommandError: the controller does not answer, and the run has to wait for another one.
+        CommandError: the controller does not answer, and the run file names runs or jobs for which the run waits.
     """
     why = slurm.why_unavailable()
     if why is not None:

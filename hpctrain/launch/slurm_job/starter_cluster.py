@@ -85,7 +85,7 @@ class SeenCluster:
 
 def see_cluster(slurm: Slurm, user: str) -> SeenCluster | None:
     """Return what Slurm says about this cluster and the accounts of `user`; None if this machine belongs to no Slurm
-    cluster. No error is raised."""
+    cluster. If a command of Slurm fails, no error is raised, and `problem` of the result says why."""
     if not slurm.available():
         return None
     try:

@@ -188,10 +188,12 @@ class ReplicaFinish:
         """Return, for each of the replicas `at`, a lower bound of the seconds until it has done its micro-batches and
         its all-reduce, with a schedule that has one stage a rank and whole backwards.
 
-        The result is the largest of three bounds, each taken over all ranks. The first bound adds to a rank's own
-        actions what comes before its first forward and after its last backward. The second bound counts one
-        micro-batch's pass through the pipeline and back, and those actions of a rank that cannot overlap this pass. The
-        third bound, for 1f1b only, counts round trips from a rank to the last rank.
+        The result is the larger of two bounds, each the largest over all pipeline ranks. One bound counts what comes
+        before a rank's first forward, the rank's own actions, and its all-reduce. The other bound counts the all-reduce
+        of rank 0 after the largest of three terms. The first term adds to a rank's own actions what comes before its
+        first forward and after its last backward. The second term counts one micro-batch's pass through the pipeline
+        and back, and those actions of a rank that cannot overlap this pass. The third term, for 1f1b only, counts round
+        trips from a rank to the last rank and back, and what comes before and after them.
 
         Args:
             at: indices of the replicas.
@@ -358,8 +360,8 @@ def bound_weights(pp: int, micro_batches: int, end_ranks: int) -> FloatArray:
     and ends before their last backwards. The second kind is a whole pass, plus all that rank r does between its first
     backward and the last backward of its second stage. Blocks in first stages lengthen the first kind and shorten the
     second. Each set weighs the bounds of consecutive ranks, and no others: that of the first kind for the last of these
-    ranks, those of the second kind for the ranks before it. If forward and backward take the shares `REFERENCE_SPLIT`,
-    the weighted sum does not depend on which stage holds the blocks.
+    ranks, those of the second kind for the ranks before it. If forward and backward take the shares `REFERENCE_SPLIT`
+    of a block's time, the weighted sum does not depend on which of a rank's two stages holds the blocks.
 
     Args:
         end_ranks: the consecutive ranks of a set begin with one of the first `end_ranks` ranks of the pipeline, and end

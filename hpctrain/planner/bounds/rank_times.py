@@ -94,7 +94,8 @@ class RankTimes:
         self.classes, self.mixtures = classes, np.array(mixtures)
 
     def _times(self, apart: bool = False) -> RankSeconds:
-        """Return lower bounds of the seconds of each rank. Ranks that hold neither end of the model have equal bounds.
+        """Return lower bounds of the seconds that each pipeline rank takes for a micro-batch, the all-reduce and the
+        update. Pipeline ranks that hold neither end of the model have equal bounds.
 
         Args:
             apart: whether the tensor-parallel groups that the replicas have at one pipeline rank lie in several nodes.

@@ -254,6 +254,7 @@ def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostC
     """Return the times of a stage for one micro-batch.
 
     Args:
+        share: says whether the stage holds the embedding and the head; its number of blocks does not count.
         blocks: number of blocks of mean size that take as long as the stage's blocks.
         launch_s: launch time of the slowest device.
     """

@@ -66,8 +66,8 @@ def message_s(links: Links, sources: Sequence[DeviceId], targets: Sequence[Devic
 def message_alpha_beta(links: Links, sources: Sequence[DeviceId], targets: Sequence[DeviceId]) -> tuple[float, float]:
     """Return (alpha in seconds, beta in seconds per byte) of simultaneous messages from every source to its target.
 
-    `alpha + beta * size` is the time until the slowest message has arrived. Messages that leave a node together share
-    its bandwidth, which makes beta larger.
+    If each message has `size` bytes, the slowest one has arrived after `alpha + beta * size` seconds. Messages that
+    leave a node together share its bandwidth, which makes beta larger.
 
     Args:
         targets: the target of each source, in the order of `sources`.

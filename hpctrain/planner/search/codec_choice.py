@@ -85,8 +85,8 @@ def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
 
 
 def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
-    """Return the codecs that get a search of their own besides exact sums, each with the share of a step that it must
-    save.
+    """Return (codec, gain) for each codec that gets a search of its own besides exact sums. The plan of this search is
+    taken if its mean step is shorter by at least the share `gain` than that of the plan chosen so far.
 
     They are the codec with the fewest bytes among those that send every number and, if `lossy`, the codec with the
     fewest bytes among those that leave out most of each gradient.

@@ -238,7 +238,8 @@ def same_kinds(units: Sequence[TensorParallelGroup], placement: Placement) -> It
     """Yield two placements whose devices at each pipeline rank of each replica have the same figures (`GroupSpec`) as
     those of the given placement.
 
-    The first has its stages packed within nodes, the second its pipelines.
+    In the first placement, the groups of each stage (one for each replica) are packed within nodes; in the second, the
+    groups of each pipeline.
 
     Args:
         units: the tensor-parallel groups to choose from, including those of the placement.

@@ -268,8 +268,11 @@ FEW_DEVICES = 8
 def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDims]:
     """Return the (pp, dp, tp) to try, with a product of at most `devices`.
 
-    On more than `EXHAUSTIVE_DEVICES` devices, pp divides the number of blocks or is a power of two, and few devices
-    stay idle; one device alone is tried too.
+    On more than `EXHAUSTIVE_DEVICES` devices, pp divides the number of blocks or is a power of two, and at least
+    `min_devices_used` devices are used. Two exceptions use fewer: one device alone, and a replica for each sequence.
+
+    Args:
+        sequences: sequences of the global batch.
     """
     if devices <= FEW_DEVICES:
         whole = range(1, devices + 1)

@@ -79,7 +79,8 @@ class Timeline:
 
 
 class TimedAction(NamedTuple):
-    """An action as numbers: its rank, its duration, and what it waits for besides earlier actions of its rank."""
+    """An action as numbers: its pipeline rank, its duration, and what it waits for besides earlier actions of this
+    rank."""
 
     rank: int
     duration: int

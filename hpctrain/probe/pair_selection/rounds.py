@@ -108,8 +108,9 @@ def plan_rounds(n: int, settings: ProbeSettings) -> list[Round]:
 
 
 def contention_rounds(tree: SwitchTree, alive: Sequence[int], seed: int) -> list[Round]:
-    """Return the rounds that show the oversubscription of each switch level: `ROUNDS_PER_LEVEL` rounds with one pair of
-    nodes for each two matched clusters, then as many rounds with all members of both clusters.
+    """Return the rounds that show the oversubscription of each switch level. In each round, the clusters of the level
+    are matched in twos. In up to `ROUNDS_PER_LEVEL` rounds, one pair of nodes measures for each two matched clusters;
+    then all members of both clusters measure, in as many rounds.
 
     Args:
         alive: indexes of the living nodes.

@@ -104,7 +104,8 @@ _Loader.add_constructor("tag:yaml.org,2002:str", _text)
 
 @dataclass(frozen=True)
 class YamlFile:
-    """A YAML file that was read: its path, its content as plain values, and key path -> line number."""
+    """A YAML file that was read: its path, its content as plain values, and key path -> line number, counted from
+    1."""
 
     path: str
     value: Any

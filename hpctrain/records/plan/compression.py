@@ -225,16 +225,17 @@ class Adaptive(_Selected):
 
 
 class Tagc(_Sparse):
-    """Codec TAGC (Polyakov et al. 2025): the largest numbers are sent as a count sketch, and the sketches of several
-    ranks can be summed."""
+    """Codec TAGC (Polyakov et al. 2025): the ranks agree on an index of their largest numbers, and sum a count sketch
+    of these numbers or, with ratio auto, a list of them."""
 
     mode: Literal["tagc"]
-    """The largest numbers are folded into a count sketch. The sum of all ranks' sketches is unfolded exactly."""
+    """The ranks agree on an index of their largest numbers and sum these numbers, as integers. Numbers that cannot be
+    decoded from the sum of the sketches count as unsent."""
     ratio: Annotated[float, Field(gt=1)] | Literal["auto"] = "auto"
-    """Size of the gradient divided by the size of the sketch. auto: the largest ratio with which the sketch can be
-    unfolded exactly."""
+    """Count of numbers in the compressed gradients divided by the count of numbers in the sketch. auto: no sketch; a
+    list with one number for each position in the index is sent instead."""
     density: float = Field(default=0.05, gt=0, le=1)
-    """Share of the numbers that is folded into the sketch."""
+    """Share of the numbers of each compressed gradient that a rank sends."""
     layers: Layers = "non_attention"
     """Parameters that are compressed, as in mode topk."""
 
