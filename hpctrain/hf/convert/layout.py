@@ -105,7 +105,8 @@ def model_tensors(source: Path, tensors: Mapping[str, LazyTensor], known: str) -
     """Return the model's tensors of a checkpoint; None if it has no tensor `known`.
 
     Args:
-        known: name of a tensor that every such model has; a checkpoint may hold it after a prefix, as 'model.'.
+        known: name of a tensor that every such model has; a checkpoint may hold it after a prefix, such as
+            'model.'. Only tensors with this prefix are returned, by their names without it.
     """
     weights = {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] not in _TRAINING_STATE}
     names = [name for name in weights if name == known or name.endswith(f".{known}")]

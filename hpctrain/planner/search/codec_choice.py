@@ -88,7 +88,7 @@ def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
     """Return (codec, gain) for each codec that gets a search of its own besides exact sums. The plan of this search is
     taken if its mean step is shorter by at least the share `gain` than that of the plan chosen so far.
 
-    They are the codec with the fewest bytes among those that send every number and, if `lossy`, the codec with the
+    These codecs are the one with the fewest bytes among those that send every number and, if `lossy`, the one with the
     fewest bytes among those that leave out most of each gradient.
 
     Args:
