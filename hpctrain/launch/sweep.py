@@ -53,7 +53,8 @@ class CheckedSweep:
         return [item.run.model_copy(update={"cluster": self.checked.asked.cluster}) for item in self.prepared]
 
     def script_to_be(self) -> str:
-        """Return the script of the job array before its folders are made."""
+        """Return the script of the job array with `<time>` in place of the times in the names of folders that do not
+        exist yet."""
         base = runs_folder().resolve()
         folders = [base / f"{item.name}-<time>" for item in self.named]
         return render_array(self.name, self.jobs, folders, base / f"{self.name}-<time>", self.limit)

@@ -75,8 +75,8 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
 
 
 def _by_replica(placement: Placement, value: Callable[[tuple[TensorParallelGroup, ...]], float]) -> list[float]:
-    """Return [replica] -> a value that depends only on the replica's devices, computed once for replicas with equal
-    devices.
+    """Return [replica] -> a value that depends only on the figures of the replica's devices, computed once for replicas
+    with equal figures.
 
     Args:
         value: value of a replica, given as its tensor-parallel groups by pipeline rank.
