@@ -77,8 +77,8 @@ class LoadedRun:
 
     @property
     def job_id(self) -> str | None:
-        """Id of the run's newest Slurm job; for a run that `submit` started on this machine without Slurm, the id of the
-        background process that trains it; None for a run of `train`."""
+        """Id of the run's newest Slurm job; for a run that `submit` started on this machine without Slurm, the id of
+        the background process that trains it; None for a run of `train`."""
         return job_id(self.folder)
 
     @property

@@ -1,4 +1,4 @@
-"""Small runs for benches and the selfcheck: a run folder with a small corpus, and plans by their degrees."""
+"""Small runs for benches and the selfcheck: makes a run folder with a small corpus, and a plan with given degrees."""
 
 from __future__ import annotations
 

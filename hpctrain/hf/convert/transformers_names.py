@@ -28,7 +28,7 @@ class TransformersLayout:
         self._model = model
 
     def config(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return no keys of config.json, because the names of the keys depend on the model's family."""
+        """Return no keys of config.json, because their names depend on the `model_type` of transformers."""
         return {}
 
     def tensors(self, config: Mapping[str, Any]) -> dict[str, LazyTensor]:
