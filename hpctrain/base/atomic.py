@@ -72,7 +72,7 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` to a file as indented JSON, with its keys in their order. The file is replaced as by `write_text`."""
+    """Replace a file by `value` as indented JSON, with its keys in their order, as `write_text` replaces it."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
