@@ -2,8 +2,8 @@
 reason.
 
 A generation ends for all agents when it ends for one. The remaining agents then start the next generation, if they
-are at least half of the last one's members. A generation's record is one file that only one agent can create, so two
-halves cannot both go on.
+are at least half of the last one's members. This module decides when to propose a generation; whether the proposal is
+agreed on, the members' votes decide (`agent/consensus.py`), so two halves cannot both go on.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ class Decision:
     """For `fail` because of a worker's own error: that error."""
     hung: tuple[WorkerActivity, ...] | None = None
     """For `end_generation` because of a hang: the workers that block the others, as far as they are known."""
+    cut_off: bool = False
+    """For `fail`: whether this agent leaves only because it reaches too few members of the last generation, so that the
+    others may go on without it."""
 
 
 def decide(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
@@ -57,8 +60,13 @@ def decide(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
 
 
 def alive(now: float, peer: PeerView, limits: DecisionLimits) -> bool:
-    """Return whether a peer can be a member: it is connected, not crashed, and heard within the heartbeat timeout."""
-    return peer.connected and peer.phase != "crashed" and now - peer.last_seen <= limits.recovery.heartbeat_timeout_s
+    """Return whether a peer can be a member: it is connected, does not leave, and is heard within the heartbeat
+    timeout."""
+    return (
+        peer.connected
+        and peer.phase not in ("crashed", "cut_off")
+        and now - peer.last_seen <= limits.recovery.heartbeat_timeout_s
+    )
 
 
 def failures(view: AgentView) -> int:
@@ -76,6 +84,16 @@ def has_quorum(present: Collection[str], members: Collection[str]) -> bool:
     return 2 * len(set(present) & set(members)) >= len(members)
 
 
+def _voters(view: AgentView, present: Collection[str]) -> list[str]:
+    """Return the nodes of `present` whose agents vote on the next generation: members of the last one that have not
+    restarted, or any node before the first generation."""
+    if view.record is None:
+        return [node for node in view.nodes if node in present]
+    agents = {peer.node: peer.incarnation for peer in view.peers} | {view.me: view.incarnation}
+    members = view.record.members
+    return [m.node for m in members if m.node in present and agents.get(m.node) == m.incarnation]
+
+
 def _while_running(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
     assert view.record is not None, "a running agent has a record"
     if view.workers.leaving and now - view.workers.last_progress <= limits.collect_s:
@@ -89,9 +107,30 @@ def _while_running(now: float, view: AgentView, limits: DecisionLimits) -> Decis
         verdict = _peer_end(peer, view) or _peer_fault(peer, view) or _peer_loss(now, peer, view, limits)
         if verdict is not None:
             return verdict
-    if _is_spectator(view) and not any(alive(now, peer, limits) for peer in _members_seen(view)):
-        return _without_members(now, view, limits)
-    return Decision("wait", "training")
+    if _is_spectator(view):
+        if not any(alive(now, peer, limits) for peer in _members_seen(view)):
+            return _without_members(now, view, limits)
+        return Decision("wait", "training")
+    return _part_alone(now, view, limits) or Decision("wait", "training")
+
+
+def _part_alone(now: float, view: AgentView, limits: DecisionLimits) -> Decision | None:
+    """Return the decision of a member that hears half of the members or fewer: to end the generation, because the
+    others may go on without it. None if it hears more. The lost members may hold no rank, so that the workers notice
+    nothing."""
+    assert view.record is not None, "a running agent has a record"
+    timeout_s, agents = limits.recovery.heartbeat_timeout_s, {peer.node: peer for peer in view.peers}
+    others = [(member, agents[member.node]) for member in view.record.members if member.node in agents]
+    # A member that this agent has never heard may still be connecting.
+    heard = [
+        peer
+        for member, peer in others
+        if peer.incarnation in ("", member.incarnation) and now - max(peer.last_seen, view.phase_since) <= timeout_s
+    ]
+    if not others or 2 * (len(heard) + 1) > len(others) + 1:
+        return None
+    words = f"{view.me} has heard only {len(heard)} of the {len(others)} other members for {timeout_s:g} s"
+    return Decision("end_generation", words)
 
 
 def _workers_end(now: float, view: AgentView, limits: DecisionLimits) -> Decision | None:
@@ -171,6 +210,8 @@ def _peer_loss(now: float, peer: PeerView, view: AgentView, limits: DecisionLimi
         return None
     if peer.phase == "crashed":
         return Decision("end_generation", peer.reason)
+    if peer.phase == "cut_off":
+        return Decision("end_generation", f"node {peer.node} is gone")
     if peer.connected and peer.incarnation != member.incarnation:
         return Decision("end_generation", f"node {peer.node} is gone")
     # If the connection closed before the generation began, the node may be reconnecting: the proposer counted on it.
@@ -218,7 +259,7 @@ def _between(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
     settled = everybody and not at_work
     if meeting or (not settled and waited < limit):
         return Decision("wait", "waiting for the other nodes")
-    if _is_spectator(view) and not has_quorum(members, _last_nodes(view)):
+    if _is_spectator(view) and not has_quorum(_voters(view, members), _last_nodes(view)):
         return _spectate(waited, limits)
     if _is_spectator(view) and at_work:
         return Decision("wait", "the others train without this node")
@@ -245,7 +286,11 @@ def _cut_off(
     silent = sorted(pair for pair, since in view.silent.items() if now - since >= patience_s)
     # Plans use no node that the probe advises against, so its links carry nothing.
     broken = [pair for pair in limits.broken_links if set(pair) <= present - set(limits.advised_against)]
-    outside = {node for node in view.nodes if node not in _last_nodes(view)}
+    last = _last_nodes(view)
+    outside = {node for node in view.nodes if node not in last}
+    if view.record is not None:
+        agents = {member.incarnation for member in view.record.members}
+        outside.update(peer.node for peer in view.peers if peer.incarnation and peer.incarnation not in agents)
     out = vertex_cover(view.nodes, [*silent, *broken], first=outside.union(limits.advised_against))
     return {node: _cut_words(node, silent, broken) for node in out}
 
@@ -266,8 +311,9 @@ def _too_few(
     if len(members) < min_nodes:
         remaining = f"{len(members)} of the nodes are left ({', '.join(members)}), recovery.min_nodes is {min_nodes}"
         reason = "; ".join([remaining, *out.values(), *_crashes(view)])
-        return Decision("fail", reason, members=members, left_out=out, exit_code=EXIT_RESUMABLE)
-    if not has_quorum(members, _last_nodes(view)):
+        cut_off = not has_quorum(_voters(view, members), _last_nodes(view))
+        return Decision("fail", reason, members=members, left_out=out, exit_code=EXIT_RESUMABLE, cut_off=cut_off)
+    if not has_quorum(_voters(view, members), _last_nodes(view)):
         return _minority(view, members, out)
     return None
 
@@ -281,14 +327,17 @@ def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str])
         out: living node that cannot be a member -> the reason.
     """
     last = _last_nodes(view)
-    there = [node for node in members if node in last]
+    there = _voters(view, members)
     crashed = {peer.node for peer in view.peers if peer.phase == "crashed"}
     unknown = set(last) - set(there) - out.keys() - crashed
     reached = f"can go on together ({', '.join(there)})" if out else f"can be reached from {view.me}"
     words = [*_crashes(view), f"only {len(there)} of {len(last)} nodes {reached}", *out.values()]
     words += ["the others may be going on without it"] if unknown else []
     known = members if out and not unknown else ()
-    return Decision("fail", "; ".join(words), members=known, left_out=out, exit_code=EXIT_RESUMABLE)
+    # Where nothing is known of some members, they may go on; else all agents come to the same end.
+    return Decision(
+        "fail", "; ".join(words), members=known, left_out=out, exit_code=EXIT_RESUMABLE, cut_off=bool(unknown)
+    )  # fmt: skip
 
 
 def _crashes(view: AgentView) -> list[str]:
@@ -304,7 +353,9 @@ def _last_nodes(view: AgentView) -> tuple[str, ...]:
 
 def _is_spectator(view: AgentView) -> bool:
     """Return whether this agent joined, or came back, after the agents had agreed on the generation."""
-    return view.record is not None and view.me not in _last_nodes(view)
+    return view.record is not None and not any(
+        member.node == view.me and member.incarnation == view.incarnation for member in view.record.members
+    )
 
 
 def _spectate(waited: float, limits: DecisionLimits) -> Decision:

@@ -1,5 +1,5 @@
-"""Lets agents agree on a generation: each generation has one file in the run folder, and only one agent can create it,
-by a hard link.
+"""The files on which agents agree: the records of generations, and the journal of the witness. Each file can be created
+only once, by a hard link.
 
 link(2) fails with EEXIST on local file systems and on NFS alike. O_EXCL does not promise this on old NFS, nor does
 flock on every parallel file system.
@@ -12,11 +12,16 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from hpctrain.base.atomic import storage_errors
+from hpctrain.base.errors import HpctrainError
+from hpctrain.records.format.document import Document
 from hpctrain.records.history.generation import Generation, Member, record_file
+from hpctrain.records.history.witness import WitnessEntry, witness_file
 from hpctrain.records.plan.plan import Plan
+
+DocumentKind = TypeVar("DocumentKind", bound=Document)
 
 
 class GenerationStore:
@@ -27,28 +32,82 @@ class GenerationStore:
 
     def newest(self) -> Generation | None:
         """Return the newest generation that the agents agreed on; None before the first generation."""
-        files = sorted(self._folder.glob("gen-*.json"))
-        return Generation.read(files[-1], owned=True) if files else None
+        files = sorted(self.list_records())
+        return self.read(files[-1], Generation) if files else None
 
     def decide(self, record: Generation) -> Generation:
         """Publish `record` as the generation with its number, unless another agent was first. Return the record that
-        was published first, on which all agents then agree.
+        was published first. The agents of an attempt agree on their first generation in this way, because there are no
+        members before it.
 
         Raises:
             StorageError: the run folder cannot be written.
         """
-        self._folder.mkdir(exist_ok=True)
         path = record_file(self._folder, record.number)
+        return record if self.create(path, record) else self._published(path)
+
+    def publish(self, record: Generation) -> None:
+        """Publish a record that the agents have agreed on, unless another agent has done it.
+
+        Raises:
+            StorageError: the run folder cannot be written.
+            HpctrainError: another record with this number is published.
+        """
+        path = record_file(self._folder, record.number)
+        published = self.read(path, Generation)
+        if published is None:
+            published = self.decide(record)
+        if published != record:
+            raise HpctrainError(f"{path}: is not the record that the agents agreed on: {published.proposer} made it")
+
+    def entry(self, number: int, place: int) -> WitnessEntry | None:
+        """Return an entry of the witness's journal about generation `number`; None if the journal is shorter."""
+        return self.read(witness_file(self._folder, number, place), WitnessEntry)
+
+    def append(self, number: int, place: int, entry: WitnessEntry) -> bool:
+        """Create an entry of the witness's journal. Return False if it exists already.
+
+        Raises:
+            StorageError: the run folder cannot be written.
+        """
+        return self.create(witness_file(self._folder, number, place), entry)
+
+    def list_records(self) -> list[Path]:
+        """Return the paths of all published records."""
+        return list(self._folder.glob("gen-*.json"))
+
+    def read(self, path: Path, kind: type[DocumentKind]) -> DocumentKind | None:
+        """Return the document in a file; None if there is no such file.
+
+        Raises:
+            FileError: the file cannot be read, or has errors.
+        """
+        return kind.read(path, owned=True) if path.exists() else None
+
+    def create(self, path: Path, document: Document) -> bool:
+        """Create a file with its whole content. Return False if it exists already.
+
+        Raises:
+            StorageError: the run folder cannot be written.
+        """
+        with storage_errors(self._folder):
+            self._folder.mkdir(exist_ok=True)
         proposal = self._folder / f".proposal-{secrets.token_hex(6)}"
-        record.write(proposal)
+        document.write(proposal)
         with storage_errors(path):
             try:
                 os.link(proposal, path)
             except FileExistsError:
-                return Generation.read(path, owned=True)
+                return False
             finally:
                 proposal.unlink(missing_ok=True)
-        return record
+        return True
+
+    def _published(self, path: Path) -> Generation:
+        published = self.read(path, Generation)
+        if published is None:
+            raise HpctrainError(f"{path}: exists, and cannot be read; generations are removed only with their run")
+        return published
 
 
 @dataclass(frozen=True)
@@ -92,3 +151,6 @@ class GenerationSource(Protocol):
 
     def newest_checkpoint(self) -> str | None:
         """Return the path of the newest published checkpoint, relative to the run folder; None if there is none."""
+
+    def plan_of(self, record: Generation) -> Plan:
+        """Return the plan that a generation runs."""

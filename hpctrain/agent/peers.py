@@ -16,8 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from hpctrain.agent.agreement_messages import (
+    REASON_CHARS,
+    AgreementMessage,
+    Text,
+    parse_message,
+    validated,
+    write_message,
+)
 from hpctrain.agent.decide import alive
 from hpctrain.agent.hang_report import MAX_WORKERS_PER_NODE, WorkerActivity
 from hpctrain.agent.peer_connector import PeerConnector, publish_address
@@ -37,13 +45,9 @@ at once."""
 CALL_S = 5.0
 """Seconds after which a dialled node that has not authenticated is dialled again. The node's process may hang
 although its kernel has accepted the connection."""
-REASON_CHARS = 1000
-"""Most characters of a reason in a heartbeat."""
 GIVE_UP_MS = 60_000
 """Milliseconds without any answer after which the kernel closes a connection: the agent may listen at another
 address now."""
-
-Text = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class Announcement(BaseModel):
@@ -90,7 +94,10 @@ class PeerMesh:
         self._channels: dict[str, LineChannel] = {}
         self._views = {node: PeerView(node) for node in nodes if node != me}
         self._fresh: set[str] = set()
+        self._messages: list[tuple[str, AgreementMessage]] = []
         self._last_beat = float("-inf")
+        self._bell, self._bell_button = socket.socketpair()
+        self._watch.add(self._bell)
 
     def open(self) -> None:
         """Listen, and publish the address in the run folder."""
@@ -114,6 +121,8 @@ class PeerMesh:
         if self._listener is not None:
             self._listener.close()
         self._watch.close()
+        self._bell.close()
+        self._bell_button.close()
 
     def watch(self, file: Watchable) -> None:
         """Let `wait` also return when `file` has something to read."""
@@ -124,8 +133,27 @@ class PeerMesh:
         self._watch.remove(file)
 
     def wait(self, seconds: float) -> None:
-        """Return when bytes or a new connection from another agent arrive, at the latest after `seconds`."""
+        """Return when bytes or a new connection from another agent arrive or `wake` was called, at the latest after
+        `seconds`."""
         self._watch.wait(seconds)
+        with contextlib.suppress(BlockingIOError):
+            self._bell.recv(4096, socket.MSG_DONTWAIT)
+
+    def wake(self) -> None:
+        """Let `wait` return. Any thread may call this."""
+        with contextlib.suppress(OSError):  # rung often enough already, or closed
+            self._bell_button.send(b".", socket.MSG_DONTWAIT)
+
+    def send(self, node: str, message: AgreementMessage) -> None:
+        """Send a message to the agent of a node; without a connection, the message is lost."""
+        channel = self._channels.get(node)
+        if channel is not None and not channel.send(write_message(message)):
+            self._disconnect(node)
+
+    def take_messages(self) -> list[tuple[str, AgreementMessage]]:
+        """Return (node, message) of each message that has arrived since the last call, heartbeats excepted."""
+        messages, self._messages = self._messages, []
+        return messages
 
     def views(self) -> tuple[PeerView, ...]:
         """Return the other agents as last seen, in node order."""
@@ -215,6 +243,9 @@ class PeerMesh:
     def _receive(self, now: float, node: str, channel: LineChannel) -> None:
         for message in channel.receive():
             try:
+                if message.get("type") != "heartbeat":
+                    self._messages.append((node, parse_message(message)))
+                    continue
                 announced = parse_announcement(message)
                 if announced.node != node:
                     raise MalformedMessage(f"it proved to be {node} and says that it is {announced.node[:100]!r}")
@@ -261,12 +292,7 @@ def parse_announcement(message: Message) -> Announcement:
     content = dict(message)
     if (kind := content.pop("type", None)) != "heartbeat":
         raise MalformedMessage(f"it sent a message of type {str(kind)[:100]!r}; expected: 'heartbeat'")
-    try:
-        announcement = Announcement.model_validate(content)
-    except ValidationError as error:
-        mistake = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, mistake["loc"]))
-        raise MalformedMessage(f"it sent a heartbeat with a wrong {field[:100]!r}: {mistake['msg'][:200]!r}") from None
+    announcement = validated(Announcement, content)
     if len(announcement.reason) > REASON_CHARS:
         raise MalformedMessage(f"it sent a heartbeat with a reason of more than {REASON_CHARS} characters")
     return announcement
@@ -275,14 +301,15 @@ def parse_announcement(message: Message) -> Announcement:
 def _channel(connection: socket.socket, line_limit: int) -> LineChannel:
     """Return the channel of a connection between agents.
 
-    A send never waits: if the socket buffers are full, the channel closes. They have room for minutes of heartbeats, so
-    only a peer that hangs lets them fill.
+    A send never waits: if the socket buffers are full, the channel closes. They have room for minutes of heartbeats, or
+    for the largest record, so only a peer that hangs lets them fill.
 
     Raises:
         OSError: the other side has closed the connection.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVE_UP_MS)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LINE_LIMIT)
     return LineChannel(connection, send_timeout_s=0.0, line_limit=line_limit, strict=True)
 
 

@@ -12,8 +12,9 @@ from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.records.history.generation import Generation
 from hpctrain.records.run.run import Recovery
 
-Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "crashed"]
-"""State of an agent; `joining` is before its first generation, `fault` between two generations."""
+Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "cut_off", "crashed"]
+"""State of an agent; `joining` is before its first generation, `fault` between two generations. An agent that is
+`cut_off` leaves because it reaches less than half of the last generation's members; the others may go on."""
 
 
 @dataclass(frozen=True)
@@ -113,5 +114,7 @@ class AgentView:
     """Whether this node was asked to save and stop."""
     checkpoint: str | None = None
     """The newest checkpoint on disk; a new one means that the run made progress between two failures."""
+    incarnation: str = ""
+    """Incarnation of this agent. A restarted agent is no member of a generation that names its node's earlier agent."""
     silent: Mapping[NodePair, float] = field(default_factory=dict)
     """Pair of nodes that do not hear each other (`ReachabilityTracker`) -> since when, by the agent's clock."""

@@ -91,6 +91,14 @@ class GenerationMaker:
         name = RunFolder(self.folder).newest_checkpoint()
         return f"checkpoints/{name}" if name is not None else None
 
+    def plan_of(self, record: Generation) -> Plan:
+        """Return the plan that a generation runs.
+
+        Raises:
+            FileError: the generation's copy of the plan is missing or has errors.
+        """
+        return Plan.read(self.folder / record.plan, owned=True)
+
     def _publish(self, number: int, pending: _PendingEvents) -> None:
         for name, plan in pending.files.items():
             plan.write(self.folder / name)

@@ -1,4 +1,5 @@
-"""The command group `hpctrain bench`, and its commands `runtime`, `checkpoint`, `plan` and `probe`."""
+"""The command group `hpctrain bench`, and its commands `runtime`, `checkpoint`, `agreement`, `plan` and
+`probe`."""
 
 from __future__ import annotations
 
@@ -302,6 +303,38 @@ def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
     from hpctrain.bench.recovery.checkpoint import SaveSettings, measure
 
     _show(measure(SaveSettings(rounds=rounds), say), as_json)
+
+
+@bench_command.command("agreement")
+@click.option("--schedules", type=click.IntRange(min=1), default=100_000, show_default=True, help="Seeds to run.")
+@click.option("--first", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed.")
+@click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Side by side.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+def agreement(schedules: int, first: int, processes: int, as_json: bool) -> None:
+    """Run the agents' own code on a simulated clock under seeded schedules of faults, and check what must always hold:
+    no generation has two records, none begins without a quorum, and where a quorum stays connected, it trains.
+
+    The schedules lose, repeat, delay and reorder messages, kill and pause agents between any two messages, cut nodes
+    off, and let files hang or fail. Exit code 1: a schedule broke a rule; the record names its seed.
+    """
+    from hpctrain.bench.recovery.agreement import measure_agreement
+
+    record = measure_agreement(schedules, first, processes, say)
+    people = bench_console(as_json)
+    table = Table("schedules of the kind", "run", "faults", "generations", "broken", "back after the last fault")
+    for row in record["rows"]:
+        settled = [f"{row[key]:.1f} s" for key in ("settled_median_s", "settled_max_s") if key in row]
+        back = f"{settled[0]} (at most {settled[1]})" if settled else ""
+        table.add_row(
+            row["case"], *(str(row[key]) for key in ("schedules", "faults", "generations", "broken")), back
+        )  # fmt: skip
+    people.print(table)
+    for violation in record["violations"]:
+        people.print(violation, markup=False, soft_wrap=True)
+    people.print(machine_text(record, python="Python"), soft_wrap=True)
+    echo_json(record, as_json)
+    if record["violations"]:
+        sys.exit(EXIT_FAILED)
 
 
 def _kill(count: int, as_json: bool) -> None:

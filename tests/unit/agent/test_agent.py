@@ -14,6 +14,7 @@ from fake_clock import FakeClock
 from steps_made import truth, write_generation
 
 from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
+from hpctrain.agent.agreement_messages import Accepted, AcceptRequest, AgreementMessage, Prepare, Promise
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import GenerationStore, Proposal, ProposedGeneration
 from hpctrain.agent.peers import Announcement
@@ -35,12 +36,14 @@ def peer(node: str) -> PeerView:
 
 
 class Network:
-    """The other agents as this one sees them; each wait of the agent moves the clock and the script."""
+    """The other agents as this one sees them, which vote for whatever it proposes; each wait of the agent moves the
+    clock and the script."""
 
     def __init__(self, clock: FakeClock, script: Callable[[], None]) -> None:
         self._clock = clock
         self._script = script
         self.heard = {node: peer(node) for node in NODES[1:]}
+        self._answers: list[tuple[str, AgreementMessage]] = []
 
     def views(self) -> tuple[PeerView, ...]:
         return tuple(replace(view, last_seen=self._clock.now()) for view in self.heard.values())
@@ -53,8 +56,19 @@ class Network:
     def store_secret(self, record: Generation) -> str:
         return ""
 
+    def send(self, node: str, message: AgreementMessage) -> None:
+        if isinstance(message, Prepare | AcceptRequest):
+            ballot = {"number": message.number, "round": message.round, "proposer": message.proposer}
+            kind = Promise if isinstance(message, Prepare) else Accepted
+            self._answers.append((node, kind(**ballot, incarnation=node)))
+
+    def take_messages(self) -> list[tuple[str, AgreementMessage]]:
+        answers, self._answers = self._answers, []
+        return answers
+
     def open(self) -> None: ...
     def close(self) -> None: ...
+    def wake(self) -> None: ...
     def exchange(self, now: float, announcement: Announcement, at_once: bool = False) -> None: ...
 
 
@@ -84,11 +98,15 @@ class Workers:
 class Source:
     """Makes each generation by a function; the run has no checkpoint."""
 
-    def __init__(self, make: Callable[[Proposal], ProposedGeneration]) -> None:
+    def __init__(self, make: Callable[[Proposal], ProposedGeneration], plan: Plan) -> None:
         self.make = make
+        self._plan = plan
 
     def newest_checkpoint(self) -> str | None:
         return None
+
+    def plan_of(self, record: Generation) -> Plan:
+        return self._plan
 
 
 def first_generation(folder: Path) -> Plan:
@@ -144,7 +162,7 @@ def test_what_is_told_of_a_generation_belongs_to_the_decision_it_was_made_for(tm
     assert first is not None
     fakes: dict[str, Any] = {"peers": network, "group": workers}
     agent = Agent(
-        AgentIdentity("a", NODES, "127.0.0.1", "a", 0, tmp_path), DecisionLimits(), source=Source(make),
+        AgentIdentity("a", NODES, "127.0.0.1", "a", 0, tmp_path), DecisionLimits(), source=Source(make, plan),
         context=AgentContext(EventLog(tmp_path / "events.jsonl", "a", 0, clock), clock, lambda: None), **fakes,
     )  # fmt: skip
     assert agent.run() == (0 if planned else RefusedError.exit_code)

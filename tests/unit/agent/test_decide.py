@@ -46,14 +46,17 @@ def peers(now: float = 100.0, **changed: PeerView) -> tuple[PeerView, ...]:
 
 def running(**changes: object) -> AgentView:
     workers = WorkerView(1, None, 100.0)
-    view = AgentView("n0", NODES, "running", 90.0, record=record(), peers=peers(), workers=workers, working=NODES)
+    view = AgentView(
+        "n0", NODES, "running", 90.0, record=record(), peers=peers(), workers=workers, working=NODES,
+        incarnation="n0-a",
+    )  # fmt: skip
     return replace(view, **changes)  # type: ignore[arg-type]
 
 
 def broken(me: str = "n0", phase_since: float = 100.0, **changes: object) -> AgentView:
     view = AgentView(
         me, NODES, "fault", phase_since, reason="a worker of n1 was killed by signal 9", record=record(),
-        peers=tuple(seen(n, 100.0, "fault") for n in NODES if n != me),
+        peers=tuple(seen(n, 100.0, "fault") for n in NODES if n != me), incarnation=f"{me}-a",
     )  # fmt: skip
     return replace(view, **changes)  # type: ignore[arg-type]
 
@@ -279,6 +282,33 @@ def test_a_failure_anywhere_is_a_failure_everywhere() -> None:
         "fail", "n1: out of memory", exit_code=1
     )
     assert decide(100.0, broken(peers=(failed,)), SETTINGS) == Decision("fail", "n1: out of memory", exit_code=1)
+
+
+def test_a_member_that_hears_half_of_the_members_ends_the_generation_though_its_workers_notice_nothing() -> None:
+    """The others may go on without it: they are half too, and the witness is with one of both."""
+    silent = {node: seen(node, 94.9) for node in ("n2", "n3")}
+    view = running(peers=peers(**silent), working=("n0",))
+    told = "n0 has heard only 1 of the 3 other members for 5 s"
+    assert decide(100.0, view, SETTINGS) == Decision("end_generation", told)
+    assert decide(100.0, running(peers=peers(n2=silent["n2"]), working=("n0",)), SETTINGS).act == "wait"
+    # Those that have only just begun, or have not met yet, get the time to.
+    assert decide(100.0, replace(view, phase_since=95.0), SETTINGS).act == "wait"
+    unmet = peers(n2=PeerView("n2"), n3=PeerView("n3"))
+    assert decide(100.0, replace(view, peers=unmet, phase_since=95.0), SETTINGS).act == "wait"
+    restarted = {node: replace(seen(node, 100.0), incarnation=f"{node}-b") for node in ("n2", "n3")}
+    assert decide(100.0, replace(view, peers=peers(**restarted)), SETTINGS).reason == told
+
+
+def test_restarted_agents_are_no_voters_of_the_next_generation() -> None:
+    again = tuple(replace(seen(node, 100.0, "joining"), incarnation=f"{node}-b", generation=-1) for node in NODES[1:])
+    decision = decide(103.0, broken(peers=again), SETTINGS)
+    assert (decision.act, decision.exit_code) == ("fail", 75)
+    assert decision.reason.startswith("only 1 of 4 nodes can be reached from n0")
+    half = (seen("n1", 100.0, "fault"), *again[1:])
+    assert decide(103.0, broken(peers=half), SETTINGS).members == NODES
+    # And so is this agent where it has restarted itself: it waits for those that vote.
+    mine = decide(103.0, broken(incarnation="n0-b", peers=again), SETTINGS)
+    assert mine == Decision("wait", "waiting for the nodes of the last generation")
 
 
 def test_a_lost_node_that_holds_no_rank_ends_nothing() -> None:

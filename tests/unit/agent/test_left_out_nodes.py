@@ -48,7 +48,7 @@ def between(
     view = AgentView(
         me, NODES, "fault", NOW, reason="node n2 has been silent for 5 s", record=record(members),
         peers=tuple(peer(n) if n not in deaf else PeerView(n, lost=True) for n in NODES if n != me),
-        silent=dict.fromkeys(pairs, since),
+        silent=dict.fromkeys(pairs, since), incarnation=f"{me}-a",
     )  # fmt: skip
     return replace(view, **changes)  # type: ignore[arg-type]
 
@@ -127,6 +127,7 @@ def test_who_is_left_out_is_named_where_too_few_can_go_on_together() -> None:
     decision = first_of_all(set(), broken_links=UNMEASURED)
     assert (decision.act, decision.exit_code) == ("fail", 75)
     assert (decision.members, list(decision.left_out)) == (("n0",), ["n1", "n2", "n3"])
+    assert not decision.cut_off, "the others come to the same end"
     assert decision.reason == "; ".join(
         ["only 1 of 4 nodes can go on together (n0)", *decision.left_out.values()]
     )  # fmt: skip
@@ -138,6 +139,7 @@ def test_a_node_beyond_a_cut_is_not_told_as_lost_where_others_are_left_out() -> 
     links = (("n0", "n1"), ("n0", "n2"), ("n1", "n2"))
     decision = decide(NOW + 2, view, replace(SETTINGS, broken_links=links))
     assert (decision.members, list(decision.left_out)) == ((), ["n1", "n2"])
+    assert decision.cut_off, "it takes none of those along that may be going on"
     assert decision.reason.endswith("its link to n0, n1; the others may be going on without it")
 
 
@@ -146,7 +148,7 @@ def looking_on(**changes: object) -> AgentView:
     peers = (peer("n0", "running"), PeerView("n1", lost=True, last_seen=NOW - 50), peer("n3", "running"))
     view = AgentView(
         "n2", NODES, "running", NOW - 20, record=record(("n0", "n1", "n3")), peers=peers, working=("n0", "n1", "n3"),
-        workers=WorkerView(),
+        workers=WorkerView(), incarnation="n2-a",
     )  # fmt: skip
     return replace(view, **changes)  # type: ignore[arg-type]
 
@@ -179,7 +181,7 @@ def test_who_only_looks_on_and_leaves_takes_nobody_along() -> None:
         view = AgentView(
             "n0", NODES, "running", NOW - 20, record=record(("n0", "n1", "n3")),
             peers=(peer("n1", "running"), gone, peer("n3", "running")), working=("n0", "n1", "n3"),
-            workers=WorkerView(1, None, NOW), stop_wanted=True,
+            workers=WorkerView(1, None, NOW), stop_wanted=True, incarnation="n0-a",
         )  # fmt: skip
         assert decide(NOW, view, SETTINGS) == Decision("wait", "training")
 
@@ -201,7 +203,7 @@ def test_a_crashed_agent_is_gone_at_once_and_by_its_own_words() -> None:
     said = replace(peer("n1", "crashed"), reason="the agent of n1 crashed: OSError: no")
     view = AgentView(
         "n0", NODES, "running", NOW, record=record(), peers=(said, peer("n2", "running"), peer("n3", "running")),
-        working=NODES, workers=WorkerView(1, None, NOW),
+        working=NODES, workers=WorkerView(1, None, NOW), incarnation="n0-a",
     )  # fmt: skip
     assert decide(NOW, view, SETTINGS) == Decision("end_generation", said.reason)
     later = replace(view, phase="fault", peers=(said, peer("n2"), peer("n3")))

@@ -26,6 +26,7 @@ from hpctrain.records.history.past_runs import read_past_runs
 from hpctrain.records.history.provenance import RunProvenance, environment_changes, mixed_versions, read_environments
 from hpctrain.records.history.run_log import read_events, read_metrics
 from hpctrain.records.history.sweep import Sweep
+from hpctrain.records.history.witness import WitnessEntry
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.cluster import read_site
 from hpctrain.records.run.run import read_run
@@ -50,6 +51,7 @@ GENERATION = {
     "members": [{"node": "n1", "incarnation": "n1-1-2", "addr": "10.0.0.1", "store_port": 4000}],
     "store": {"addr": "10.0.0.1", "port": 4000, "node": "n1"}, "restore": "checkpoints/step-00000010",
 }  # fmt: skip
+WITNESS = {"number": 1, "round": 2, "proposer": "n1-1-2", "record": GENERATION}
 MANIFEST = {
     "step": 10, "generation": 1, "samples": 80, "seed": 0, "run_sha256": "a", "model_sha256": "b", "world_size": 2,
     "loss_scale": {"value": 1024.0}, "files": [{"name": "__0_0.distcp", "size_bytes": 9, "sha256": "0" * 64}],
@@ -112,6 +114,7 @@ DOCUMENTS: dict[str, tuple[str, Any, Callable[[Path], object]]] = {
     "topology": ("topology.json", TOPOLOGY, Topology.read),
     "plan": ("plan.json", PLAN, Plan.read),
     "generation": ("gen-000001.json", GENERATION, Generation.read),
+    "witness": ("witness-000001-0000.json", WITNESS, WitnessEntry.read),
     "sweep": ("sweep.json", SWEEP, Sweep.read),
     "manifest": ("manifest.json", MANIFEST, Manifest.read),
     "provenance": ("provenance.json", PROVENANCE, RunProvenance.read),

@@ -1,0 +1,326 @@
+"""One agent's part in the agreement on the next generation: it votes if it is a member of the last one, and it may
+propose. `agent/consensus.py` has the rules; this module sends the messages, asks the witness and waits.
+
+Nothing here reads the clock or blocks: the agent calls it in each turn of its loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from hpctrain.agent.agreement_messages import (
+    REASON_CHARS,
+    Accepted,
+    AcceptRequest,
+    AgreementMessage,
+    Decided,
+    PastVote,
+    Prepare,
+    Promise,
+    Refusal,
+)
+from hpctrain.agent.consensus import WITNESS, AcceptorState, Ballot, Electorate, Proposer, Vote
+from hpctrain.agent.generation_store import ProposedGeneration
+from hpctrain.agent.witness import Journal, Witness
+from hpctrain.records.history.generation import Generation, Member
+
+GATHER_S = 1.0
+"""Seconds for which a proposer waits for the promises and votes of all living members, before it goes on with a
+quorum of them. A member without a promise is left out of the next generation, and the fewer members that has, the
+fewer further losses it survives."""
+RESEND_S = 0.5
+"""Seconds after which a request without an answer is sent again: a connection may have closed."""
+BACKOFF_S = 0.1
+"""Seconds after which the first agent in node order tries again after a refusal; a later agent and a later try wait
+longer, so that two proposers do not refuse each other for ever."""
+BACKOFF_MAX_TRIES = 20
+
+Result = TypeVar("Result")
+
+
+class Background(Protocol):
+    """Begins calls that may take long, in another thread."""
+
+    def __call__(self, call: Callable[..., Result], *arguments: object) -> Future[Result]:
+        """Begin one call."""
+
+
+Send = Callable[[str, AgreementMessage], None]
+"""Sends a message to the agent of a node; without a connection, the message is lost."""
+Make = Callable[[tuple[Member, ...]], "Future[ProposedGeneration]"]
+"""Begins to make the record of a generation with these members."""
+_WitnessAnswer = tuple[bool, AcceptorState[Generation]]
+
+
+class Agreement:
+    """The agreement on the generation after the one that this agent is in."""
+
+    def __init__(
+        self,
+        me: Member,
+        attempt: int,
+        send: Send,
+        journal: Journal,
+        in_background: Background,
+        end_generation: Callable[[str], None],
+    ) -> None:
+        """Prepare to take part.
+
+        Args:
+            me: this agent; its address does not matter.
+            journal: the files of the witness.
+            in_background: begins the calls that use files.
+            end_generation: ends this node's part of the running generation, for a reason. It is called before each
+                promise and vote.
+        """
+        self._me = me
+        self._attempt = attempt
+        self._send = send
+        self._journal = journal
+        self._in_background = in_background
+        self._end_generation = end_generation
+        self._record: Generation | None = None
+        self.decided: Generation | None = None
+        """The newest record that the agents have agreed on and that this agent has not entered."""
+        self.decided_here = False
+        """Whether this agent's own ballot decided it, so that nobody else may know."""
+        self._informed: dict[str, float] = {}
+        self._entered = float("-inf")
+        self._reset(0, {})
+
+    def enter(self, now: float, record: Generation) -> None:
+        """Begin the agreement on the generation after `record`, which the agents have agreed on."""
+        self._record = record
+        # Who decided it has told everybody.
+        self._informed = dict.fromkeys(self._informed, now)
+        self._entered = now
+        self._reset(record.number + 1, {member.node: member.incarnation for member in record.members})
+        if self.decided is not None and self.decided.number <= record.number:
+            self.decided, self.decided_here = None, False
+
+    def _reset(self, number: int, acceptors: dict[str, str]) -> None:
+        """Begin the agreement on generation `number`, without promises, votes and proposals.
+
+        Args:
+            acceptors: node -> incarnation of the agent that votes.
+        """
+        self._acceptors = acceptors
+        self._electorate = Electorate(frozenset(acceptors.values()))
+        self._state: AcceptorState[Generation] = AcceptorState()
+        self._witness = Witness(self._journal, number)
+        self._witness_call: tuple[Ballot, bool, Future[_WitnessAnswer]] | None = None
+        self._proposer: Proposer[Generation] | None = None
+        self._making: Future[ProposedGeneration] | None = None
+        self._round = self._refusals = 0
+        self._refused = False
+        self._since = self._asked = self._retry_at = float("-inf")
+
+    def receive(self, now: float, node: str, message: AgreementMessage) -> None:
+        """Process a message from the agent of `node`, and answer it.
+
+        Args:
+            now: seconds of the agent's clock.
+        """
+        if isinstance(message, Decided):
+            self._note_decided(message.record)
+        elif self._record is not None and isinstance(message, Prepare | AcceptRequest):
+            self._answer(now, node, message)
+        elif self._proposer is not None and isinstance(message, Promise | Accepted | Refusal):
+            self._note(now, node, message, self._proposer)
+
+    def inform(self, now: float, node: str) -> None:
+        """Send the record of this agent's generation to an agent whose heartbeat is behind, but not with every one of
+        its heartbeats."""
+        if self._record is not None and now - self._informed.get(node, self._entered) >= RESEND_S:
+            self._informed[node] = now
+            self._send(node, Decided(record=self._record))
+
+    def poll(self, now: float) -> None:
+        """Take the answer of the witness, if there is one.
+
+        Raises:
+            HpctrainError: the run folder cannot be read or written.
+        """
+        if self._witness_call is None or not self._witness_call[2].done():
+            return
+        (ballot, voting, call), self._witness_call = self._witness_call, None
+        granted, state = call.result()
+        if self._proposer is None or self._proposer.ballot != ballot:
+            return
+        if not granted:
+            self._note_refusal(now, state.promised.round)
+        elif voting:
+            self._note_vote(WITNESS, self._proposer)
+        else:
+            self._proposer.note_promise(WITNESS, state.vote)
+
+    def propose(self, now: float, members: Sequence[Member], reason: str, make: Make) -> None:
+        """Go on proposing a record. To be called in each turn in which this agent should propose, until `decided` is
+        set.
+
+        Args:
+            now: seconds of the agent's clock.
+            members: the agents that can be members of the next generation.
+            reason: why the last generation ended.
+            make: called with those members of which no promise is missing. Called again if a member is gone when the
+                record is made.
+
+        Raises:
+            HpctrainError: no record can be made, or the run folder cannot be written.
+        """
+        if self._proposer is None or (self._refused and now >= self._retry_at):
+            self._begin(now, reason)
+        proposer = self._proposer
+        assert proposer is not None, "a ballot has begun"
+        if now - self._asked >= RESEND_S:
+            self._ask(now, reason, proposer)
+        if self._refused or self.decided is not None:
+            return
+        if proposer.value is None:
+            self._bring_value(now, members, make, proposer)
+        elif WITNESS in proposer.promises or now - self._since >= GATHER_S:
+            self._let_witness_vote(proposer)
+
+    def _begin(self, now: float, reason: str) -> None:
+        """Begin a ballot that is higher than all that this agent knows."""
+        self._round = max(self._round, self._state.promised.round) + 1
+        self._proposer = Proposer(Ballot(self._round, self._me.incarnation), self._electorate)
+        self._refused = False
+        self._since = now
+        self._ask(now, reason, self._proposer)
+
+    def _ask(self, now: float, reason: str, proposer: Proposer[Generation]) -> None:
+        """Send the request of the ballot's present phase to all acceptors that have not answered it."""
+        self._asked = now
+        about: dict[str, Any] = {
+            "number": self._number + 1,
+            "round": proposer.ballot.round,
+            "proposer": proposer.ballot.proposer,
+        }
+        request: Prepare | AcceptRequest
+        if proposer.value is None:
+            request = Prepare(**about, attempt=self._attempt, reason=reason[:REASON_CHARS])
+        else:
+            request = AcceptRequest(**about, record=proposer.value)
+        answered = proposer.promises if proposer.value is None else proposer.accepted_by
+        for node, incarnation in self._acceptors.items():
+            if incarnation not in answered and node != self._me.node:
+                self._send(node, request)
+        if self._is_acceptor and self._me.incarnation not in answered:
+            self._answer(now, self._me.node, request)
+
+    def _bring_value(self, now: float, members: Sequence[Member], make: Make, proposer: Proposer[Generation]) -> None:
+        """Propose a value as soon as a quorum has promised the ballot and the value is known."""
+        promised = proposer.promises
+        voters = [member for member in members if member.incarnation in self._electorate.members]
+        everybody = all(member.incarnation in promised for member in voters)
+        if not everybody and now - self._since < GATHER_S:
+            return
+        if proposer.is_prepared and (bound := proposer.bound_value()) is not None:
+            self._put_to_vote(now, bound, proposer)
+            return
+        if not self._electorate.is_quorum({*promised, WITNESS}):
+            return
+        if self._making is None:
+            fit = tuple(member for member in members if member not in voters or member.incarnation in promised)
+            self._making = make(fit)
+        if not self._making.done():
+            return
+        record = self._making.result().record
+        if not set(record.members) <= set(members):
+            self._making = None  # a member is gone meanwhile
+        elif proposer.is_prepared:
+            self._put_to_vote(now, record, proposer)
+        elif self._witness_call is None:
+            # Last, because the witness may promise another ballot while a record is made.
+            ballot = proposer.ballot
+            self._witness_call = ballot, False, self._in_background(self._witness.prepare, ballot)
+
+    def _put_to_vote(self, now: float, record: Generation, proposer: Proposer[Generation]) -> None:
+        proposer.propose(record)
+        self._since = now
+        self._ask(now, record.reason, proposer)
+        if WITNESS in proposer.promises:
+            self._let_witness_vote(proposer)
+
+    def _let_witness_vote(self, proposer: Proposer[Generation]) -> None:
+        """Ask the witness for its vote, if it decides."""
+        if self._witness_call is not None or self._refused or self.decided is not None or proposer.value is None:
+            return
+        if self._electorate.is_quorum({*proposer.accepted_by, WITNESS}):
+            vote = Vote(proposer.ballot, proposer.value)
+            self._witness_call = proposer.ballot, True, self._in_background(self._witness.accept, vote)
+
+    def _answer(self, now: float, node: str, message: Prepare | AcceptRequest) -> None:
+        """Answer a proposer as an acceptor."""
+        if message.number <= self._number:
+            self.inform(now, node)
+            return
+        foreign = isinstance(message, Prepare) and message.attempt != self._attempt
+        # A request about a later generation comes again when this agent has been informed of the generations between.
+        if message.number != self._number + 1 or not self._is_acceptor or foreign:
+            return
+        about: dict[str, Any] = {"number": message.number, "round": message.round, "proposer": message.proposer}
+        if not self._state.allows(message.ballot):
+            self._reply(now, node, Refusal(**about, promised_round=self._state.promised.round))
+            return
+        self._end_generation(message.reason if isinstance(message, Prepare) else message.record.reason)
+        if isinstance(message, AcceptRequest):
+            self._state = self._state.after_accept(Vote(message.ballot, message.record))
+            self._reply(now, node, Accepted(**about, incarnation=self._me.incarnation))
+            return
+        self._state = self._state.after_prepare(message.ballot)
+        vote, past = self._state.vote, None
+        if vote is not None:
+            past = PastVote(round=vote.ballot.round, proposer=vote.ballot.proposer, record=vote.value)
+        self._reply(now, node, Promise(**about, incarnation=self._me.incarnation, vote=past))
+
+    def _reply(self, now: float, node: str, message: Promise | Accepted | Refusal) -> None:
+        if node != self._me.node:
+            self._send(node, message)
+        elif self._proposer is not None:
+            self._note(now, node, message, self._proposer)
+
+    def _note(
+        self, now: float, node: str, message: Promise | Accepted | Refusal, proposer: Proposer[Generation]
+    ) -> None:
+        """Take the answer of an acceptor to this agent's ballot."""
+        if message.number != self._number + 1 or message.ballot != proposer.ballot:
+            return
+        if isinstance(message, Refusal):
+            self._note_refusal(now, message.promised_round)
+        elif self._acceptors.get(node) != message.incarnation:
+            return  # an agent that has restarted has no vote
+        elif isinstance(message, Promise):
+            proposer.note_promise(message.incarnation, None if message.vote is None else message.vote.vote)
+        elif proposer.value is not None:
+            self._note_vote(message.incarnation, proposer)
+
+    def _note_vote(self, acceptor: str, proposer: Proposer[Generation]) -> None:
+        proposer.note_accepted(acceptor)
+        if proposer.is_decided and self.decided is None and proposer.value is not None:
+            self.decided, self.decided_here = proposer.value, True
+
+    def _note_refusal(self, now: float, promised_round: int) -> None:
+        self._round = max(self._round, promised_round)
+        if not self._refused:
+            self._refused = True
+            self._refusals = min(self._refusals + 1, BACKOFF_MAX_TRIES)
+            nodes = sorted(self._acceptors)
+            turn = nodes.index(self._me.node) if self._me.node in nodes else len(nodes)
+            self._retry_at = now + BACKOFF_S * self._refusals * (1 + turn)
+
+    def _note_decided(self, record: Generation) -> None:
+        known = self._number if self.decided is None else self.decided.number
+        if record.attempt == self._attempt and record.number > known:
+            self.decided, self.decided_here = record, False
+
+    @property
+    def _number(self) -> int:
+        return -1 if self._record is None else self._record.number
+
+    @property
+    def _is_acceptor(self) -> bool:
+        return self._acceptors.get(self._me.node) == self._me.incarnation

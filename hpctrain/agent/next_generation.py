@@ -1,0 +1,267 @@
+"""The way to the next generation, as one agent goes it: make a record, agree on it with the other agents, publish it
+and tell everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from hpctrain.agent.agreement import Agreement, Background
+from hpctrain.agent.agreement_messages import AgreementMessage, Decided
+from hpctrain.agent.decide import Decision
+from hpctrain.agent.event_log import EventLog
+from hpctrain.agent.generation_events import note_members, note_start
+from hpctrain.agent.generation_store import GenerationSource, GenerationStore, Proposal, ProposedGeneration
+from hpctrain.agent.publication import PATIENCE_S, Publication
+from hpctrain.agent.view import PeerView
+from hpctrain.base.errors import HpctrainError
+from hpctrain.records.history.generation import Generation, Member
+from hpctrain.records.plan.plan import Plan
+
+LOOK_S = 0.5
+"""Seconds between two looks at the published records while this agent is in no generation."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class AgentIdentity:
+    """Who this agent is: node, address, incarnation, attempt and run folder."""
+
+    node: str
+    nodes: tuple[str, ...]
+    """All nodes of the allocation, in order."""
+    addr: str
+    """Address at which other nodes reach this node."""
+    incarnation: str
+    attempt: int
+    folder: Path
+
+
+class MessagePeers(Protocol):
+    """The connections to the other agents, as far as the agreement needs them (`PeerMesh`)."""
+
+    def views(self) -> tuple[PeerView, ...]:
+        """Return the other agents as last seen."""
+
+    def send(self, node: str, message: AgreementMessage) -> None:
+        """Send a message to the agent of a node; without a connection, the message is lost."""
+
+    def take_messages(self) -> list[tuple[str, AgreementMessage]]:
+        """Return (node, message) of each message since the last call."""
+
+    def wake(self) -> None:
+        """Let the agent's loop take its next turn at once."""
+
+
+class ProposalFailure(Exception):  # noqa: N818 - a result, which the agent turns into its decision to fail
+    """No generation can be made, or no agreement can be reached; `decision` is the decision to fail."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision.reason)
+        self.decision = decision
+
+
+class NextGeneration:
+    """The agreement on the generation after the one that this agent is in, with all that comes before and after it."""
+
+    def __init__(
+        self,
+        place: AgentIdentity,
+        peers: MessagePeers,
+        source: GenerationSource,
+        store: GenerationStore,
+        event_log: EventLog,
+        threads: tuple[Executor, Executor],
+        end_generation: Callable[[str], None],
+    ) -> None:
+        """Prepare to take part.
+
+        Args:
+            threads: for making records, and for the files of the agreement. The first may be busy for minutes, because
+                it hashes checkpoints.
+            end_generation: ends this node's part of the running generation, for a reason.
+        """
+        self._place = place
+        self._peers = peers
+        self._source = source
+        self._store = store
+        self._event_log = event_log
+        making, files = threads
+        self._in_making, self._in_files = self._background(making), self._background(files)
+        me = Member(node=place.node, incarnation=place.incarnation, addr=place.addr, store_port=0)
+        self._agreement = Agreement(me, place.attempt, peers.send, store, self._in_files, end_generation)
+        self._publication = Publication(store, self._in_files)
+        self._record: Generation | None = None
+        self.first_number = 0
+        """Number of the attempt's first generation."""
+        self._making: tuple[Future[ProposedGeneration], Decision] | None = None
+        self._first: Future[Generation] | None = None
+        self._look: Future[Generation | None] | None = None
+        self._next_look = float("-inf")
+        self._decided_at: float | None = None
+
+    @property
+    def number(self) -> int:
+        """Number of the generation that this agent is in, or was in last; one below the attempt's first before it."""
+        return self._record.number if self._record else self.first_number - 1
+
+    def open(self) -> None:
+        """Find the number of the attempt's first generation. Generation numbers continue over attempts."""
+        last = self._store.newest()
+        # A generation that this attempt decided before this agent joined is entered as a spectator; the next
+        # generation includes the agent.
+        self.first_number = 0 if last is None else last.number + (last.attempt != self._place.attempt)
+
+    def receive(self, now: float) -> None:
+        """Process the messages of other agents, and the results of calls that use files.
+
+        Args:
+            now: seconds of the agent's clock.
+
+        Raises:
+            HpctrainError: the run folder cannot be used.
+        """
+        for node, message in self._peers.take_messages():
+            self._agreement.receive(now, node, message)
+        self._agreement.poll(now)
+        self._publication.poll(now)
+        for view in self._peers.views():
+            if view.connected and view.generation < self.number:
+                self._agreement.inform(now, view.node)
+
+    def decided(self, now: float, between: bool) -> Generation | None:
+        """Return a generation that the agents agreed on and that this agent has to enter now; None if there is none.
+
+        A record that this agent decided is published before the others learn of it, unless the file system hangs: then
+        workers of the last generation that wake late write nothing any more.
+
+        Args:
+            now: seconds of the agent's clock.
+            between: whether this agent is in no generation.
+        """
+        record = self._agreement.decided or (self._published_elsewhere(now) if between else None)
+        if record is None or record.number < self.first_number:
+            return None
+        if self._agreement.decided_here:
+            if self._decided_at is None:
+                self._decided_at = now
+                self._publication.begin(now, record, at_once=True)
+            if not self._publication.is_done and now - self._decided_at < PATIENCE_S:
+                return None
+            self._inform_all(record)
+        return record
+
+    def propose(self, now: float, decision: Decision, members: tuple[Member, ...], failures: int) -> None:
+        """Go on proposing the next generation; to be called in each turn in which `decision` is to propose.
+
+        Args:
+            now: seconds of the agent's clock.
+            members: the agents of the nodes that `decision` names.
+            failures: number of failed generations in a row.
+
+        Raises:
+            ProposalFailure: no record can be made, or the run folder cannot be written.
+        """
+
+        def make(fit: tuple[Member, ...]) -> Future[ProposedGeneration]:
+            proposal = Proposal(
+                number=self.number + 1,
+                attempt=self._place.attempt,
+                members=fit,
+                previous=self._record or self._store.newest(),
+                reason=decision.reason,
+                failures=failures,
+                proposer=self._place.incarnation,
+            )
+            making = self._in_making(self._source.make, proposal)
+            self._making = making, decision
+            return making
+
+        if self._agreement.decided is not None:
+            return  # it is being published
+        try:
+            if self._record is None:
+                self._propose_first(members, make)
+            else:
+                self._agreement.propose(now, members, decision.reason, make)
+            if self._agreement.decided is not None:
+                self._peers.wake()
+        except HpctrainError as error:
+            # No plan for the remaining nodes, or no disk space to write it: no other agent would succeed.
+            made_for = decision if self._making is None else self._making[1]
+            failure = replace(made_for, act="fail", reason=str(error), exit_code=error.exit_code)
+            raise ProposalFailure(failure) from error
+
+    def enter(self, now: float, record: Generation, plan: Plan) -> None:
+        """Write the events of a generation that begins, and prepare the agreement on the one after it.
+
+        Raises:
+            HpctrainError: the run folder cannot be written.
+        """
+        self._announce(record, plan)
+        if not self._agreement.decided_here and self._record is not None:
+            self._publication.begin(now, record, at_once=False)
+        self._agreement.enter(now, record)
+        self._record = record
+        self._making = self._first = self._decided_at = None
+
+    def _propose_first(
+        self, members: tuple[Member, ...], make: Callable[[tuple[Member, ...]], Future[ProposedGeneration]]
+    ) -> None:
+        """Go on proposing the attempt's first generation: nobody is a member yet, so the first published record is the
+        one that counts."""
+        making = make(members) if self._making is None else self._making[0]
+        if self._first is None and making.done():
+            self._first = self._in_files(self._store.decide, making.result().record)
+        if self._first is not None and self._first.done():
+            record = self._first.result()
+            self._agreement.receive(0.0, self._place.node, Decided(record=record))
+            self._inform_all(record)
+
+    def _published_elsewhere(self, now: float) -> Generation | None:
+        """Return a published generation of this attempt that this agent has not entered; None if it knows none. Agents
+        tell each other of generations, so this is only for one that no other agent reaches."""
+        if self._look is None and now >= self._next_look:
+            self._next_look = now + LOOK_S
+            self._look = self._in_files(self._store.newest)
+        if self._look is None or not self._look.done():
+            return None
+        newest, self._look = self._look.result(), None
+        if newest is None or newest.number <= self.number or newest.attempt != self._place.attempt:
+            return None
+        return newest
+
+    def _announce(self, record: Generation, plan: Plan) -> None:
+        """Write the events of a generation, if this agent made its record, or decided it in place of an agent that is
+        gone."""
+        making, decision = self._making or (None, None)
+        nodes, peers = self._place.nodes, self._peers.views()
+        if making is not None and decision is not None and making.done() and not making.exception():
+            proposed = making.result()
+            if proposed.record == record:
+                note_members(self._event_log, record, self._record, nodes, peers, decision.left_out)
+                proposed.announce()
+                note_start(self._event_log, record, plan)
+                return
+        maker_lives = any(view.connected and view.incarnation == record.proposer for view in peers)
+        if self._agreement.decided_here and not maker_lives:
+            note_members(self._event_log, record, self._record, nodes, peers, {})
+            note_start(self._event_log, record, plan)
+
+    def _inform_all(self, record: Generation) -> None:
+        for view in self._peers.views():
+            self._peers.send(view.node, Decided(record=record))
+
+    def _background(self, thread: Executor) -> Background:
+        """Return a function that begins a call in `thread`. The agent's loop wakes when the call is done."""
+
+        def begin(call: Callable[..., Result], *arguments: object) -> Future[Result]:
+            future = thread.submit(call, *arguments)
+            future.add_done_callback(lambda _: self._peers.wake())
+            return future
+
+        return begin

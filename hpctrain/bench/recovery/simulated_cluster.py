@@ -1,0 +1,121 @@
+"""A cluster of agents on one simulated clock: the real `Agent`, with connections, workers, files and threads that a
+schedule can disturb at any moment.
+
+Nothing here waits or starts threads, so a schedule runs in milliseconds and, with the same seed, always in the same
+way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
+from hpctrain.base.errors import HpctrainError
+from hpctrain.bench.recovery.simulated_parts import (
+    FOLDER,
+    MemoryStore,
+    ProcessKilled,
+    SilentLog,
+    SilentSocket,
+    SimulatedGroup,
+    SimulatedMesh,
+    SimulatedSource,
+    SimulatedThread,
+)
+from hpctrain.bench.recovery.simulated_world import InvariantViolation, SimulatedHost, SimulatedWorld
+
+TURN_S = 0.9
+"""Longest time between two turns of an agent."""
+
+
+class SimulatedCluster(SimulatedWorld):
+    """Agents, network, files and clock of one schedule."""
+
+    def start(self, node: str) -> None:
+        """Start an agent on a node that has none, as another incarnation."""
+        if node not in self.processes:
+            self._count += 1
+            self.processes[node] = SimulatedProcess(self, node, f"{node}-{self._count}")
+            self.processes[node].wake()
+
+    def kill(self, node: str) -> None:
+        """Kill the agent of a node with its workers. The others notice, unless a cut hides it."""
+        process = self.processes.pop(node, None)
+        if process is None:
+            return
+        process.alive = False
+        process.note_end()
+        for other in list(self.processes.values()):
+            self._close(other, process)
+
+    def _close(self, other: SimulatedHost, gone: SimulatedHost) -> None:
+        def close() -> None:
+            if frozenset((other.node, gone.node)) in self.links.cut:
+                self.at(0.5, close)  # the kernel of the other side says so only where it is reached
+            elif other.alive:
+                other.note_closed(gone.node, gone.incarnation)
+                other.wake()
+
+        self.at(self.chance.uniform(*self.links.delay_s), close)
+
+    def process(self, node: str) -> SimulatedProcess | None:
+        """Return the process of the agent on a node; None if there is none."""
+        process = self.processes.get(node)
+        assert process is None or isinstance(process, SimulatedProcess)
+        return process
+
+    def is_training(self, nodes: set[str]) -> bool:
+        """Return whether the agents of `nodes` are in the newest generation, and all its workers run."""
+        if not self.records:
+            return False
+        newest = self.records[max(self.records)]
+        working = self.plans[newest.plan].nodes
+        if not set(working) <= self.processes.keys() or not nodes <= self.processes.keys():
+            return False
+        at_work = all(self.processes[node].training == newest.number for node in working)
+        return at_work and all(self.processes[node].generation == newest.number for node in nodes)
+
+
+class SimulatedProcess(SimulatedHost):
+    """The process of one agent."""
+
+    def __init__(self, cluster: SimulatedCluster, node: str, incarnation: str) -> None:
+        super().__init__(cluster, node, incarnation)
+        self._cluster = cluster
+        self.mesh = SimulatedMesh(self)
+        self.group = SimulatedGroup(self)
+        self.files = SimulatedThread(self, uses_files=True)
+        making = SimulatedThread(self, uses_files=False)
+        fakes: dict[str, Any] = {
+            "peers": self.mesh, "group": self.group, "source": SimulatedSource(self), "store": MemoryStore(self),
+        }  # fmt: skip
+        threads: Any = (making, self.files, SilentSocket)
+        log: Any = SilentLog()
+        context = AgentContext(log, self, lambda: None, *threads)
+        place = AgentIdentity(node, cluster.nodes, "127.0.0.1", incarnation, 0, FOLDER)
+        self.agent = Agent(place, cluster.limits, context=context, **fakes)
+        self.agent.start()
+
+    def take_in(self, node: str, content: object) -> None:
+        self.mesh.take_in(node, content)
+
+    def note_closed(self, node: str, incarnation: str) -> None:
+        self.mesh.note_closed(node, incarnation)
+
+    def die(self) -> None:
+        self._cluster.kill(self.node)
+
+    def take_turn(self) -> None:
+        self._cluster.turns += 1
+        try:
+            code = self.agent.turn()
+        except ProcessKilled:
+            self.die()
+            return
+        except HpctrainError as error:
+            raise InvariantViolation(f"the agent of {self.node} crashed: {error}") from error
+        if code is not None:
+            self._cluster.exits[self.node] = code
+            self.die()
+            return
+        self.wake(TURN_S)

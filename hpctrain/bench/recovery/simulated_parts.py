@@ -1,0 +1,294 @@
+"""The parts of a simulated process that stand in for those which wait, start processes or touch files: connections,
+workers, threads, the shared folder, and what makes records."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpctrain.agent.agreement_messages import AgreementMessage
+from hpctrain.agent.generation_store import GenerationStore, Proposal, ProposedGeneration
+from hpctrain.agent.group import WorkerUpdate
+from hpctrain.agent.peers import HEARTBEAT_S, Announcement
+from hpctrain.agent.view import PeerView, WorkerView
+from hpctrain.base.errors import HpctrainError, StorageError
+from hpctrain.bench.recovery.simulated_world import SimulatedHost, SimulatedPlan
+from hpctrain.records.format.document import Document
+from hpctrain.records.history.generation import GENERATIONS, Generation, StoreAddress
+
+FOLDER = Path("/run")
+"""Name of the run folder; nothing is written there."""
+
+
+class ProcessKilled(BaseException):
+    """The process of an agent ends in the middle of a turn."""
+
+
+class _Device(NamedTuple):
+    node: str
+
+
+class SimulatedMesh:
+    """The connections of one agent; it stands in for `PeerMesh`."""
+
+    def __init__(self, process: SimulatedHost) -> None:
+        self._process = process
+        self._world = process.world
+        self._views = {node: PeerView(node) for node in process.world.nodes if node != process.node}
+        self._arrived: list[tuple[str, object]] = []
+        self._messages: list[tuple[str, AgreementMessage]] = []
+        self._last_beat = float("-inf")
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+    def watch(self, file: object) -> None: ...
+    def unwatch(self, file: object) -> None: ...
+
+    def store_secret(self, record: Generation) -> str:
+        """Return an empty secret."""
+        return ""
+
+    def views(self) -> tuple[PeerView, ...]:
+        """Return the other agents as last seen."""
+        return tuple(self._views.values())
+
+    def wake(self) -> None:
+        """Let the agent take its next turn."""
+        self._process.wake()
+
+    def take_in(self, node: str, content: object) -> None:
+        """Keep a message until the agent's next turn, which most messages bring about."""
+        self._arrived.append((node, content))
+        view = self._views[node]
+        if isinstance(content, Announcement):
+            news = (content.phase, content.generation, content.incarnation, content.unheard)
+            if view.connected and news == (view.phase, view.generation, view.incarnation, view.unheard):
+                return  # most heartbeats say nothing new
+        self._process.wake()
+
+    def note_closed(self, node: str, incarnation: str) -> None:
+        """Note that the connection to an agent has closed."""
+        self._arrived.append((node, incarnation))
+
+    def exchange(self, now: float, announcement: Announcement, at_once: bool = False) -> None:
+        """Take in what has arrived, and send a heartbeat if one is due."""
+        arrived, self._arrived = self._arrived, []
+        for node, content in arrived:
+            if isinstance(content, Announcement):
+                self._views[node] = PeerView(**content.__dict__, connected=True, last_seen=now)
+            elif isinstance(content, AgreementMessage):
+                self._messages.append((node, content))
+            elif self._views[node].incarnation == content:
+                view = self._views[node]
+                self._views[node] = replace(view, connected=False, lost=view.lost or view.connected)
+        if at_once or now - self._last_beat >= HEARTBEAT_S:
+            self._last_beat = now
+            for node in self._views:
+                self._send(node, announcement)
+
+    def send(self, node: str, message: AgreementMessage) -> None:
+        """Send a message."""
+        self._send(node, message)
+
+    def take_messages(self) -> list[tuple[str, AgreementMessage]]:
+        """Return what has arrived since the last call."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def _send(self, node: str, content: object) -> None:
+        process = self._process
+        if process.killed_at is not None and process.killed_at(content):
+            raise ProcessKilled
+        if process.paused_at is not None and process.paused_at[0](content):
+            process.pause(process.paused_at[1])
+            process.paused_at = None
+        late_s = max(0.0, process.paused_until - self._world.now)
+        self._world.deliver(process.node, node, content, late_s)
+
+
+class SimulatedGroup:
+    """The workers of one node; it stands in for `WorkerGroup`."""
+
+    def __init__(self, process: SimulatedHost) -> None:
+        self._process = process
+        self.dying_starts = 0
+        """How many of the next starts give workers that die at once."""
+        self.hangs_since: float | None = None
+        self._exit_code: int | None = None
+        self._news: list[WorkerUpdate] = []
+
+    def start(self, now: float, orders: list[Any], store: object) -> None:
+        """Start the workers."""
+        if not orders:
+            return
+        self._process.training = orders[0].generation
+        if self.dying_starts > 0:
+            self.dying_starts -= 1
+            self.die()
+
+    def die(self) -> None:
+        """Let the workers be killed by a signal."""
+        if self._process.training is not None:
+            self._process.training, self._exit_code = None, -9
+            self._process.wake()
+
+    def news(self, now: float) -> list[WorkerUpdate]:
+        """Return nothing: `view` has the end of workers."""
+        return []
+
+    def channels(self) -> list[Any]:
+        """Return no channels."""
+        return []
+
+    def doing(self, places: object) -> tuple[Any, ...]:
+        """Return no activity."""
+        return ()
+
+    def view(self) -> WorkerView:
+        """Return the state of the workers."""
+        at_work = self._process.training is not None
+        since = self.hangs_since if self.hangs_since is not None and at_work else self._process.world.now
+        return WorkerView(int(at_work), self._exit_code, since)
+
+    def stop(self) -> None:
+        """Never called: no schedule asks a run to stop."""
+
+    def kill(self) -> None:
+        """End the workers."""
+        self._process.training = self._exit_code = self.hangs_since = None
+        self._process.note_end()
+
+
+class SimulatedThread(Executor):
+    """A thread of an agent's process. Each call takes its effect at one moment, and is done at a later one, so the
+    process may end in between."""
+
+    def __init__(self, process: SimulatedHost, uses_files: bool) -> None:
+        self._process = process
+        self._uses_files = uses_files
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._is_busy = False
+        self.dies_after: Callable[[Any], bool] | None = None
+        """Called with the result of each call; True kills the process before the agent has it."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begin a call."""
+        future: Future[Any] = Future()
+        self._waiting.append((future, lambda: fn(*args, **kwargs)))
+        self._go_on()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Do nothing: the process is over."""
+
+    def _go_on(self) -> None:
+        if self._is_busy or not self._waiting:
+            return
+        self._is_busy = True
+        world = self._process.world
+        span = world.disk.delay_s if self._uses_files else world.make_s
+        world.at(world.chance.uniform(*span), self._take_effect)
+
+    def _take_effect(self) -> None:
+        process, world = self._process, self._process.world
+        if not process.alive:
+            return
+        hung = world.disk.hangs_until.get(process.node, 0.0) - world.now if self._uses_files else 0.0
+        wait_s = max(hung, process.paused_until - world.now)
+        if wait_s > 0:
+            world.at(wait_s + 0.001, self._take_effect)
+            return
+        future, call = self._waiting.popleft()
+        result, error = None, None
+        try:
+            result = call()
+        except HpctrainError as failure:
+            error = failure
+        if self.dies_after is not None and self.dies_after(result):
+            process.die()
+            return
+
+        def finish() -> None:
+            self._is_busy = False
+            if not process.alive:
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            self._go_on()
+
+        world.at(world.chance.uniform(*world.disk.delay_s), finish)
+
+
+class MemoryStore(GenerationStore):
+    """The real store, on the files of the world."""
+
+    def __init__(self, process: SimulatedHost) -> None:
+        super().__init__(FOLDER / GENERATIONS)
+        self._world = process.world
+
+    def list_records(self) -> list[Path]:
+        return [path for path in self._world.disk.files if path.name.startswith("gen-")]
+
+    def read(self, path: Path, kind: type[Any]) -> Any:
+        return self._world.disk.files.get(path)
+
+    def create(self, path: Path, document: Document) -> bool:
+        if path in self._world.disk.files:
+            return False
+        if isinstance(document, Generation):
+            if self._world.disk.fails and document.number:
+                raise StorageError(f"{path}: cannot write")
+            self._world.note_record(document)
+        self._world.disk.files[path] = document
+        return True
+
+
+class SimulatedSource:
+    """Makes records of generations whose members all hold ranks, but for the spares."""
+
+    def __init__(self, process: SimulatedHost) -> None:
+        self._process = process
+
+    def make(self, proposal: Proposal) -> ProposedGeneration:
+        world = self._process.world
+        members = proposal.members
+        name = f"{GENERATIONS}/plan-{proposal.number}-{len(world.plans)}.json"
+        working = members[: max(1, len(members) - world.spares)]
+        plan: Any = SimulatedPlan(tuple(_Device(member.node) for member in working))
+        world.plans[name] = plan
+        record = Generation(
+            number=proposal.number, attempt=0, members=list(members), plan=name, reason=proposal.reason[:100],
+            store=StoreAddress(addr="127.0.0.1", port=1, node=members[0].node), proposer=proposal.proposer,
+        )  # fmt: skip
+        return ProposedGeneration(record, plan, lambda: None)
+
+    def newest_checkpoint(self) -> str | None:
+        return None
+
+    def plan_of(self, record: Generation) -> Any:
+        self._process.world.note_record(record)
+        self._process.generation = record.number
+        self._process.world.begun.setdefault(record.number, set()).add(self._process.incarnation)
+        return self._process.world.plans[record.plan]
+
+
+class SilentLog:
+    """A log of events that forgets them."""
+
+    def write(self, *content: object, **data: object) -> None: ...
+
+
+class SilentSocket:
+    """A listening socket that nobody connects to."""
+
+    def __init__(self, addr: str) -> None: ...
+    def close(self) -> None: ...
+
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", 1

@@ -1,0 +1,256 @@
+"""What a simulated cluster consists of beside its agents: clock, network, shared files, and the rules that must hold.
+
+No generation has two records; a generation begins only when half or more of the last one's members have ended theirs;
+and no generation trains on long after the next one was decided.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpctrain.agent.agreement_messages import AgreementMessage
+from hpctrain.agent.view import DecisionLimits
+from hpctrain.records.format.document import Document
+from hpctrain.records.history.generation import Generation
+from hpctrain.records.run.run import Recovery
+
+HEARTBEAT_TIMEOUT_S = 2.0
+LIMITS = DecisionLimits(
+    Recovery(heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S, progress_timeout_s=6.0, retries=10**6),
+    compiling_timeout_s=6.0,
+    join_timeout_s=6.0,
+    collect_s=1.0,
+    proposer_takeover_s=2.0,
+)
+"""Limits shorter than those of a run, so that a schedule ends sooner; their order of size is the same."""
+TURN_S = 0.9
+"""Longest time between two turns of an agent."""
+
+
+class InvariantViolation(AssertionError):  # noqa: N818 - it names what it is in a report of schedules
+    """The agents broke a rule that must hold in every schedule."""
+
+    kind = "any"
+    """Kind of the schedule."""
+
+
+class SimulatedPlan(NamedTuple):
+    """As much of a plan as an agent reads."""
+
+    ranks: tuple[Any, ...]
+    pp: int = 1
+    dp: int = 1
+    tp: int = 1
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes with ranks."""
+        return [device.node for device in self.ranks]
+
+
+@dataclass
+class SimulatedLinks:
+    """What the network does to messages."""
+
+    delay_s: tuple[float, float] = (0.0001, 0.003)
+    """Shortest and longest delay of a message; messages overtake each other."""
+    loss: float = 0.0
+    """Share of the messages of the agreement that are lost."""
+    lossless: frozenset[str] = frozenset()
+    """Nodes between which no message is lost."""
+    repeats: float = 0.0
+    """Share of them that arrive twice."""
+    cut: set[frozenset[str]] = field(default_factory=set)
+    """Pairs of nodes of which neither hears the other."""
+
+
+@dataclass
+class SimulatedDisk:
+    """The shared folder, and what ails it."""
+
+    files: dict[Path, Document] = field(default_factory=dict)
+    hangs_until: dict[str, float] = field(default_factory=dict)
+    """Node -> time until which its calls hang, those of the witness and of the publication. Records are made all the
+    same: how long that takes is `SimulatedWorld.make_s`."""
+    fails: bool = False
+    """Whether records cannot be published."""
+    delay_s: tuple[float, float] = (0.0005, 0.01)
+
+
+class SimulatedWorld:
+    """Clock, network and files of one schedule, and the processes that use them."""
+
+    def __init__(self, count: int, seed: int, spares: int = 0, limits: DecisionLimits = LIMITS) -> None:
+        """Make `count` nodes without agents.
+
+        Args:
+            spares: nodes of each generation that hold no rank, as far as there are enough.
+        """
+        self.nodes = tuple(f"n{index}" for index in range(count))
+        self.chance = random.Random(seed)
+        self.limits = limits
+        self.spares = spares
+        self.now = 0.0
+        self.links = SimulatedLinks()
+        self.disk = SimulatedDisk()
+        self.make_s = (0.01, 0.1)
+        self.processes: dict[str, SimulatedHost] = {}
+        self.plans: dict[str, SimulatedPlan] = {}
+        self.records: dict[int, Generation] = {}
+        """Number -> the record of that generation, as the first agent that entered or published it knows it."""
+        self.decided_at: dict[int, float] = {}
+        self.begun: dict[int, set[str]] = {}
+        """Number of a generation -> incarnations of the agents that have entered it."""
+        self.ended: dict[int, set[str]] = {}
+        """Number of a generation -> incarnations of those that have ended it again."""
+        self.exits: dict[str, int] = {}
+        """Node -> exit code of its agent that left."""
+        self.turns = 0
+        self.messages = 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def at(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Let something happen after `delay_s` seconds."""
+        self._count += 1
+        heapq.heappush(self._events, (self.now + delay_s, self._count, act))
+
+    def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Let the time pass until `until`, or until `stop` holds after some event."""
+        while self._events and self._events[0][0] <= until:
+            self.now, _, act = heapq.heappop(self._events)
+            act()
+            if stop():
+                return
+        self.now = max(self.now, until)
+
+    def deliver(self, sender: str, receiver: str, content: object, late_s: float) -> None:
+        """Bring a message to the agent of another node, or lose it."""
+        self.messages += 1
+        urgent = isinstance(content, AgreementMessage)
+        copies = 1
+        if urgent and self.links.loss and self.chance.random() < self.links.loss:
+            copies = int({sender, receiver} <= self.links.lossless)
+        elif urgent and self.links.repeats and self.chance.random() < self.links.repeats:
+            copies = 2
+
+        def arrive() -> None:
+            process = self.processes.get(receiver)
+            if process is not None and frozenset((sender, receiver)) not in self.links.cut:
+                process.take_in(sender, content)
+
+        for _ in range(copies):
+            self.at(late_s + self.chance.uniform(*self.links.delay_s), arrive)
+
+    def note_record(self, record: Generation) -> None:
+        """Check a record that an agent entered or published against those known."""
+        known = self.records.setdefault(record.number, record)
+        if known is not record and known != record:
+            raise InvariantViolation(f"generation {record.number} has two records: {known} and {record}")
+        if record.number in self.decided_at:
+            return
+        self.decided_at[record.number] = self.now
+        last = self.records.get(record.number - 1)
+        if last is not None:
+            members = {member.incarnation for member in last.members}
+            over = len(members & self.ended.get(last.number, set()))
+            if 2 * over < len(members):
+                raise InvariantViolation(
+                    f"generation {record.number} begins, and only {over} of {len(members)} members have ended the last"
+                )
+
+    def check_old_workers(self) -> None:
+        """Check that no older generation can make a step long after a newer one was decided: all its workers run, on
+        nodes that are awake and hear the majority."""
+        for number, record in self.records.items():
+            decided = self.decided_at.get(number + 1)
+            if decided is None or self.now - decided < 3 * HEARTBEAT_TIMEOUT_S:
+                continue
+            working = self.plans[record.plan].nodes
+            at_work = [self.processes.get(node) for node in working]
+            if all(p is not None and p.training == number and p.is_awake for p in at_work):
+                raise InvariantViolation(f"generation {number} trains on, and {number + 1} was decided at {decided:g}")
+
+
+class SimulatedHost:
+    """A process on a node, as far as the world knows it."""
+
+    def __init__(self, world: SimulatedWorld, node: str, incarnation: str) -> None:
+        self.world = world
+        self.node = node
+        self.incarnation = incarnation
+        self.alive = True
+        self.generation = -1
+        """The generation that its agent has entered; -1 before the first one."""
+        self.training: int | None = None
+        """The generation whose workers run here; None without workers."""
+        self.paused_until = 0.0
+        self.killed_at: Callable[[object], bool] | None = None
+        """Called with each message before it is sent; True kills the process there."""
+        self.paused_at: tuple[Callable[[object], bool], float] | None = None
+        """The same for a pause, with its seconds: what follows in the turn is sent after it."""
+        self._turn_at = float("inf")
+
+    def now(self) -> float:
+        """Return the seconds of the simulated clock."""
+        return self.world.now
+
+    def wall(self) -> float:
+        """Return the same as `now`."""
+        return self.world.now
+
+    def sleep(self, seconds: float) -> None:
+        """Never called: an agent that is driven turn by turn does not sleep."""
+        raise AssertionError(f"it sleeps {seconds} s")
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether the process runs."""
+        return self.alive and self.world.now >= self.paused_until
+
+    def pause(self, seconds: float) -> None:
+        """Stop the process for a time, as SIGSTOP does."""
+        self.paused_until = max(self.paused_until, self.world.now + seconds)
+
+    def wake(self, delay_s: float = 0.0) -> None:
+        """Let the agent take its next turn after `delay_s` at the latest."""
+        due = max(self.world.now + delay_s, self.paused_until)
+        if due < self._turn_at:
+            self._turn_at = due
+            self.world.at(due - self.world.now, self._take_turn)
+
+    def note_end(self) -> None:
+        """Note that this agent's part of its generation is over."""
+        for number, agents in self.world.begun.items():
+            if self.incarnation in agents:
+                self.world.ended.setdefault(number, set()).add(self.incarnation)
+
+    def take_in(self, node: str, content: object) -> None:
+        """Keep a message for the agent's next turn."""
+        raise AssertionError("a process takes messages in")
+
+    def note_closed(self, node: str, incarnation: str) -> None:
+        """Note that the connection to an agent has closed."""
+        raise AssertionError("a process notices")
+
+    def take_turn(self) -> None:
+        """Let the agent take a turn, and come back for the next one."""
+        raise AssertionError("a process takes turns")
+
+    def die(self) -> None:
+        """End at once, with all workers."""
+        raise AssertionError("a process can be killed")
+
+    def _take_turn(self) -> None:
+        if not self.alive or self.world.now < self._turn_at:
+            return
+        self._turn_at = float("inf")
+        if self.is_awake:
+            self.take_turn()
+        else:
+            self.wake()

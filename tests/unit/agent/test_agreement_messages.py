@@ -1,0 +1,163 @@
+"""Messages of the agreement from whoever knows the key: a model with bounds, or the end of that connection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loopback_agents import NODES, Cluster, RawPeer, heartbeat
+
+from hpctrain.agent.agreement_messages import (
+    REASON_CHARS,
+    Accepted,
+    AcceptRequest,
+    AgreementMessage,
+    Decided,
+    PastVote,
+    Prepare,
+    Promise,
+    Refusal,
+    parse_message,
+    write_message,
+)
+from hpctrain.agent.peer_connector import published_address
+from hpctrain.base.net.wire import MalformedMessage
+from hpctrain.records.history.generation import Generation, Member, StoreAddress
+
+RECORD = Generation(
+    number=4, attempt=1, members=[Member(node="n0", incarnation="n0-a", addr="10.0.0.1", store_port=4000)],
+    plan="generations/plan-000004.0000.json", store=StoreAddress(addr="10.0.0.1", port=4000, node="n0"), reason="start",
+    restore="checkpoints/step-00000010", proposer="n0-a",
+)  # fmt: skip
+BALLOT: dict[str, Any] = {"number": 4, "round": 2, "proposer": "n0-a"}
+MESSAGES: list[AgreementMessage] = [
+    Prepare(**BALLOT, attempt=1, reason="node n2 is gone"),
+    Promise(**BALLOT, incarnation="n1-a"),
+    Promise(**BALLOT, incarnation="n1-a", vote=PastVote(round=1, proposer="n2-a", record=RECORD)),
+    Refusal(**BALLOT, promised_round=7),
+    AcceptRequest(**BALLOT, record=RECORD),
+    Accepted(**BALLOT, incarnation="n1-a"),
+    Decided(record=RECORD),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind)
+def test_a_message_travels_as_json_and_comes_back(message: AgreementMessage) -> None:
+    assert parse_message(json.loads(json.dumps(write_message(message)))) == message
+
+
+@pytest.mark.parametrize(
+    ("message", "changed", "named"),
+    [
+        (MESSAGES[0], {"type": "order"}, "type 'order'"),
+        (MESSAGES[0], {"type": None}, "expected: heartbeat, prepare"),
+        (MESSAGES[0], {"type": ["prepare"]}, "type"),
+        (MESSAGES[0], {"round": 0}, "'round'"),
+        (MESSAGES[0], {"round": 1 << 40}, "'round'"),
+        (MESSAGES[0], {"round": "1"}, "'round'"),
+        (MESSAGES[0], {"number": -1}, "'number'"),
+        (MESSAGES[0], {"proposer": ""}, "'proposer'"),
+        (MESSAGES[0], {"reason": "x" * (REASON_CHARS + 1)}, "'reason'"),
+        (MESSAGES[0], {"more": 1}, "'more'"),
+        (MESSAGES[1], {"incarnation": "n" * 300}, "'incarnation'"),
+        (MESSAGES[2], {"number": 5}, "a vote for generation 4 in a promise about 5"),
+        (MESSAGES[4], {"number": 5}, "the record of generation 4 in a request about 5"),
+        (MESSAGES[4], {"record": None}, "'record'"),
+        (MESSAGES[6], {"record": {**RECORD.to_json(), "schema": "hpctrain.plan/v1"}}, "'record'"),
+        (MESSAGES[6], {"record": {**RECORD.to_json(), "plan": "../../etc/passwd"}}, "'record.plan'"),
+        (MESSAGES[6], {"record": {**RECORD.to_json(), "restore": "/etc"}}, "'record.restore'"),
+    ],
+)
+def test_a_malformed_message_ends_that_connection_with_the_reason(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], message: AgreementMessage, changed: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(MalformedMessage, match=named.replace("(", r"\(")):
+        parse_message({**write_message(message), **changed})
+    agent = cluster.start("n0", NODES[:2])
+    with RawSocket(cluster) as peer:
+        peer.send(json.dumps(write_message(message)).encode(), heartbeat("n1"))
+        cluster.until(lambda: agent.view("n1").connected)
+        assert agent.peers.take_messages() == [("n1", message)]
+        peer.send(json.dumps({**write_message(message), **changed}).encode())
+        cluster.until(lambda: agent.view("n1").lost)
+    assert agent.peers.take_messages() == []
+    assert "the connection to n1 was closed: " in capsys.readouterr().out
+
+
+class RawSocket:
+    """A connection to n0, proved like the agent n1."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def __enter__(self) -> RawPeer:
+        address = published_address(self._cluster.folder, "n0")
+        assert address is not None
+        self._sock = socket.create_connection(address, timeout=1.0)
+        peer = RawPeer(self._sock, "n1")
+        peer.meet(self._cluster)
+        return peer
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
+
+
+def test_agents_send_each_other_messages_in_order_and_wake_for_them(cluster: Cluster) -> None:
+    for node in NODES:
+        cluster.start(node)
+    cluster.all_meet()
+    sender, receiver = cluster.agents["n2"], cluster.agents["n0"]
+    for message in MESSAGES:
+        sender.peers.send("n0", message)
+        sender.peers.send("nobody", message)
+    arrived: list[tuple[str, AgreementMessage]] = []
+
+    def all_there() -> bool:
+        arrived.extend(receiver.peers.take_messages())
+        return len(arrived) >= len(MESSAGES)
+
+    cluster.until(all_there)
+    assert arrived == [("n2", message) for message in MESSAGES]
+    receiver.peers.wake()
+    receiver.peers.wait(600.0)
+
+
+def test_the_record_of_a_thousand_nodes_fits_a_connection(cluster: Cluster) -> None:
+    """A send never waits: a message that does not fit would close the connection."""
+    for node in NODES[:2]:
+        cluster.start(node, NODES[:2])
+    cluster.all_meet()
+    members = [
+        Member(node=f"node{at:04d}", incarnation=f"node{at:04d}-{at}-1795000000000000", addr="10.0.0.1", store_port=at)
+        for at in range(1000)
+    ]
+    message = Decided(record=RECORD.model_copy(update={"members": members}))
+    cluster.agents["n1"].peers.send("n0", message)
+    arrived: list[tuple[str, AgreementMessage]] = []
+    cluster.until(lambda: arrived.extend(cluster.agents["n0"].peers.take_messages()) or arrived)
+    assert arrived == [("n1", message)]
+    assert cluster.agents["n1"].view("n0").connected
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["type", "number", "round", "proposer", "vote", "record", "incarnation", "reason", "__class__"])
+
+
+@given(st.sampled_from(MESSAGES), st.dictionaries(KEYS | st.text(max_size=10), VALUES, max_size=3))
+@settings(max_examples=300, deadline=None)
+def test_any_change_of_a_message_is_a_message_or_malformed(message: AgreementMessage, changes: dict[str, Any]) -> None:
+    content = write_message(message)
+    record = content.get("record")
+    inner = {**content, "record": record | changes} if isinstance(record, dict) else content
+    for mutated in (content | changes, inner, changes):
+        with contextlib.suppress(MalformedMessage):
+            assert isinstance(parse_message(mutated), AgreementMessage)
