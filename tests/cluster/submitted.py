@@ -40,7 +40,7 @@ class Project:
     def hpctrain(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "hpctrain", *words],
-            cwd=self.path, env=self.cluster.env, capture_output=True, text=True, timeout=300, check=False,
+            cwd=self.path, env=self.cluster.env, capture_output=True, text=True, timeout=800, check=False,
         )  # fmt: skip
         assert done.returncode == 0 or not check, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

@@ -52,7 +52,7 @@ def test_a_preempted_run_goes_on_and_a_lost_nodes_job_is_requeued(cluster, proje
     def hpctrain(*words: str) -> str:
         argv = [sys.executable, "-m", "hpctrain", *words]
         done = subprocess.run(
-            argv, cwd=project, env=cluster.env, capture_output=True, text=True, timeout=120, check=False
+            argv, cwd=project, env=cluster.env, capture_output=True, text=True, timeout=800, check=False
         )
         assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout

@@ -43,7 +43,7 @@ def hpctrain(cluster, project: Path) -> Hpctrain:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "hpctrain", *words]
         env = {**cluster.env, "XDG_CONFIG_HOME": str(project)}
-        return subprocess.run(argv, cwd=project, env=env, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(argv, cwd=project, env=env, capture_output=True, text=True, timeout=800, check=False)
 
     return run
 
@@ -105,7 +105,7 @@ def test_a_job_imports_nothing_from_the_folder_that_it_was_submitted_from(
     words = ["submit", str(project / "run.yaml"), "--json", "--set", f"data.train=[{project}/data]"]
     argv = [*program("hpctrain"), *words, "--set", "cluster.nodes=2"]
     env = {**cluster.env, "HPCTRAIN_RUNS": str(tmp_path / "runs")}
-    done = subprocess.run(argv, cwd=here, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, cwd=here, env=env, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     job, folder = (json.loads(done.stdout)[key] for key in ("job_id", "folder"))
     script = Path(folder, "job.sh").read_text()

@@ -52,7 +52,7 @@ def test_inside_an_allocation_the_run_starts_there(project: Project) -> None:
     done = subprocess.run(
         # More tasks than nodes: they are the person's, the run has an agent a node.
         ["salloc", "-p", "low", "-N3", "-n6", "-O", "--exclusive", *words],
-        cwd=project.path, env=project.cluster.env, capture_output=True, text=True, timeout=120, check=False,
+        cwd=project.path, env=project.cluster.env, capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.splitlines() if "run folder " in line)
@@ -121,7 +121,7 @@ print(run.metrics["step"].tolist(), run.job_id == run.attempts[0]["job_id"], len
 def test_a_program_submits_a_job_waits_for_it_and_reads_its_metrics(project: Project) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=project.path, env=project.cluster.env, capture_output=True, text=True,
-        timeout=240, check=False,
+        timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     state, metrics = done.stdout.splitlines()

@@ -70,7 +70,7 @@ def called(line: str, programs: Path, folder: Path) -> subprocess.CompletedProce
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": home}
     return subprocess.run(
         [str(programs / program), *words], cwd=folder, env={**os.environ, **CPU_ONLY, **offline}, capture_output=True,
-        text=True, timeout=240, check=False,
+        text=True, timeout=800, check=False,
     )  # fmt: skip
 
 

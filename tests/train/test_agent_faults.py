@@ -43,7 +43,7 @@ NO_VALIDATION = ("--set", "validation.batches=0")
 
 
 def finish(process, folder: Path) -> Outcome:  # type: ignore[no-untyped-def]
-    said, _ = process.communicate(timeout=200)
+    said, _ = process.communicate(timeout=800)
     return Outcome(process.returncode, folder, said)
 
 

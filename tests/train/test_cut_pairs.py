@@ -47,7 +47,7 @@ def environment(cut: Path) -> dict[str, str]:
 
 
 def finish(process, folder: Path) -> Outcome:  # type: ignore[no-untyped-def]
-    said, _ = process.communicate(timeout=200)
+    said, _ = process.communicate(timeout=800)
     return Outcome(process.returncode, folder, said)
 
 

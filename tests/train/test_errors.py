@@ -146,7 +146,7 @@ def test_a_full_disk_loses_nothing(site: Site, tmp_path: Path) -> None:
     unshare = shutil.which("unshare")
     assert unshare is not None
     done = subprocess.run(
-        [unshare, "-rm", "sh", "-c", script], cwd=site.path, env=env, capture_output=True, text=True, timeout=240,
+        [unshare, "-rm", "sh", "-c", script], cwd=site.path, env=env, capture_output=True, text=True, timeout=800,
         check=False,
     )  # fmt: skip
     assert (tmp_path / "code").exists(), done.stderr
@@ -190,7 +190,7 @@ def test_the_last_step_waits_for_room(site: Site, tmp_path: Path) -> None:
     unshare = shutil.which("unshare")
     assert unshare is not None
     done = subprocess.run(
-        [unshare, "-rm", "sh", "-c", script], cwd=site.path, env=env, capture_output=True, text=True, timeout=240,
+        [unshare, "-rm", "sh", "-c", script], cwd=site.path, env=env, capture_output=True, text=True, timeout=800,
         check=False,
     )  # fmt: skip
     assert (tmp_path / "code").exists(), done.stderr

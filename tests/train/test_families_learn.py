@@ -50,7 +50,7 @@ def encoder_decoder(site: Site) -> Outcome:
     wait_for_step(folder, EVERY + 2)
     wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "the first checkpoint")
     worker.kill()
-    said, _ = process.communicate(timeout=200)
+    said, _ = process.communicate(timeout=800)
     return Outcome(process.returncode, folder, said)
 
 

@@ -24,7 +24,7 @@ def test_nothing_is_imported_from_the_current_folder_nor_from_the_run_folder(sit
 
     def hpctrain(*words: str, cwd: Path) -> str:
         argv = [*program("hpctrain"), *words]
-        done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=800, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

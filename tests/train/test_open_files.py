@@ -73,7 +73,7 @@ def test_resets_and_a_thousand_idle_connections_at_each_port_do_not_end_a_run(si
         assert "worker_died" not in kinds
     finally:
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=120)[0]
+        said = process.communicate(timeout=800)[0]
     wait_for(lambda: not processes_of(folder), 60, f"the end of the run: {said}")
 
 

@@ -44,7 +44,7 @@ def trained(site: Site) -> Outcome:
     wait_for_step(folder, 5)
     wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "the first checkpoint")
     worker.kill()
-    said, _ = process.communicate(timeout=200)
+    said, _ = process.communicate(timeout=800)
     return Outcome(process.returncode, folder, said)
 
 
@@ -99,7 +99,7 @@ def test_a_program_gets_the_whole_model_by_the_code_of_the_run(trained: Outcome,
     measured = read_run(trained.folder / "run.yaml").model.measured
     assert measured is not None
     argv = [sys.executable, "-c", PROGRAM, str(trained.folder)]
-    done = subprocess.run(argv, cwd=site.path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, cwd=site.path, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     size, shape, refused = done.stdout.splitlines()
     assert size == f"{measured.parameters()} True {trained.folder / 'code' / 'gpt.py'}"
@@ -131,7 +131,7 @@ saved = dict(api.load_run(sys.argv[1]).load_checkpoint(16, model=saved).named_pa
 print(all(parameter.equal(saved[name]) for name, parameter in model.named_parameters()), len(saved))
 """
     argv = [sys.executable, "-c", program, str(trained.folder)]
-    loaded = subprocess.run(argv, cwd=tmp_path / "out", capture_output=True, text=True, timeout=120, check=False)
+    loaded = subprocess.run(argv, cwd=tmp_path / "out", capture_output=True, text=True, timeout=800, check=False)
     assert loaded.returncode == 0, loaded.stderr
     assert loaded.stdout == "True 53\n"
 

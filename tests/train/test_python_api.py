@@ -42,7 +42,7 @@ def test_the_page_s_programs_do_what_it_says(repository: Path, workplace: Path) 
     first_run, one_job, _ = blocks  # the third one is a sweep, which needs a cluster: tests/unit/api
     done = subprocess.run(
         [sys.executable, "-c", f"{first_run}\n{one_job}"], cwd=workplace, env={**os.environ, **CPU_ONLY},
-        capture_output=True, text=True, timeout=240, check=False,
+        capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -62,7 +62,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(repository: Path, wor
     assert all(cell.outputs or cell is codes[0] for cell in codes)  # as stored, for readers who run nothing
     assert (repository / NOTEBOOK).stat().st_size < 200_000
     there = {"metadata": {"path": str(workplace)}}
-    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=there).execute()
+    nbclient.NotebookClient(notebook, timeout=800, kernel_name="python3", resources=there).execute()
     printed = ["".join(output.get("text", "") for output in cell.outputs) for cell in codes]
     assert printed[1].endswith("done\n")
     assert "image/png" in codes[2].outputs[0].data

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 
 def finish(process, folder: Path) -> Outcome:  # type: ignore[no-untyped-def]
-    said, _ = process.communicate(timeout=200)
+    said, _ = process.communicate(timeout=800)
     return Outcome(process.returncode, folder, said)
 
 

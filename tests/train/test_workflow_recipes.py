@@ -55,7 +55,7 @@ def test_snakemake_prepares_trains_waits_and_writes_what_the_recipe_says(
 
     def snakemake(*words: str) -> subprocess.CompletedProcess[str]:
         argv = [str(workflows / "snakemake"), "--cores", "2", *words]
-        return subprocess.run(argv, cwd=recipe, env=env, capture_output=True, text=True, timeout=240, check=False)
+        return subprocess.run(argv, cwd=recipe, env=env, capture_output=True, text=True, timeout=800, check=False)
 
     done = snakemake()
     assert done.returncode == 0, done.stdout + done.stderr

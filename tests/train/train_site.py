@@ -46,7 +46,7 @@ class Site:
         """Run hpctrain to its end."""
         return subprocess.run(
             [sys.executable, "-m", "hpctrain", *arguments],
-            cwd=self.path, env={**os.environ, **CPU_ONLY, **(env or {})}, capture_output=True, text=True, timeout=240,
+            cwd=self.path, env={**os.environ, **CPU_ONLY, **(env or {})}, capture_output=True, text=True, timeout=800,
             check=False,
         )  # fmt: skip
 
