@@ -134,6 +134,8 @@ class WorkerGroup:
             ours, theirs = socket.socketpair()
             activity = shared_record()
             inherited = [theirs.fileno(), activity]
+            if order.memory is not None:
+                inherited += order.memory.descriptors
             if order.rank == 0 and store is not None:
                 inherited.insert(1, store.fileno())
                 order = order.model_copy(update={"store": order.store.model_copy(update={"fd": store.fileno()})})

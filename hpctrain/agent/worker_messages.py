@@ -13,7 +13,10 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 from hpctrain.base.net.wire import Message
 from hpctrain.records.format.document import Part
 from hpctrain.records.format.message import parse_message
+from hpctrain.records.history.memory_state import MemorySource
 
+MAX_SEGMENTS = 64
+"""Most old segments that one worker reads."""
 TEXT_CHARS = 8000
 """Most characters of a text in a message."""
 
@@ -44,6 +47,23 @@ class StoreConnection(Part):
     workers."""
 
 
+class MemoryOrder(Part):
+    """The shared memory in which a worker's training state outlives the worker. Its descriptors are inherited."""
+
+    live: Count | None = None
+    """Descriptor of the worker's own segment: empty memory, or the segment that the worker continues on. None on a GPU:
+    the worker's state ends with it."""
+    source: MemorySource | None = None
+    """State in memory from which the generation starts; None: it starts from a checkpoint or the first weights."""
+    segments: Annotated[tuple[Count, ...], Field(max_length=MAX_SEGMENTS, strict=False)] = ()
+    """Descriptors of old segments that this worker reads for all ranks; no other worker gets them."""
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Return all descriptors, which the worker inherits."""
+        return [*([] if self.live is None else [self.live]), *self.segments]
+
+
 class StartOrder(Part):
     """Order to train one rank of a generation."""
 
@@ -54,7 +74,10 @@ class StartOrder(Part):
     generation: Count
     store: StoreConnection
     restore: Name | None = None
-    """Path of a verified checkpoint, relative to the run folder; None: the run begins with its first weights."""
+    """Path of a verified checkpoint, relative to the run folder; None: the run begins with its first weights. With
+    `memory.source` it is not read."""
+    memory: MemoryOrder | None = None
+    """The memory for the worker's state; None: the state is the worker's alone."""
 
 
 class StopOrder(Part):

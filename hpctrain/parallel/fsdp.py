@@ -87,6 +87,17 @@ def flat_gradient_layouts(module: nn.Module) -> list[list[ShardedParameter]]:
     ]
 
 
+def padded_shards(module: nn.Module) -> dict[nn.Parameter, Tensor]:
+    """Return sharded parameter -> flat memory that torch gathers, for the parameters of a stage. This rank's part of
+    the parameter lies at the beginning of that memory; padding follows where the parts are not equal."""
+    return {
+        member.sharded_param: member._sharded_param_data
+        for part in sharded_parts(module)
+        for gathered in _fsdp_param_groups_of(part)
+        for member in gathered.fsdp_params
+    }
+
+
 def shard_group(module: nn.Module) -> dist.ProcessGroup:
     """Return the ranks over which the state of a stage is sharded."""
     group: dist.ProcessGroup = next(

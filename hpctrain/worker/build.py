@@ -18,6 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.agent.worker_messages import StartOrder
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.checkpoint.memory.live_state import LiveState
+from hpctrain.checkpoint.memory.restore import RestoredState
 from hpctrain.checkpoint.published import verify
 from hpctrain.checkpoint.save_and_load import CheckpointSaver, load, load_with_prefix
 from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
@@ -34,6 +36,7 @@ from hpctrain.records.run.run import Run, run_of
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.schedule.runnable import check_runnable
 from hpctrain.worker.batch_loader import BatchLoader, open_batch_loaders
+from hpctrain.worker.state_memory import StateMemory, starts_later
 from hpctrain.worker.store import open_store
 from hpctrain.worker.weights import first_fill
 
@@ -163,6 +166,10 @@ class Trainer:
     counts the steps that were skipped, which the optimizer does not count."""
     residuals_dropped: str | None = None
     """Why the residuals in the checkpoint were not restored; None if they were, or if there are none."""
+    live: LiveState | None = None
+    """The state in memory that outlives this process; None: parameters and moments are this process's alone."""
+    from_memory: bool = False
+    """Whether the trainer started from state in memory. A checkpoint of that step may be missing."""
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -196,7 +203,7 @@ def build(folder: Path, order: StartOrder) -> Trainer:
     scaler = LossScaler(LossScale()) if run.precision == "fp16" else None
     inputs = PipelineInputs(
         plan, run.spec(), schedule, run.data.seq_len, run.seed, device, AUTOCAST[run.precision], scaler, run.compile,
-        timeout=timeout, objective=run.effective_objective(), fill=None if order.restore else first_fill(run),
+        timeout=timeout, objective=run.effective_objective(), fill=None if starts_later(order) else first_fill(run),
     )  # fmt: skip
     pipeline = build_pipeline(inputs, mesh, coordinate)
     optimizer = _optimizer(run, pipeline, plan)
@@ -206,11 +213,20 @@ def build(folder: Path, order: StartOrder) -> Trainer:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITER_TIMEOUT_S))
     with ACTIVITY.doing("load the checkpoint", waits=True):
         manifest = dropped = None
-        if order.restore is not None:
-            manifest = _restore(folder / order.restore, pipeline, optimizer, scaler, group)
+        memory = StateMemory.open(order, run, plan, pipeline, optimizer, group)
+        restored = memory.restore() if memory is not None else None
+        if restored is None and order.restore is not None:
+            manifest = _restore(folder / order.restore, pipeline, optimizer, group)
+            restored = RestoredState(manifest.step, manifest.loss_scale)
+        if restored is not None:
+            _set_progress(restored, named, optimizer, scaler)
         reducer = _reducer(mesh, plan, pipeline, scaled=scaler is not None)
         if order.restore is not None and manifest is not None:
             dropped = restore_reducer_state(reducer, coordinate, plan, manifest, folder / order.restore, group)
+        elif memory is not None:
+            dropped = memory.restore_reducer(reducer)
+        if memory is not None:
+            memory.commit(restored or RestoredState(0, scaler.state if scaler is not None else None), reducer)
     fence = Fence(folder / GENERATIONS, order.generation)
     saver = CheckpointSaver(folder / "checkpoints", group, run.checkpoint.keep, fence)
     saver.prepare(collect(named, optimizer))
@@ -231,11 +247,13 @@ def build(folder: Path, order: StartOrder) -> Trainer:
         valid=valid,
         saver=saver,
         fence=fence,
-        step=manifest.step if manifest is not None else 0,
+        step=restored.step if restored is not None else 0,
         base_bytes=base_bytes,
         scaler=scaler,
-        past_scale=manifest.loss_scale if manifest is not None else None,
+        past_scale=restored.loss_scale if restored is not None else None,
         residuals_dropped=dropped,
+        live=memory.live if memory is not None else None,
+        from_memory=restored is not None and manifest is None,
     )
 
 
@@ -291,17 +309,24 @@ def _restore(
     path: Path,
     pipeline: Pipeline,
     optimizer: torch.optim.Optimizer,
-    scaler: LossScaler | None,
     group: dist.ProcessGroup,
 ) -> Manifest:
-    """Load a checkpoint into model, optimizer and loss scaler; return its manifest. Collective over all ranks."""
+    """Load a checkpoint into model and optimizer; return its manifest. Collective over all ranks."""
     manifest = verify(path, hashes=False)  # the proposer has already checked the hashes
-    named = pipeline.parameters()
-    load(collect(named, optimizer), path, group)
-    skipped = 0
-    if manifest.loss_scale is not None:
-        skipped = manifest.loss_scale.skipped
-        if scaler is not None:
-            scaler.state = manifest.loss_scale
-    set_optimizer_step(named, optimizer, manifest.step - skipped)
+    load(collect(pipeline.parameters(), optimizer), path, group)
     return manifest
+
+
+def _set_progress(
+    restored: RestoredState,
+    named: list[tuple[str, nn.Parameter]],
+    optimizer: torch.optim.Optimizer,
+    scaler: LossScaler | None,
+) -> None:
+    """Set the optimizer's count of steps and the loss scale to those of a restored state."""
+    skipped = 0
+    if restored.loss_scale is not None:
+        skipped = restored.loss_scale.skipped
+        if scaler is not None:
+            scaler.state = restored.loss_scale
+    set_optimizer_step(named, optimizer, restored.step - skipped)

@@ -1,28 +1,21 @@
-"""The training loop of a worker.
-
-If the run file sets `profile.step`, torch's profiler runs around that step. Each rank writes a trace with the
-operations of the step as named spans. A span has the name of the operation in the activity record: 'forward stage 1
-mb 3' (micro-batch 3), 'recv output of stage 0 mb 3 from rank 0', 'reduce dp', 'optimizer', 'checkpoint copy'.
-"""
+"""The training loop of a worker."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile, record_function
 
 from hpctrain.agent.worker_messages import CheckpointSaved, Compiling, StepDone, WeightsHash
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
+from hpctrain.checkpoint.memory.live_state import LiveState
+from hpctrain.checkpoint.memory.segment import StepVerdict
 from hpctrain.checkpoint.save_and_load import SaveResult
 from hpctrain.checkpoint.state import collect, fingerprint
 from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
@@ -35,6 +28,7 @@ from hpctrain.worker.batch_loader import BatchLoader, BatchPrefetcher, SampleBat
 from hpctrain.worker.build import Trainer, reducer_state_tensors
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.disk_full import PendingWrites
+from hpctrain.worker.profiling import profiled, trace_path
 from hpctrain.worker.step_metrics import (
     CollectiveCounter,
     LocalStepInfo,
@@ -45,38 +39,6 @@ from hpctrain.worker.step_metrics import (
     peak_flops_of_plan,
     rank_placements,
 )
-
-
-def trace_path(folder: Path, step: int, rank: int) -> Path:
-    """Return the path within a run folder of the profiler's trace of one step on one rank."""
-    return folder / "profile" / f"step-{step}.rank-{rank}.json.gz"
-
-
-@contextlib.contextmanager
-def profiled(path: Path) -> Iterator[None]:
-    """Profile the code of the `with` block and write a Chrome trace to `path`. If the trace cannot be written, the
-    reason is logged and the run goes on."""
-    kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
-    with profile(activities=kinds) as profiler:
-        ACTIVITY.annotate = record_function
-        try:
-            yield
-        finally:
-            ACTIVITY.annotate = None
-    try:
-        with ACTIVITY.doing("write the profile"):
-            _write(profiler, path)
-    except (OSError, RuntimeError) as error:
-        print(f"hpctrain worker: {path}: the profile was not written: {error}", file=sys.stderr)
-
-
-def _write(profiler: profile, path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    # The trace gets a temporary name first, so that the folder shows only whole traces. The name's ending decides the
-    # format.
-    temporary = path.with_name(f".{path.name}")
-    profiler.export_chrome_trace(str(temporary))
-    temporary.rename(path)
 
 
 def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
@@ -90,6 +52,8 @@ def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
         StorageError: there is no space for the last rows of metrics.jsonl.
     """
     loop = Loop(trainer, agent_channel)
+    if trainer.from_memory:
+        loop.save_if_due()
     while trainer.step < trainer.run.steps:
         job = loop.next_step()
         if job.stop:
@@ -108,7 +72,7 @@ class Loop:
     def __init__(self, trainer: Trainer, agent_channel: AgentChannel) -> None:
         self.trainer = trainer
         self.agent_channel = agent_channel
-        self.saved_step = trainer.step
+        self.saved_step = None if trainer.from_memory else trainer.step
         self._save_error: str | None = None
         self._metrics = MetricsLog(trainer.folder / "metrics.jsonl", trainer.fence)
         self._first = True
@@ -144,6 +108,10 @@ class Loop:
         scale = trainer.scaler.state.value if trainer.scaler is not None else None
         dp_bytes = self._reduce(gradients)
         trainer.pipeline.all_reduce_tied_gradients()
+        if trainer.live is not None:
+            with ACTIVITY.doing("keep the gradients"):
+                reduced = local_gradients(trainer.parameters)
+                trainer.live.keep_gradients(trainer.step + 1, reduced, trainer.reducer.state())
         with ACTIVITY.doing("all-reduce of the gradient's norm", waits=True):
             total = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.tied_holders())
         with ACTIVITY.doing("optimizer"):
@@ -161,11 +129,15 @@ class Loop:
             raise self._no_number(trainer.step, norm)
         placed = rank_placements(trainer, counters) if self._first else None
         self._first = False
-        if self._is_due(trainer.run.checkpoint.every):
-            self.save()
+        self.save_if_due()
         self._validate_and_report(job, LocalStepInfo(seconds, lr, norm, {}, placed, scale))
         self._report_saved(trainer.saver.finished())
         return job
+
+    def save_if_due(self) -> None:
+        """Start writing a checkpoint if one is due after the current step."""
+        if self._is_due(self.trainer.run.checkpoint.every):
+            self.save()
 
     def save(self) -> None:
         """Start writing a checkpoint of the current step, unless that was already started. The call first waits
@@ -177,7 +149,7 @@ class Loop:
             self._report_saved(trainer.saver.finished(wait=True))
         trainer.reducer.before_checkpoint()
         self._start_saving()
-        self.saved_step = trainer.step
+        self.saved_step = None if trainer.from_memory else trainer.step
 
     def finish_saving(self, wait_for_room: bool) -> None:
         """Wait until the last checkpoint and all rows of metrics.jsonl are on disk.
@@ -265,8 +237,10 @@ class Loop:
             HpctrainError: the norm is not finite, and not because of the loss scale; the weights are unchanged.
         """
         trainer, settings = self.trainer, self.trainer.run.optimizer
-        norm_copy = HostCopy(norm)
         lr = learning_rate(settings, trainer.step, trainer.run.steps)
+        if trainer.live is not None:
+            return lr, self._update_live(trainer.live, float(norm), lr)
+        norm_copy = HostCopy(norm)
         for group in trainer.optimizer.param_groups:
             group["lr"] = lr
         fused = trainer.optimizer.defaults["fused"]
@@ -283,6 +257,21 @@ class Loop:
             raise self._no_number(trainer.step + 1, number)
         trainer.optimizer.zero_grad(set_to_none=True)
         return lr, number
+
+    def _update_live(self, live: LiveState, norm: float, lr: float) -> float:
+        """Do the same as `_update` in the memory that outlives this process, and return the norm.
+
+        Raises:
+            HpctrainError: the norm is not finite, and not because of the loss scale; the weights are unchanged.
+        """
+        trainer = self.trainer
+        skipped = trainer.scaler is not None and trainer.scaler.skips(norm)
+        if not skipped and not math.isfinite(norm):
+            raise self._no_number(trainer.step + 1, norm)
+        loss_scale = trainer.scaler.state if trainer.scaler is not None else trainer.past_scale
+        live.update(trainer.step + 1, StepVerdict(norm, lr, loss_scale), local_gradients(trainer.parameters))
+        trainer.optimizer.zero_grad(set_to_none=True)
+        return norm
 
     def _no_number(self, step: int, norm: float) -> HpctrainError:
         """Return the error for a training step whose loss or gradient is not finite, with the diagnosis, the same on

@@ -28,6 +28,7 @@ from hpctrain.runs.code_copy import CODE_FOLDER, import_code_first
 from hpctrain.worker.agent_channel import AgentChannel
 from hpctrain.worker.build import build
 from hpctrain.worker.loop import train
+from hpctrain.worker.state_memory import MemoryUnusableError
 
 SENTENCE_CHARS = 1000
 """Most characters of an error's message in the sentence for the user."""
@@ -156,7 +157,8 @@ def _leave(agent_channel: AgentChannel, error: BaseException) -> int:
     """Report to the agent why this worker ends, and return the exit code."""
     failure = failure_of(error)
     now, sentence = ACTIVITY.now, failure.sentence(place_now())
-    lost = failure.fault.blame == "network"
+    # Without the state in memory the next generation starts from a checkpoint: no error of the user.
+    lost = failure.fault.blame == "network" or isinstance(error, MemoryUnusableError)
     details = ErrorDetails(
         kind=failure.kind, message=failure.message, where=failure.where, step=now.step, operation=now.words()
     )

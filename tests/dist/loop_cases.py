@@ -21,7 +21,7 @@ from cases import HALF, PLANS, ROWS, SEED, SEQ, SPEC, WHOLE, deviation, make_pla
 from processes import largest, launch
 from real_text import TEXT
 
-from hpctrain.agent.worker_messages import Report, StartOrder, StepDone, StoreConnection
+from hpctrain.agent.worker_messages import MemoryOrder, Report, StartOrder, StepDone, StoreConnection
 from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.published import newest
 from hpctrain.corpus.prepare.options import PrepareOptions
@@ -95,7 +95,13 @@ def make_folder(folder: Path, data: Path, **changes: Any) -> None:
 
 
 def open_trainer(
-    folder: Path, plan: Plan, generation: int, restore: str | None, rank: int, meeting: dist.Store
+    folder: Path,
+    plan: Plan,
+    generation: int,
+    restore: str | None,
+    rank: int,
+    meeting: dist.Store,
+    memory: MemoryOrder | None = None,
 ) -> Trainer:
     """What the worker's process builds from its start order; the order is made here as an agent makes it."""
     name, key = f"plan-{generation}.json", f"{folder.name}-{generation}"
@@ -107,7 +113,8 @@ def open_trainer(
         descriptor = server.detach()
     port = int(meeting.get(key))
     store = StoreConnection(addr="127.0.0.1", port=port, secret="test", fd=descriptor)
-    return build(folder, StartOrder(plan=name, rank=rank, generation=generation, store=store, restore=restore))
+    order = StartOrder(plan=name, rank=rank, generation=generation, store=store, restore=restore, memory=memory)
+    return build(folder, order)
 
 
 def leave() -> None:

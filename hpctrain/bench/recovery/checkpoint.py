@@ -3,7 +3,7 @@
 Each round saves the state of a real trainer in four ways, in an order that rotates: hpctrain's save in the background,
 hpctrain's save when the training waits for the writer, torch's `dcp.save` and torch's `dcp.async_save`. A stall is the
 time until the training may go on. At its end, each round times training steps while hpctrain's writer works, and three
-training steps without a writer.
+training steps without a writer. A last process times steps whose state lies in memory that outlives the process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor
 from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
 from hpctrain.bench.ranks import leave_process_group, run_ranks
 from hpctrain.bench.record import make_record
+from hpctrain.bench.recovery.state_memory import step_pairs
 from hpctrain.checkpoint.state import collect
 from hpctrain.launch import small_run
 from hpctrain.records.model.decoder_spec import DecoderSpec
@@ -49,6 +50,10 @@ class SaveSettings:
     seq_len: int = 64
     """Tokens of a sequence."""
     spec: DecoderSpec = SPEC
+    memory_rows: int = 4
+    """Sequences of the batch of steps with state in memory."""
+    memory_seq_len: int = 256
+    """Tokens of their sequences. The copies take the same time in a step of any length."""
 
 
 def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -66,6 +71,13 @@ def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str
     with small_run.temporary_corpus() as folder:
         small_run.make_run(folder / "run", folder / "corpus", settings.spec, settings.rows, settings.seq_len)
         rows, facts = run_ranks(_saves, 1, folder / "run", plan, settings)
+        progress("steps with state in memory")
+        longer = small_run.make_plan(1, 1, settings.spec.layers, settings.memory_rows, 1)
+        small_run.make_run(
+            folder / "memory", folder / "corpus", settings.spec, settings.memory_rows, settings.memory_seq_len
+        )
+        pairs = run_ranks(step_pairs, 1, folder / "memory", longer, settings.rounds)
+        rows.append(compare("step with state in memory", "a step without", pairs))
     described = asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)} | facts
     return make_record("checkpoint", rows, described)
 

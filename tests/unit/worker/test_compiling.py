@@ -35,7 +35,7 @@ def test_the_first_validation_compiles(
         run=SimpleNamespace(compile=compiles, validation=SimpleNamespace(batches=0)),
         step=0, folder=tmp_path, coordinate=SimpleNamespace(tp=0, rank=1), pipeline=SimpleNamespace(take_counters=dict),
         train=SimpleNamespace(device=torch.device("cpu")),
-        plan=SimpleNamespace(rows=1), valid={"valid": None}, fence=Fence(tmp_path, 0),
+        plan=SimpleNamespace(rows=1), valid={"valid": None}, fence=Fence(tmp_path, 0), from_memory=False,
     )  # fmt: skip
     said: list[str] = []
     orders: Any = SimpleNamespace(send=lambda report: said.append(report.kind))

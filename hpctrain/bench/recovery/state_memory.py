@@ -1,0 +1,73 @@
+"""How much longer a training step takes whose state lies in memory that outlives the process, a row of `hpctrain bench
+checkpoint`."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hpctrain.bench.comparison import TimeSample
+from hpctrain.bench.ranks import leave_process_group
+from hpctrain.checkpoint.memory.live_state import LiveState, SegmentOwner
+from hpctrain.checkpoint.save_and_load import local_part
+from hpctrain.checkpoint.state import MOMENTS, set_optimizer_step
+from hpctrain.records.plan.plan import Plan
+from hpctrain.worker.build import Trainer
+from hpctrain.worker.loop import Loop
+from hpctrain.worker.standalone import open_loop
+
+STEPS = 5
+"""Steps of a sample, of which the median counts."""
+
+
+def step_pairs(
+    rank: int, world: int, folder: Path, plan: Plan, rounds: int
+) -> list[tuple[TimeSample, TimeSample]]:  # fmt: skip
+    """Return the times of a step (with the state in memory that outlives the process, without), one pair a round. Half
+    of the rounds begin with the one, half with the other."""
+    trainer, loop = open_loop(rank, world, folder, plan)
+    loop.one_step()
+    pairs = []
+    for number in range(rounds):
+        samples: dict[bool, TimeSample] = {}
+        for outlives in (True, False) if number % 2 else (False, True):
+            _move(trainer, outlives)
+            loop.one_step()
+            samples[outlives] = _median_step(loop)
+        pairs.append((samples[True], samples[False]))
+    leave_process_group()
+    return pairs
+
+
+@torch.no_grad()
+def _move(trainer: Trainer, outlives: bool) -> None:
+    """Move parameters and moments into a new segment, or into memory of this process."""
+    named, optimizer = trainer.pipeline.parameters(), trainer.optimizer
+    if outlives:
+        owner = SegmentOwner(0, trainer.coordinate.rank, trainer.plan.sha256())
+        descriptor = os.memfd_create("bench")
+        trainer.live = LiveState.fill(descriptor, owner, named, optimizer, trainer.run.optimizer.clip_norm, {})
+        trainer.live.commit(trainer.step, None, trainer.reducer.state())
+        return
+    trainer.live = None
+    tensors: list[Tensor] = [parameter for _, parameter in named]
+    tensors += [optimizer.state[parameter][moment] for _, parameter in named for moment in MOMENTS]
+    for tensor in map(local_part, tensors):
+        tensor.data = tensor.data.clone()
+    set_optimizer_step(named, optimizer, trainer.step)
+
+
+def _median_step(loop: Loop) -> TimeSample:
+    samples = []
+    for _ in range(STEPS):
+        start, cpu_start = time.perf_counter(), time.process_time()
+        loop.one_step()
+        samples.append(TimeSample(time.perf_counter() - start, time.process_time() - cpu_start))
+    return TimeSample(
+        statistics.median(sample.wall_s for sample in samples), statistics.median(sample.cpu_s for sample in samples)
+    )

@@ -1,0 +1,90 @@
+"""Chooses the state in memory from which a generation starts: a pure function of what the nodes hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpctrain.records.history.memory_state import HeldState, StateHolder
+from hpctrain.records.plan.plan import Plan
+
+Piece = tuple[int, int, int]
+"""Pipeline rank, shard and tensor-parallel rank: what two ranks have in common that hold the same state."""
+
+
+@dataclass(frozen=True)
+class MemoryChoice:
+    """The state in memory to start from."""
+
+    generation: int
+    """Generation in which the segments were filled."""
+    step: int
+    in_place: bool
+    """Whether every rank of the new plan continues on its own segment."""
+    holders: tuple[StateHolder, ...]
+
+
+def piece_of(plan: Plan, rank: int) -> Piece:
+    """Return which part of the training state a rank of a plan holds."""
+    for pp, column in enumerate(plan.mesh()):
+        for dp, row in enumerate(column):
+            if rank in row:
+                return pp, dp % plan.shards, sorted(row).index(rank)
+    raise ValueError(f"rank {rank} is not in a plan of {plan.world_size} ranks")
+
+
+def choose_restore(
+    inventories: Mapping[str, Sequence[HeldState]], plans: Mapping[int, Plan], new: Plan, newer_than: int = -1
+) -> MemoryChoice | None:
+    """Return the newest state of which the nodes of a new plan hold every piece; None if there is none.
+
+    A part that is one step behind counts if its gradients of that step are complete and any rank knows their norm.
+
+    Args:
+        inventories: node -> the parts of states that it holds.
+        plans: generation in which segments were filled -> its plan.
+        new: the plan of the next generation. Only nodes that have ranks in it are read from.
+        newer_than: the step of a state on disk; an older state in memory is not chosen.
+    """
+    best: MemoryChoice | None = None
+    for generation, plan in plans.items():
+        sha256 = plan.sha256()
+        held = [
+            (node, state)
+            for node, states in sorted(inventories.items())
+            if node in new.nodes
+            for state in states
+            if state.generation == generation and state.plan_sha256 == sha256 and state.rank < plan.world_size
+        ]
+        choice = _newest(generation, plan, held, new)
+        if choice is not None and choice.step > newer_than and (best is None or choice.step > best.step):
+            best = choice
+    return best
+
+
+def _newest(generation: int, plan: Plan, held: Sequence[tuple[str, HeldState]], new: Plan) -> MemoryChoice | None:
+    needed = {piece_of(plan, rank) for rank in range(plan.world_size)}
+    for step in sorted({state.step + ahead for _, state in held for ahead in (0, 1)}, reverse=True):
+        usable = [(node, state) for node, state in held if _reaches(state, step)]
+        # A part that has to be finished needs the norm of the step, which any rank may know.
+        if not any(state.norm_step >= step for _, state in usable):
+            usable = [(node, state) for node, state in usable if state.step == step]
+        if needed <= {piece_of(plan, state.rank) for _, state in usable}:
+            return MemoryChoice(generation, step, _in_place(usable, plan, new), tuple(_holders(usable)))
+    return None
+
+
+def _reaches(state: HeldState, step: int) -> bool:
+    begun = state.norm_step > state.step
+    return (state.step == step and not begun) or (state.step == step - 1 and state.finishable)
+
+
+def _in_place(usable: Iterable[tuple[str, HeldState]], plan: Plan, new: Plan) -> bool:
+    live = {(state.rank, node) for node, state in usable if state.kind == "live"}
+    wanted = {(rank, device.node) for rank, device in enumerate(new.ranks)}
+    return plan.sha256() == new.sha256() and wanted <= live
+
+
+def _holders(usable: Iterable[tuple[str, HeldState]]) -> Iterable[StateHolder]:
+    for node, state in sorted(usable, key=lambda pair: (pair[1].rank, pair[1].kind != "live", pair[0])):
+        yield StateHolder(rank=state.rank, node=node, kind=state.kind)

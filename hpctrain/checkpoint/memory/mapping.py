@@ -1,0 +1,159 @@
+"""A segment in the memory of a process that computes with it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import torch
+from torch import Tensor
+
+from hpctrain.checkpoint.memory.segment import (
+    ALIGNMENT,
+    PAGE,
+    REGIONS,
+    Control,
+    SegmentError,
+    SegmentHeader,
+    SegmentIndex,
+    aligned,
+    read_header,
+    read_index,
+    read_slot,
+    read_slot_index,
+    read_state,
+    slot_index,
+)
+
+_BITS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _BITS}
+"""Name of a dtype in an index -> dtype. Parameters have one of these."""
+
+
+class MappedSegment:
+    """A segment whose bytes are tensors of this process. Changes are seen by every process that has the memory."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Map a segment.
+
+        Args:
+            descriptor: of the memory; this object does not close it.
+
+        Raises:
+            SegmentError: the memory holds no segment that this program can use.
+        """
+        self.descriptor = descriptor
+        self.header: SegmentHeader = read_header(descriptor)
+        self.index: SegmentIndex = read_index(descriptor, self.header)
+        for entry in self.index.entries:
+            if entry.dtype not in DTYPES or DTYPES[entry.dtype].itemsize != entry.item_bytes:
+                raise SegmentError(f"a rank's state in memory has {entry.name[:200]!r} as {entry.dtype}")
+        self.memory = mmap.mmap(descriptor, self.header.slots)
+        self.control = Control(self.memory)
+        self._bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self._slots: dict[int, tuple[int, Tensor]] = {}
+        """Parity of a step -> offset and bytes of the memory for its slot."""
+        step = read_state(descriptor).step
+        for known in () if step is None else (step, step + 1):
+            if (slot := read_slot(descriptor, known)) is not None:
+                self._map_slot(known % 2, *slot)
+
+    def flat(self, region: str, padding: bool = False) -> list[Tensor]:
+        """Return each parameter's part of a region as a flat tensor, in the order of the index. The tensors share the
+        segment's memory.
+
+        Args:
+            padding: whether each tensor goes on to the next one's place.
+        """
+        start, entries = self.header.region(region), self.index.entries
+        ends = [entry.offset for entry in entries[1:]] + [self.header.region_bytes]
+        tensors = []
+        for entry, end in zip(entries, ends, strict=True):
+            first = start + entry.offset
+            last = start + end if padding else first + entry.size_bytes
+            tensors.append(self._bytes[first:last].view(DTYPES[entry.dtype]))
+        return tensors
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return name in a checkpoint -> this rank's part of the tensor, for parameters and moments."""
+        return {
+            f"{region}.{entry.name}": flat.view(entry.chunk_shape)
+            for region in REGIONS[:3]
+            for entry, flat in zip(self.index.entries, self.flat(region), strict=True)
+        }
+
+    def remember(self, start: int, end: int) -> None:
+        """Copy the bytes from `start` to `end` of parameters and moments to the undo area."""
+        for target, source in self._undo_pairs(start, end):
+            target.copy_(source)
+
+    def undo(self, start: int, end: int) -> None:
+        """Copy these bytes back from the undo area."""
+        for target, source in self._undo_pairs(start, end):
+            source.copy_(target)
+
+    def _undo_pairs(self, start: int, end: int) -> list[tuple[Tensor, Tensor]]:
+        count, undo = end - start, self.header.undo
+        room = self.header.undo_bytes // len(REGIONS[:3]) // ALIGNMENT * ALIGNMENT
+        pairs = []
+        for number, region in enumerate(REGIONS[:3]):
+            place, first = undo + number * room, self.header.region(region) + start
+            pairs.append((self._bytes[place : place + count], self._bytes[first : first + count]))
+        return pairs
+
+    def write_slot(self, step: int, tensors: dict[str, Tensor]) -> None:
+        """Begin the record of a step with what reducers keep after it. The slot of the step before stays."""
+        if not tensors:
+            self.control.write_slot(step)
+            return
+        described, end = {}, 0
+        for name, tensor in tensors.items():
+            size = tensor.numel() * tensor.element_size()
+            described[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end, size)
+            end = aligned(end + size)
+        head = slot_index(described)
+        start = aligned(len(head))
+        offset, room = self._room(step % 2, start + end)
+        room[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        for tensor, (_, _, place, size) in zip(tensors.values(), described.values(), strict=True):
+            if size:
+                raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+                room[start + place : start + place + size].copy_(raw)
+        self.control.write_slot(step, (offset, start + end))
+
+    def _room(self, parity: int, size: int) -> tuple[int, Tensor]:
+        """Return offset and bytes of a slot with at least `size` bytes; the segment grows if the last one is too
+        small."""
+        if parity not in self._slots or self._slots[parity][1].numel() < size:
+            offset = -(-os.fstat(self.descriptor).st_size // PAGE) * PAGE
+            os.ftruncate(self.descriptor, offset + -(-size // PAGE) * PAGE)
+            self._map_slot(parity, offset, size)
+        return self._slots[parity]
+
+    def _map_slot(self, parity: int, offset: int, size: int) -> None:
+        if offset % PAGE:
+            raise SegmentError("what reducers keep in memory is at a wrong place")
+        memory = mmap.mmap(self.descriptor, -(-size // PAGE) * PAGE, offset=offset)
+        self._slots[parity] = offset, torch.frombuffer(memory, dtype=torch.uint8)
+
+    def read_slot(self, step: int) -> dict[str, Tensor]:
+        """Return copies of what reducers kept after a step; empty if they kept nothing.
+
+        Raises:
+            SegmentError: the slot is damaged.
+        """
+        slot = read_slot(self.descriptor, step)
+        if slot is None:
+            return {}
+        described, start = read_slot_index(self.descriptor, slot)
+        tensors = {}
+        for name, (dtype, shape, place, size) in described.items():
+            raw = bytearray(os.pread(self.descriptor, size, start + place))
+            kind = getattr(torch, dtype, None)
+            try:
+                if not isinstance(kind, torch.dtype):
+                    raise ValueError(dtype)
+                tensors[name] = (torch.frombuffer(raw, dtype=kind) if raw else torch.empty(0, dtype=kind)).view(shape)
+            except (ValueError, RuntimeError):
+                raise SegmentError(f"what reducers keep in memory is damaged: {name[:200]!r}") from None
+        return tensors

@@ -1,0 +1,132 @@
+"""The shared memory of a worker's training state: whether the worker uses it, and how a generation starts from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.agent.worker_messages import MemoryOrder, StartOrder
+from hpctrain.base.errors import CheckpointError
+from hpctrain.checkpoint.memory.live_state import LiveState, SegmentOwner, dtypes_fit
+from hpctrain.checkpoint.memory.mapping import MappedSegment
+from hpctrain.checkpoint.memory.restore import RestoredState, finish_everywhere, load_from_segments
+from hpctrain.checkpoint.memory.segment import SegmentError
+from hpctrain.checkpoint.state import collect
+from hpctrain.compress.reducers.reducer import Reducer
+from hpctrain.parallel.fsdp import padded_shards
+from hpctrain.parallel.pipeline import Pipeline
+from hpctrain.records.plan.compression import LocalSteps
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
+
+
+class MemoryUnusableError(CheckpointError):
+    """The state in memory cannot be restored; the agents go on with a checkpoint."""
+
+
+def starts_later(order: StartOrder) -> bool:
+    """Return whether a worker starts from a state, and not from the run's first weights."""
+    return order.restore is not None or (order.memory is not None and order.memory.source is not None)
+
+
+@dataclass
+class StateMemory:
+    """The segment of this rank, and those of an old generation that it reads."""
+
+    order: MemoryOrder
+    owner: SegmentOwner
+    plan: Plan
+    clip_norm: float | None
+    pipeline: Pipeline
+    optimizer: torch.optim.Optimizer
+    group: dist.ProcessGroup
+    keeps_state: bool
+    """Whether the state moves into the segment, to outlive this process."""
+    live: LiveState | None = None
+    _adopted: MappedSegment | None = field(default=None)
+    """The segment that this rank continues on; None if it has a new one."""
+
+    @classmethod
+    def open(
+        cls,
+        order: StartOrder,
+        run: Run,
+        plan: Plan,
+        pipeline: Pipeline,
+        optimizer: torch.optim.Optimizer,
+        group: dist.ProcessGroup,
+    ) -> StateMemory | None:
+        """Return the memory that the agent's order gives; None if it gives none.
+
+        The state does not move into it on a GPU, nor with local SGD, whose replicas hold the state of different steps
+        between outer syncs.
+        """
+        if order.memory is None:
+            return None
+        local_sgd = isinstance(plan.codec, LocalSteps) and plan.dp > 1
+        fits = order.memory.live is not None and dtypes_fit(pipeline.parameters()) and not local_sgd
+        owner = SegmentOwner(order.generation, order.rank, plan.sha256())
+        clip_norm = run.optimizer.clip_norm
+        return cls(order.memory, owner, plan, clip_norm, pipeline, optimizer, group, keeps_state=fits)
+
+    def restore(self) -> RestoredState | None:
+        """Move the state of this rank into its segment, and load what the order names. Collective over all ranks.
+        Return what was loaded beside tensors; None if the order names no state in memory.
+
+        Raises:
+            MemoryUnusableError: the segments cannot be used; they hold no state from then on.
+        """
+        source = self.order.source
+        in_place = source is not None and source.in_place
+        descriptors = self.order.descriptors if in_place else self.order.segments
+        segments: list[MappedSegment] = []
+        try:
+            segments += [MappedSegment(descriptor) for descriptor in descriptors]
+            restored = finish_everywhere(segments, source.step, self.group) if source is not None else None
+            named, padded = self.pipeline.parameters(), self._padded()
+            if in_place:
+                self._adopted = segments[0]
+                self.live = LiveState.adopt(segments[0], named, self.optimizer, self.clip_norm, padded)
+                return restored
+            if self.keeps_state and self.order.live is not None:
+                descriptor, owner = self.order.live, self.owner
+                self.live = LiveState.fill(descriptor, owner, named, self.optimizer, self.clip_norm, padded)
+            if source is not None:
+                load_from_segments(collect(named, self.optimizer), segments, self.group)
+            return restored
+        except CheckpointError as error:
+            for segment in segments:
+                segment.control.set_state(None)
+            raise MemoryUnusableError(str(error)) from error
+
+    def restore_reducer(self, reducer: Reducer) -> str | None:
+        """Load what the reducer kept between steps, if this rank continues on its own segment. Return why it was
+        dropped; None if it was not."""
+        source = self.order.source
+        if source is None or not self.plan.codec.has_state:
+            return None
+        if self._adopted is not None:
+            try:
+                reducer.load_state(self._adopted.read_slot(source.step))
+            except SegmentError as error:
+                self._adopted.control.set_state(None)
+                raise MemoryUnusableError(str(error)) from error
+            return None
+        return (
+            f"the state of step {source.step} in memory is of another layout of ranks: what they had not sent yet of "
+            "their gradients is dropped"
+        )
+
+    def commit(self, restored: RestoredState, reducer: Reducer) -> None:
+        """Say that the new segment holds the loaded state, and wait until all ranks have said so. Collective."""
+        if self.live is not None and self._adopted is None:
+            self.live.commit(restored.step, restored.loss_scale, reducer.state())
+        if self.order.source is not None:
+            # From here on the old segments are not needed, on any node.
+            dist.barrier(self.group)
+
+    def _padded(self) -> dict[torch.nn.Parameter, torch.Tensor]:
+        parts = [padded_shards(stage.submod) for stage in self.pipeline.stages]
+        return {parameter: memory for part in parts for parameter, memory in part.items()}

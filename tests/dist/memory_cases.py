@@ -1,0 +1,220 @@
+"""Runs whose state lies in memory that outlives the processes, beside runs whose state does not. Called by the test
+beside it.
+
+python memory_cases.py same 2 FOLDER     train, start again from memory on the same plan
+python memory_cases.py other 4 FOLDER    start again from memory on another plan, and from a checkpoint
+python memory_cases.py fewer 8 FOLDER    eight ranks, then five
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from cases import HALF, PLANS, QUARTERS, SPEC, TIED, UNEVEN, WHOLE, make_plan
+from loop_cases import StoppingOrders, leave, make_folder, open_trainer
+from processes import launch
+from real_text import TEXT
+from resume_cases import add_dropout
+
+from hpctrain.agent.worker_messages import MemoryOrder
+from hpctrain.checkpoint.memory.segment import held_state
+from hpctrain.checkpoint.state import collect
+from hpctrain.corpus.prepare.options import PrepareOptions
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.records.history.manifest import LossScale, Manifest
+from hpctrain.records.history.memory_state import MemorySource, StateHolder
+from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
+from hpctrain.records.plan.compression import CodecSpec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.worker.build import Trainer
+from hpctrain.worker.loop import train
+
+HALFWAY, END = 4, 6
+MODEL = SPEC.model_copy(update={"vocab": 320})
+TIED_MODEL = TIED.model_copy(update={"vocab": 320})
+TOO_LARGE = 2.0**20
+"""A loss scale with which the first steps overflow."""
+
+
+def coded(**codec: Any) -> Plan:
+    spec = CodecSpec.model_validate({"codec": codec})
+    return make_plan(1, 2, 1, WHOLE, [(2, 2), (2, 2)], compression=[spec])
+
+
+def sharded(zero: int, **codec: Any) -> Plan:
+    extra = {"compression": [CodecSpec.model_validate({"codec": codec})]} if codec else {}
+    return make_plan(1, 2, 1, WHOLE, [(2, 2), (2, 2)], zero=zero, **extra)
+
+
+SAME: dict[str, tuple[Plan, dict[str, Any]]] = {
+    "dp2 uneven": (PLANS["dp2 uneven"][0], {}),
+    "dp2 tied": (PLANS["dp2 tied"][0], {"model": {"dims": TIED_MODEL.model_dump(exclude_none=True)}}),
+    "pp2 V": (PLANS["pp2 V"][0], {}),
+    "pp2 tied": (PLANS["pp2 tied"][0], {"model": {"dims": TIED_MODEL.model_dump(exclude_none=True)}}),
+    "tp2 sequence, two stages, tied": (
+        PLANS["tp2 sequence, two stages, tied"][0], {"model": {"dims": TIED_MODEL.model_dump(exclude_none=True)}},
+    ),
+    "zero1": (sharded(1), {}),
+    "zero2": (sharded(2), {}),
+    "zero3": (sharded(3), {}),
+    "zero1, integers": (sharded(1, mode="int4"), {}),
+    "power_sgd": (coded(mode="power_sgd", rank=2, warmup_steps=1, min_compression=1), {}),
+    "topk": (coded(mode="topk", density=0.1, warmup_steps=1), {}),
+    "tagc": (coded(mode="tagc", warmup_steps=1), {}),
+    "fp16": (PLANS["pp2 uneven"][0], {"precision": "fp16"}),
+    "fp16, topk": (coded(mode="topk", density=0.1, warmup_steps=1), {"precision": "fp16"}),
+}  # fmt: skip
+OTHER: dict[str, tuple[Plan, Plan]] = {
+    "4 -> 3": (make_plan(1, 4, 1, WHOLE, [(2, 1)] * 4, zero=1), make_plan(1, 3, 1, WHOLE, [(3, 1), (3, 1), (2, 1)])),
+    "4 -> 3, sharded": (
+        make_plan(1, 4, 1, WHOLE, [(2, 1)] * 4, zero=3), make_plan(1, 3, 1, WHOLE, [(3, 1), (3, 1), (2, 1)], zero=2)
+    ),
+    "pp2 tp2 -> pp4": (PLANS["pp2 tp2"][0], PLANS["pp4"][0]),
+    "pp2 dp2 uneven -> dp2 tp2": (PLANS["pp2 dp2 uneven"][0], PLANS["dp2 tp2"][0]),
+    "zero1 pp2 dp2 -> tp2": (make_plan(2, 2, 1, UNEVEN, [(2, 3), (1, 2)], zero=1), PLANS["tp2"][0]),
+    "dp2 tp2 -> pp2": (PLANS["dp2 tp2"][0], make_plan(2, 1, 1, HALF, [(2, 4)])),
+}  # fmt: skip
+FEWER: dict[str, tuple[Plan, Plan]] = {
+    "8 -> 5": (
+        make_plan(2, 2, 2, UNEVEN, [(2, 2), (2, 2)], zero=1),
+        make_plan(1, 5, 1, WHOLE, [(2, 1), (2, 1), (2, 1), (1, 1), (1, 1)], zero=1),
+    ),
+    "8 -> 5, whole": (
+        make_plan(4, 2, 1, QUARTERS, [(2, 2), (2, 2)]),
+        make_plan(1, 5, 1, WHOLE, [(2, 1), (2, 1), (2, 1), (1, 1), (1, 1)]),
+    ),
+}
+MEMORY: dict[tuple[str, str, int], int] = {}
+"""Case, generation and rank -> the memory, which all processes of the launch have."""
+
+
+def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """A copy of this rank's part of parameters and moments."""
+    parts = collect(trainer.pipeline.parameters(), trainer.optimizer).items()
+    return {name: (t.to_local() if hasattr(t, "to_local") else t).clone() for name, t in parts}
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(one[name], other[name])]
+
+
+def steps(trainer: Trainer, last: int) -> None:
+    add_dropout(trainer)
+    train(trainer, StoppingOrders(last))  # type: ignore[arg-type]
+
+
+def losses(place: Path) -> list[float]:
+    return [row.loss for row in last_row_of_each_step(read_metrics(place / "metrics.jsonl"))]
+
+
+def on_the_same_plan(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    """Straight without such memory; with it, and half way a new generation that continues on the old segments."""
+    meeting = dist.FileStore(str(folder / "meeting"), world)
+    found: dict[str, Any] = {}
+    for name, (plan, _) in SAME.items():
+        straight, place = folder / f"{name}, straight", folder / f"{name}, memory"
+        trainer = open_trainer(straight, plan, 0, None, rank, meeting)
+        overflow(trainer)
+        steps(trainer, END)
+        expected = state_of(trainer)
+        leave()
+        order = MemoryOrder(live=MEMORY[name, "old", rank])
+        torch.manual_seed(1000)
+        trainer = open_trainer(place, plan, 0, None, rank, meeting, order)
+        overflow(trainer)
+        assert trainer.live is not None
+        steps(trainer, HALFWAY)
+        leave()
+        order = MemoryOrder(live=MEMORY[name, "old", rank], source=source_of(plan, "plan-0.json", True))
+        trainer = open_trainer(place, plan, 1, None, rank, meeting, order)
+        steps(trainer, END)
+        bits = same_bits(expected, state_of(trainer))
+        leave()
+        found[name] = {"unequal": bits, "compared": len(expected), "losses": losses(straight) == losses(place)}
+        found[name]["skipped"] = trainer.scaler.state.skipped if trainer.scaler is not None else None
+        found[name]["dropped"] = trainer.residuals_dropped
+    return found
+
+
+def overflow(trainer: Trainer) -> None:
+    if trainer.scaler is not None:
+        trainer.scaler.state = LossScale(value=TOO_LARGE)
+
+
+def source_of(plan: Plan, path: str, in_place: bool) -> MemorySource:
+    holders = [StateHolder(rank=rank, node=device.node) for rank, device in enumerate(plan.ranks)]
+    return MemorySource(generation=0, plan=path, step=HALFWAY, in_place=in_place, holders=holders)
+
+
+def on_another_plan(cases: dict[str, tuple[Plan, Plan]], folder: Path, rank: int, world: int) -> dict[str, Any]:
+    """The state of the new plan from the old one's segments, and from its checkpoint."""
+    meeting = dist.FileStore(str(folder / "meeting"), world)
+    found: dict[str, Any] = {}
+    for name, (old, new) in cases.items():
+        place = folder / name
+        if rank < old.world_size:
+            trainer = open_trainer(place, old, 0, None, rank, meeting, MemoryOrder(live=MEMORY[name, "old", rank]))
+            steps(trainer, HALFWAY)
+            leave()
+        if rank >= new.world_size:
+            continue
+        trainer = open_trainer(place, new, 1, f"checkpoints/step-{HALFWAY:08}", rank, meeting)
+        expected = state_of(trainer)
+        dist.barrier()
+        leave()
+        # Old ranks without a process of the same number: their memory is on the nodes of others.
+        mine = [MEMORY[name, "old", r] for r in range(old.world_size) if r % new.world_size == rank]
+        source = source_of(old, "plan-0.json", False)
+        order = MemoryOrder(live=MEMORY[name, "new", rank], source=source, segments=tuple(mine))
+        trainer = open_trainer(place, new, 2, None, rank, meeting, order)
+        bits = [same_bits(expected, state_of(trainer))]
+        everyone: list[Any] = [None] * new.world_size
+        held = held_state(MEMORY[name, "new", rank])
+        dist.all_gather_object(everyone, (bits, trainer.step, held is not None and held.step, len(expected)))
+        train(trainer, StoppingOrders(HALFWAY + 1))  # type: ignore[arg-type]
+        leave()
+        saved = Manifest.read(place / f"checkpoints/step-{HALFWAY:08}/manifest.json").generation
+        found[name] = {
+            "unequal": [other for bits, *_ in everyone for names in bits for other in names],
+            "steps": sorted({step for _, *steps, _ in everyone for step in steps}),
+            "saved by": saved,
+            "compared": sum(count for *_, count in everyone),
+        }
+    return found
+
+
+def others(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    return on_another_plan(OTHER, folder, rank, world)
+
+
+def fewer(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    return on_another_plan(FEWER, folder, rank, world)
+
+
+def main(what: str, world: int, folder: Path) -> None:
+    data = folder / "data"
+    prepare([TEXT], data, PrepareOptions(valid_fraction=0.1, limit_bytes=200_000))
+    names: dict[str, dict[str, Any]]
+    if what == "same":
+        names = {f"{name}, {part}": changes for name, (_, changes) in SAME.items() for part in ("straight", "memory")}
+        cases = list(SAME)
+    else:
+        cases = list(OTHER if what == "other" else FEWER)
+        names = {name: {} for name in cases}
+    for name, changes in names.items():
+        make_folder(folder / name, data, **changes)
+    for name in cases:
+        for which in ("old", "new"):
+            for rank in range(world):
+                MEMORY[name, which, rank] = os.memfd_create("state")
+    launch({"same": on_the_same_plan, "other": others, "fewer": fewer}[what], world, str(folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
