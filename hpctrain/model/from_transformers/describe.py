@@ -79,7 +79,8 @@ class _Observed:
 def describe_folder(request: FolderRequest) -> HfModel:
     """Return what the folder of a request holds.
 
-    The weights in the folder are not read. The checks run with random weights, of which all blocks share one set, so
+    The weights in the folder are not read, but for the first bytes of each and those of tied weights that it holds
+    twice. The checks run with random weights, of which all blocks share one set, so
     they take the memory of embedding, one block and head.
 
     Raises:
@@ -239,7 +240,6 @@ def _check_stored(model: nn.Module, stored: dict[str, StoredTensor]) -> str:
         InputError: a tensor is missing, unknown, of another shape or of an unreadable type, or the model has constants
             that are saved with its weights.
     """
-    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     every = {name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
     constants = {name for name, _ in model.named_buffers()}
     persistent = sorted(constants & set(model.state_dict()))
@@ -257,19 +257,21 @@ def _check_stored(model: nn.Module, stored: dict[str, StoredTensor]) -> str:
             held[known] = tensor
         elif not ({name, known} & constants or any(re.search(pattern, name) for pattern in patterns)):
             mistakes.append(f"tensor {name} is no part of a {type(model).__name__}")
-    same = {id(weight): name for name, weight in model.named_parameters()}
-    names = {same[id(weight)]: name for name, weight in model.named_parameters(remove_duplicate=False)}
-    for name, shape in shapes.items():
-        twin = held.get(names[name])
-        place = held.get(name) or twin
+    names: dict[int, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), []).append(name)
+    for name, *others in names.values():
+        copies = [known for known in (name, *others) if known in held]
+        place = held[copies[0]] if copies else None
         if place is None:
             mistakes.append(f"there is no tensor {name}, which a {type(model).__name__} has")
-        elif place.shape != shape:
-            mistakes.append(f"tensor {name} has shape {list(place.shape)}; config.json says {list(shape)}")
+        elif place.shape != every[name]:
+            mistakes.append(f"tensor {name} has shape {list(place.shape)}; config.json says {list(every[name])}")
         elif place.dtype not in READABLE:
             mistakes.append(f"tensor {name} has numbers of type {place.dtype}; allowed: {', '.join(READABLE)}")
-        elif twin is not None and not have_same_values(place, twin):
-            mistakes.append(f"tensor {names[name]} differs from {name}, but config.json ties the two")
+        else:
+            different = [copy for copy in copies[1:] if not have_same_values(place, held[copy])]
+            mistakes += [f"tensor {copy} differs from {copies[0]}, but config.json ties the two" for copy in different]
     if mistakes:
         more = f" ({len(mistakes) - 1} more are wrong)" * (len(mistakes) > 1)
         experts = any(".experts." in name for name in stored)

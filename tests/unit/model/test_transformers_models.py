@@ -116,6 +116,18 @@ def test_a_tied_head_with_other_values_is_refused(tmp_path: Path) -> None:
         described(tmp_path)
 
 
+def test_weights_that_a_folder_holds_once_are_not_read_for_a_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved("stablelm", tmp_path)
+
+    def refuse(*_: object) -> bool:
+        raise AssertionError("there is nothing to compare")
+
+    monkeypatch.setattr("hpctrain.model.from_transformers.describe.have_same_values", refuse)
+    assert described(tmp_path).spec.layers == LAYERS
+
+
 @torch.no_grad()
 def test_a_folder_without_the_prefix_of_the_names(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
