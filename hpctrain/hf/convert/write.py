@@ -16,7 +16,7 @@ from hpctrain.hf.safetensors_layout import SafetensorsFile
 
 
 def write_safetensors(path: Path, layout: SafetensorsFile, tensors: Mapping[str, LazyTensor]) -> None:
-    """Write a safetensors file. The memory holds one tensor at a time.
+    """Write a safetensors file. The memory holds one tensor at a time, and what the tensor is made of.
 
     Args:
         layout: the tensors in the file, and their places.
