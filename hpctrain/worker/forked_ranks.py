@@ -6,7 +6,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ import torch
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.system.job_share import usable_cpus
 from hpctrain.base.system.kernel import die_with_parent
-from hpctrain.model.imported.user_error import describe_user_error
+from hpctrain.model.imported.user_error import outcome
 
 Result = TypeVar("Result")
 
@@ -95,14 +94,7 @@ def _answer(body: Callable[[int], Any], rank: int, world: int, pipe: Connection,
     die_with_parent(parent)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, usable_cpus() // world))
-    try:
-        message = (0, body(rank))
-    except HpctrainError as error:
-        message = (error.exit_code, str(error))
-    except Exception as error:  # mostly from the user's model: the traceback shows where
-        traceback.print_exc()
-        message = (HpctrainError.exit_code, describe_user_error(error))
-    pipe.send(message)
+    pipe.send(outcome(lambda: body(rank)))
     pipe.close()
     # Threads of gloo may still wait for ranks that are gone, and a normal exit would wait for these threads.
     os._exit(0)

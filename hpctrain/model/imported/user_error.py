@@ -1,15 +1,20 @@
-"""Describes an error of the user's code in one line, and finds the kind of code that raised an error."""
+"""Describes an error of the user's code in one line, finds the kind of code that raised an error, and gives an error's
+exit code."""
 
 from __future__ import annotations
 
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
 import hpctrain
+from hpctrain.base.errors import HpctrainError
+
+Result = TypeVar("Result")
 
 TEXT_LIMIT = 300
 """Largest number of characters of an error's text that are shown."""
@@ -30,6 +35,18 @@ def describe_user_error(error: BaseException) -> str:
     place = f" (line {frame.lineno} of {frame.filename}: {frame.line})" if frame else ""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:TEXT_LIMIT]}{place}" if text else f"{type(error).__name__}{place}"
+
+
+def outcome(make: Callable[[], Result]) -> tuple[int, Result | str]:
+    """Return (0, what `make` returns), or (exit code, message of the error) if it raises one. The traceback of an error
+    that is not hpctrain's own is printed on stderr."""
+    try:
+        return 0, make()
+    except HpctrainError as error:
+        return error.exit_code, str(error)
+    except Exception as error:  # mostly from the user's model: the traceback shows where
+        traceback.print_exc()
+        return HpctrainError.exit_code, describe_user_error(error)
 
 
 def innermost_frame(error: BaseException, *origins: Origin) -> traceback.FrameSummary | None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import traceback
 from collections.abc import Callable
 from typing import Any
 
-from hpctrain.base.errors import HpctrainError
-from hpctrain.model.imported.user_error import describe_user_error
+from hpctrain.model.imported.user_error import outcome
 
 
 def json_reply(make: Callable[[], dict[str, Any]]) -> int:
@@ -19,13 +17,6 @@ def json_reply(make: Callable[[], dict[str, Any]]) -> int:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with out:
-        try:
-            json.dump(make(), out, allow_nan=False)
-        except HpctrainError as error:
-            json.dump({"error": str(error)}, out)
-            return error.exit_code
-        except Exception as error:  # mostly from the user's model: the traceback shows where
-            traceback.print_exc()
-            json.dump({"error": describe_user_error(error)}, out)
-            return HpctrainError.exit_code
-    return 0
+        code, text = outcome(lambda: json.dumps(make(), allow_nan=False))
+        out.write(json.dumps({"error": text}) if code else text)
+    return code

@@ -23,6 +23,11 @@ def test_an_answer_and_a_known_error_are_json(capfd: pytest.CaptureFixture[str])
     assert json.loads(err) == {"error": "data: none"}
 
 
+def test_a_reply_that_json_cannot_hold_leaves_no_half_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    assert json_reply(lambda: {"loss": 1.0, "worst": float("nan")}) == 1
+    assert "not JSON compliant" in json.loads(capfd.readouterr().out)["error"]
+
+
 def test_an_error_of_a_persons_code_is_told_with_its_place(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def make():\n    raise KeyError('gone')\n")
