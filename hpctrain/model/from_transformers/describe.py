@@ -79,9 +79,8 @@ class _Observed:
 def describe_folder(request: FolderRequest) -> HfModel:
     """Return what the folder of a request holds.
 
-    The weights in the folder are not read, but for the first bytes of each and those of tied weights that it holds
-    twice. The checks run with random weights, of which all blocks share one set, so
-    they take the memory of embedding, one block and head.
+    The weights in the folder are not read, but for tied ones that it holds twice. The checks run with random weights,
+    of which all blocks share one set, so they take the memory of embedding, one block and head.
 
     Raises:
         FileError: transformers has no such model, the model cannot be cut, or the folder has other tensors.
@@ -139,7 +138,6 @@ def _unmeasured(model: nn.Module, container: str, seen: _Observed, request: Fold
     Raises:
         InputError: weights are shared in a way that no cut keeps.
     """
-    tied = _tied(model, seen)
     inside = f"{container}.0."
     shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
     none = PartSizes(parameters=0, flops=0, activation_bytes=0)
@@ -154,7 +152,7 @@ def _unmeasured(model: nn.Module, container: str, seen: _Observed, request: Fold
         front_tensors={name: shape for name, shape in shapes.items() if _owner(name) in seen.front},
         block_tensors={name.removeprefix(inside): shape for name, shape in shapes.items() if name.startswith(inside)},
         back_tensors={name: shape for name, shape in shapes.items() if _owner(name) in seen.back},
-        tied_weights=tied,
+        tied_weights=_tied(model, seen),
         blocks_return_tuples=seen.tuples,
         seq_len=request.seq_len,
         vocab=2,
