@@ -253,10 +253,10 @@ class EqualBlocks(TransformerSpec):
         """Return the number of weights in the matrices of one block."""
 
     @abstractmethod
-    def split_values(self) -> tuple[int, int]:
+    def split_values(self, seq_len: int) -> tuple[int, int]:
         """Return two counts of numbers per token in those tensors of a block that tensor parallelism splits, over all
         devices together: (all numbers that the backward pass needs; those of them that are results of matrix products
-        or attention)."""
+        or attention). The attention scores of a token are as many as its sequence has tokens (`seq_len`)."""
 
     def tables(self, first: bool, last: bool) -> int:
         """Return how many embedding and head matrices a stage holds, given whether it is the model's first and whether
@@ -277,18 +277,18 @@ class EqualBlocks(TransformerSpec):
 
     @property
     def norm_values(self) -> int:
-        """Return how many numbers the inputs and outputs of both norms of a block have per token."""
+        """Return how many numbers the inputs and outputs of the norms of a block have per token."""
         return 4 * self.dim
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Return the bytes of activations that one block keeps for its backward pass, on one of `tp` devices, for a
-        micro-batch of `sequences` sequences: inputs and outputs of both norms, and 1/`tp` of the tensors that tensor
+        micro-batch of `sequences` sequences: inputs and outputs of the norms, and 1/`tp` of the tensors that tensor
         parallelism splits."""
-        backward, _ = self.split_values()
+        backward, _ = self.split_values(seq_len)
         return int(sequences * seq_len * bytes_per_value * (self.norm_values + backward / tp))
 
     def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """Return the part of `activation_bytes` that tensor parallelism does not split: inputs and outputs of both
+        """Return the part of `activation_bytes` that tensor parallelism does not split: inputs and outputs of the
         norms of a block."""
         return sequences * seq_len * bytes_per_value * self.norm_values
 
@@ -296,5 +296,5 @@ class EqualBlocks(TransformerSpec):
         """Return the bytes of the results of a block's matrix products and attention, on one of `tp` devices, for a
         micro-batch. Selective recomputation keeps these results. Each device holds the whole outputs of the two
         projections into the residual stream, of attention and feed-forward (2·`dim` numbers per token)."""
-        _, results = self.split_values()
+        _, results = self.split_values(seq_len)
         return int(sequences * seq_len * bytes_per_value * (2 * self.dim + results / tp))

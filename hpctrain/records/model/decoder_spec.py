@@ -186,32 +186,11 @@ class DecoderSpec(EqualBlocks):
         scores = 4.0 * self.query_width * visible
         return tokens * (2.0 * self.block_weights * blocks + scores) + self.head_flops(tokens)
 
-    def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes of activations that one block keeps for its backward pass, on one of `tp` devices, for a
-        micro-batch of `sequences` sequences: inputs and outputs of all norms (2·`dim` numbers per token and norm), and
-        1/tp of the tensors that tensor parallelism splits. With `score_cap`, these tensors include two numbers for each
-        attention score."""
-        split = self.split_values()[0] + 2 * self._stored_scores(seq_len)
-        split_bytes = int(sequences * seq_len * bytes_per_value * split / tp)
-        return split_bytes + self.residual_stream_bytes(sequences, seq_len, bytes_per_value)
+    @property
+    def norm_values(self) -> int:
+        return 2 * self.block_norms * self.dim
 
-    def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """Return the part of `activation_bytes` that tensor parallelism does not split: inputs and outputs of the norms
-        of a block."""
-        return sequences * seq_len * bytes_per_value * 2 * self.block_norms * self.dim
-
-    def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes of the results of a block's matrix products and attention, on one of `tp` devices, for a
-        micro-batch. Selective recomputation keeps these results; with `score_cap`, attention scores are among them."""
-        scores = int(sequences * seq_len * bytes_per_value * self._stored_scores(seq_len) / tp)
-        return super().matmul_output_bytes(sequences, seq_len, tp, bytes_per_value) + scores
-
-    def _stored_scores(self, seq_len: int) -> int:
-        """Return the number of attention scores of a block per token, over all heads, that are held in memory; 0
-        without a soft cap."""
-        return self.heads * seq_len if self.score_cap is not None else 0
-
-    def split_values(self) -> tuple[int, int]:
+    def split_values(self, seq_len: int) -> tuple[int, int]:
         """Return two counts of numbers per token in those tensors of a block that tensor parallelism splits, over all
         devices together: (all numbers that the backward pass needs; those of them that are results of matrix products
         or attention).
@@ -222,7 +201,7 @@ class DecoderSpec(EqualBlocks):
         activation times the second one (4·f). A norm of queries and keys adds its inputs and outputs (2·(q +
         kv)). With a window or a soft cap, keys and values are repeated for each query head (2·(q - kv)). Results of
         matrix products and attention are queries, keys, values, attention output and the feed-forward layer's two
-        products.
+        products. With a soft cap, two numbers for each attention score are added, of which one is a result.
         """
         query, key_value = self.query_width, self.key_value_width
         backward = 2 * (query + 2 * key_value) + query + 4 * self.hidden
@@ -230,4 +209,5 @@ class DecoderSpec(EqualBlocks):
             backward += 2 * (query + key_value)
         if self.window is not None or self.score_cap is not None:
             backward += 2 * (query - key_value)
-        return backward, 2 * query + 2 * key_value + 2 * self.hidden
+        scores = self.heads * seq_len if self.score_cap is not None else 0
+        return backward + 2 * scores, 2 * query + 2 * key_value + 2 * self.hidden + scores

@@ -54,7 +54,7 @@ class BiasedSpec(EqualBlocks):
         and whole biases that are added to the residual stream."""
         return (self.block_weights + 3 * self.dim + self.hidden) // tp + 6 * self.dim
 
-    def split_values(self) -> tuple[int, int]:
+    def split_values(self, seq_len: int) -> tuple[int, int]:
         """Return two counts of numbers per token in those tensors of a block that tensor parallelism splits, over all
         devices together: (all numbers that the backward pass needs; those of them that are results of matrix products
         or attention).
@@ -115,8 +115,8 @@ class Gpt2Spec(BiasedSpec):
     def norm_values(self) -> int:
         return (3 if self.parallel_residual else 4) * self.dim
 
-    def split_values(self) -> tuple[int, int]:
-        backward, results = super().split_values()
+    def split_values(self, seq_len: int) -> tuple[int, int]:
+        backward, results = super().split_values(seq_len)
         # The backward pass of a ReLU needs only its output. The attention output of rotated queries lies in memory by
         # heads, so that the last projection keeps a copy of it.
         rotated = self.dim * (self.rotary_dim is not None)
