@@ -14,7 +14,7 @@ import numpy as np
 
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.hf.convert.pickle_data import PickleDataError, PickledName, PickledObject, pickle_data
-from hpctrain.hf.convert.torch_file import TORCH_TYPES, Bits, LazyTensor, TorchFile, bits_of, sizes
+from hpctrain.hf.convert.torch_file import BITS, TORCH_TYPES, Bits, LazyTensor, TorchFile, sizes
 from hpctrain.records.format.file_name import plain_name_in
 from hpctrain.records.format.input_file import read_input
 
@@ -108,7 +108,7 @@ def _tensor(folder: Path, name: str, entry: PickledObject, places: dict[Any, Any
         file = plain_name_in(folder / METADATA, name, place["relative_path"], _REMEDY)
         if not (type(place["offset"]) is int and type(place["length"]) is int):
             raise ValueError("no place")
-        if place["length"] < math.prod(extent) * np.dtype(bits_of(dtype)).itemsize:
+        if place["length"] < math.prod(extent) * np.dtype(BITS[dtype]).itemsize:
             raise ValueError("a part that is larger than its bytes")
         if any(start + size > whole for start, size, whole in zip(offsets, extent, shape, strict=True)):
             raise ValueError("a part outside of the tensor")
@@ -119,7 +119,7 @@ def _tensor(folder: Path, name: str, entry: PickledObject, places: dict[Any, Any
     def rows(first: int, end: int) -> Bits:
         inside = [part for part in parts if part.offsets[0] < end and part.offsets[0] + part.shape[0] > first]
         stored = [_stored(folder, name, part, dtype) for part in inside]  # checked before memory is taken
-        whole = np.empty((end - first, *shape[1:]), bits_of(dtype))
+        whole = np.empty((end - first, *shape[1:]), BITS[dtype])
         for part, tensor in zip(inside, stored, strict=True):
             begin = part.offsets[0]
             low, high = max(first, begin), min(end, begin + part.shape[0])

@@ -4,7 +4,7 @@ holds other things, too."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,6 +55,8 @@ class ModelTensors:
 
     source: Path
     by_name: dict[str, LazyTensor]
+    used: set[str] = field(default_factory=set)
+    """Names of the tensors that were taken."""
 
     def error(self, name: str, text: str) -> FileError:
         """Return the error that the tensor `name` of the checkpoint is wrong."""
@@ -66,6 +68,7 @@ class ModelTensors:
         Raises:
             FileError: the checkpoint has no such tensor.
         """
+        self.used.add(name)
         tensor = self.by_name.get(name)
         if tensor is None:
             raise self.error(name, "no such tensor; name a checkpoint with all weights of the model")
@@ -89,13 +92,17 @@ class ModelTensors:
             number += 1
         return number
 
-    def check_all_used(self, used: set[str], tool: str) -> None:
-        """Check that no tensor of the model is left over.
+    def check_all_used(self, tool: str, *also: str) -> None:
+        """Check that every tensor of the model was taken.
+
+        Args:
+            tool: the tool, in words, for the error.
+            also: names of tensors that need not be taken.
 
         Raises:
-            FileError: some are; up to 8 of them are named.
+            FileError: some were not; up to 8 of them are named.
         """
-        others = [name for name in self.by_name if name not in used]
+        others = [name for name in self.by_name if name not in {*self.used, *also}]
         if others:
             text = f"no part of {tool} here; hpctrain converts no model with it"
             raise FileError(self.source, [FieldError(name, text) for name in others[:8]])
@@ -123,7 +130,7 @@ def changed(tensor: LazyTensor, shape: Sequence[int], change: Callable[[Bits], B
 
 
 def transposed(tensor: LazyTensor) -> LazyTensor:
-    """Return a matrix with its axes exchanged."""
+    """Return a matrix with its axes exchanged, or a vector as it is."""
     return changed(tensor, tensor.shape[::-1], np.transpose)
 
 

@@ -127,14 +127,13 @@ class MegatronLayout:
         Raises:
             FileError: tensors are missing, or there are others than those of the model.
         """
-        reads = _Reads(self._model, {"output_layer.weight"})
         rows = self._model[KNOWN].shape[0]
         vocabulary = min(rows, size(config, "vocab_size", self._model.source))
-        made = dict(self._gpt2_tensors(reads, config) if self._is_gpt2 else self._llama_tensors(reads, config))
+        made = dict(self._gpt2_tensors(config) if self._is_gpt2 else self._llama_tensors(config))
         for name, tensor in made.items():
             if name.rpartition(".")[0].endswith(("embed_tokens", "wte", "lm_head")):
                 made[name] = first_rows(tensor, vocabulary)
-        self._model.check_all_used(reads.used, self.tool)
+        self._model.check_all_used(self.tool, "output_layer.weight")
         return made
 
     def _llama_config(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,14 +145,10 @@ class MegatronLayout:
             name, kind = "Qwen3ForCausalLM", "qwen3"
         config = {"architectures": [name], "model_type": kind, "intermediate_size": self._gated_width()}
         config |= self._shared_sizes("hidden_size", "num_hidden_layers")
-        for key, argument in (
-            ("num_attention_heads", "num_attention_heads"),
-            ("rms_norm_eps", "norm_epsilon"),
-            ("rope_theta", "rotary_base"),
-            ("max_position_embeddings", "max_position_embeddings"),
-        ):
-            if arguments.get(argument) is not None:
-                config[key] = arguments[argument]
+        config |= self._stated(
+            num_attention_heads="num_attention_heads", rms_norm_eps="norm_epsilon", rope_theta="rotary_base",
+            max_position_embeddings="max_position_embeddings",
+        )  # fmt: skip
         if "use_rope_scaling" in arguments:
             config["rope_scaling"] = None
             if arguments["use_rope_scaling"]:
@@ -180,14 +175,21 @@ class MegatronLayout:
             "attn_pdrop": arguments.get("attention_dropout", 0.0),
         }
         config |= self._shared_sizes("n_embd", "n_layer")
-        for key, argument in (("n_head", "num_attention_heads"), ("layer_norm_epsilon", "norm_epsilon")):
-            if arguments.get(argument) is not None:
-                config[key] = arguments[argument]
+        config |= self._stated(n_head="num_attention_heads", layer_norm_epsilon="norm_epsilon")
         if "bias_gelu_fusion" in arguments or "openai_gelu" in arguments:
             # Megatron's fused kernel of bias and GELU computes the approximation with tanh.
             approximate = arguments.get("bias_gelu_fusion") or arguments.get("openai_gelu")
             config["activation_function"] = "gelu_new" if approximate else "gelu"
         return config
+
+    def _stated(self, **keys: str) -> dict[str, Any]:
+        """Return key -> value of config.json for the keys whose argument of Megatron-LM the checkpoint states.
+
+        Args:
+            keys: key -> the argument.
+        """
+        stated = {key: self._arguments.get(argument) for key, argument in keys.items()}
+        return {key: value for key, value in stated.items() if value is not None}
 
     def _shared_sizes(self, width: str, layers: str) -> dict[str, Any]:
         """Return key -> value of config.json for what every family of Megatron's models states: sizes of the vocabulary
@@ -225,9 +227,9 @@ class MegatronLayout:
             raise model.error(f"{layer}.linear_qkv.weight", text)
         return {"head_dim": width, "num_key_value_heads": groups}
 
-    def _llama_tensors(self, model: _Reads, config: Mapping[str, Any]) -> Iterator[tuple[str, LazyTensor]]:
+    def _llama_tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, LazyTensor]]:
         groups, width = config["num_key_value_heads"], config["intermediate_size"]
-        kind = config["model_type"]
+        model, kind = self._model, config["model_type"]
         yield "model.embed_tokens.weight", model.matrix(KNOWN)
         for layer in range(config["num_hidden_layers"]):
             theirs, ours = f"decoder.layers.{layer}", f"model.layers.{layer}"
@@ -253,41 +255,27 @@ class MegatronLayout:
         if not config["tie_word_embeddings"]:
             yield "lm_head.weight", model.matrix("output_layer.weight")
 
-    def _gpt2_tensors(self, model: _Reads, config: Mapping[str, Any]) -> Iterator[tuple[str, LazyTensor]]:
-        heads = size(config, "n_head", self._model.source)
-        width = parts_of(config["n_embd"], heads, self._model, "n_embd", "n_head")
+    def _gpt2_tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, LazyTensor]]:
+        model = self._model
+        heads = size(config, "n_head", model.source)
+        width = parts_of(config["n_embd"], heads, model, "n_embd", "n_head")
         yield "transformer.wte.weight", model.matrix(KNOWN)
         yield "transformer.wpe.weight", model.matrix(_POSITIONS)
         for layer in range(config["n_layer"]):
             theirs, ours = f"decoder.layers.{layer}", f"transformer.h.{layer}"
+            # transformers holds the matrices of a GPT-2 as [in, out].
             for part in ("weight", "bias"):
                 yield f"{ours}.ln_1.{part}", model[f"{theirs}.input_layernorm.{part}"]
                 parts = _unfused(model[f"{theirs}.self_attention.linear_qkv.{part}"], heads, width)
-                yield f"{ours}.attn.c_attn.{part}", _as_conv1d(concatenated(parts))
-                yield f"{ours}.attn.c_proj.{part}", _as_conv1d(model[f"{theirs}.self_attention.linear_proj.{part}"])
+                yield f"{ours}.attn.c_attn.{part}", transposed(concatenated(parts))
+                yield f"{ours}.attn.c_proj.{part}", transposed(model[f"{theirs}.self_attention.linear_proj.{part}"])
                 yield f"{ours}.ln_2.{part}", model[f"{theirs}.pre_mlp_layernorm.{part}"]
-                yield f"{ours}.mlp.c_fc.{part}", _as_conv1d(model[f"{theirs}.mlp.linear_fc1.{part}"])
-                yield f"{ours}.mlp.c_proj.{part}", _as_conv1d(model[f"{theirs}.mlp.linear_fc2.{part}"])
+                yield f"{ours}.mlp.c_fc.{part}", transposed(model[f"{theirs}.mlp.linear_fc1.{part}"])
+                yield f"{ours}.mlp.c_proj.{part}", transposed(model[f"{theirs}.mlp.linear_fc2.{part}"])
         for part in ("weight", "bias"):
             yield f"transformer.ln_f.{part}", model[f"decoder.final_layernorm.{part}"]
         if not config["tie_word_embeddings"]:
             yield "lm_head.weight", model.matrix("output_layer.weight")
-
-
-class _Reads:
-    """The tensors of a checkpoint, with the names of those that were taken."""
-
-    def __init__(self, model: ModelTensors, used: set[str]) -> None:
-        self._model = model
-        self.used = used
-
-    def __getitem__(self, name: str) -> LazyTensor:
-        self.used.add(name)
-        return self._model[name]
-
-    def matrix(self, name: str) -> LazyTensor:
-        self.used.add(name)
-        return self._model.matrix(name)
 
 
 def _by_layer(model: ModelTensors) -> Iterator[tuple[str, LazyTensor]]:
@@ -333,8 +321,3 @@ def _stripes(fused: LazyTensor, groups: int, width: int, place: slice) -> LazyTe
         return bits.reshape(groups, -1, width, *bits.shape[1:])[:, place].reshape(rows, *bits.shape[1:])
 
     return changed(fused, (rows, *fused.shape[1:]), change)
-
-
-def _as_conv1d(tensor: LazyTensor) -> LazyTensor:
-    """Return a linear layer's tensor as GPT-2 of transformers holds it: a matrix as [in, out], a bias unchanged."""
-    return transposed(tensor) if len(tensor.shape) == 2 else tensor

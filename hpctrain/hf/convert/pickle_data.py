@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -30,8 +30,6 @@ class PickledObject:
     arguments: tuple[Any, ...] = ()
     state: Any = None
     """Its attributes, mostly a dict by name; None if the pickle gives none."""
-    items: dict[Any, Any] = field(default_factory=dict)
-    """Its entries, if it is a mapping."""
 
 
 class PickleDataError(Exception):
@@ -114,9 +112,10 @@ class _Reader:
         return values
 
     def set_items(self, values: list[Any]) -> None:
-        """Set entries of the mapping on top of the stack: key, value, key, value."""
+        """Set entries of the mapping on top of the stack: key, value, key, value. Those of an object of another class
+        are dropped."""
         target = self.stack[-1]
-        entries = target.items if isinstance(target, PickledObject) else target
+        entries = {} if isinstance(target, PickledObject) else target
         if not isinstance(entries, dict):
             raise ValueError("entries for something that is no mapping")
         for key, value in zip(values[::2], values[1::2], strict=True):
@@ -179,21 +178,9 @@ def _tuple_of(count: int) -> Callable[[_Reader, Any], None]:
     return act
 
 
-def _push_argument(reader: _Reader, argument: Any) -> None:
-    reader.push(argument)
-
-
 def _stack_global(reader: _Reader, argument: Any) -> None:
     name, module = reader.pop(), reader.pop()
     reader.name(module, name)
-
-
-def _pop_any(reader: _Reader, argument: Any) -> None:
-    reader.stack.pop()
-
-
-def _pop_to_mark(reader: _Reader, argument: Any) -> None:
-    reader.pop_to_mark()
 
 
 def _set_item(reader: _Reader, argument: Any) -> None:
@@ -205,16 +192,16 @@ _LITERALS = (
     "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
     "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING", "SHORT_BINSTRING",
 )  # fmt: skip
-_OPERATIONS: dict[str, Callable[[_Reader, Any], None]] = {
-    **dict.fromkeys(_LITERALS, _push_argument),
+_OPERATIONS: dict[str, Callable[[_Reader, Any], object]] = {
+    **dict.fromkeys(_LITERALS, lambda reader, argument: reader.push(argument)),
     "PROTO": lambda reader, argument: None,
     "FRAME": lambda reader, argument: None,
     "NONE": lambda reader, argument: reader.push(None),
     "NEWTRUE": lambda reader, argument: reader.push(True),
     "NEWFALSE": lambda reader, argument: reader.push(False),
     "MARK": lambda reader, argument: reader.push(_MARK),
-    "POP": _pop_any,
-    "POP_MARK": _pop_to_mark,
+    "POP": lambda reader, argument: reader.stack.pop(),
+    "POP_MARK": lambda reader, argument: reader.pop_to_mark(),
     "EMPTY_DICT": lambda reader, argument: reader.push_new({}),
     "EMPTY_LIST": lambda reader, argument: reader.push_new([]),
     "EMPTY_SET": lambda reader, argument: reader.push_new([]),

@@ -30,7 +30,7 @@ _PICKLE_BYTES = 256 * 2**20
 """Longest pickle that is read; one of a checkpoint's metadata has about 150 bytes for each part of a tensor."""
 _HEADER_BYTES = 30
 """Bytes of the header of an entry of a zip archive, without its name."""
-_BITS = {"F16": np.uint16, "BF16": np.uint16, "F32": np.uint32, "F64": np.uint64}
+BITS = {"F16": np.uint16, "BF16": np.uint16, "F32": np.uint32, "F64": np.uint64}
 """Type of numbers, as safetensors names it -> integers of their size."""
 TORCH_TYPES = {"torch.float16": "F16", "torch.bfloat16": "BF16", "torch.float32": "F32", "torch.float64": "F64"}
 """torch's name of a type of numbers -> safetensors' name."""
@@ -38,11 +38,6 @@ _STORAGES = {
     "torch.HalfStorage": "F16", "torch.BFloat16Storage": "BF16", "torch.FloatStorage": "F32",
     "torch.DoubleStorage": "F64",
 }  # fmt: skip
-
-
-def bits_of(dtype: str) -> Any:
-    """Return numpy's type of the integers that hold numbers of a type such as 'BF16'."""
-    return _BITS[dtype]
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ class LazyTensor:
     @property
     def number_bytes(self) -> int:
         """Bytes of one number."""
-        return np.dtype(_BITS[self.dtype]).itemsize
+        return np.dtype(BITS[self.dtype]).itemsize
 
     @property
     def size_bytes(self) -> int:
@@ -136,7 +131,7 @@ class TorchFile:
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
             raise self.error("no dense tensor of floating-point numbers", name) from None
         entry = self._entries.get(f"data/{key}")
-        width = np.dtype(_BITS[dtype]).itemsize
+        width = np.dtype(BITS[dtype]).itemsize
         count = 0 if entry is None else entry.file_size // width
         last = start + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         if entry is None or start < 0 or not shape or 0 in shape:
@@ -166,7 +161,7 @@ class TorchFile:
             return file.read(size)
 
     def _numbers(self, name: str, dtype: str, first: int, count: int) -> Bits:
-        kind = np.dtype(_BITS[dtype])
+        kind = np.dtype(BITS[dtype])
         start, size = self._place(name)
         assert (first + count) * kind.itemsize <= size, "checked when the tensor was described"
         with self._opened() as file:

@@ -72,10 +72,8 @@ class TorchtitanLayout:
             FileError: tensors are missing, or there are others than those of a Llama.
         """
         made = {"model.embed_tokens.weight": self._model[KNOWN]}
-        used = {KNOWN, "norm.weight", "lm_head.weight"}
         for layer in range(config["num_hidden_layers"]):
             for theirs, name in _LAYER.items():
-                used.add(f"layers.{layer}.{theirs}.weight")
                 tensor = self._model[f"layers.{layer}.{theirs}.weight"]
                 if theirs in ("attention.wq", "attention.wk"):
                     tensor = _halves(tensor, config["head_dim"])
@@ -83,7 +81,7 @@ class TorchtitanLayout:
         made["model.norm.weight"] = self._model["norm.weight"]
         if not config["tie_word_embeddings"]:
             made["lm_head.weight"] = self._model["lm_head.weight"]
-        self._model.check_all_used(used, self.tool)
+        self._model.check_all_used(self.tool, "lm_head.weight")
         return made
 
 
