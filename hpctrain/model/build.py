@@ -96,15 +96,16 @@ def build_part(spec: Spec, blocks: StageBlocks, seed: int, fill: Fill | None = N
         seed: seed of the weights.
         fill: sets the weights; None: they come from the seed.
     """
+    module: nn.Module
     if isinstance(spec, ImportedSpec):
-        part = build_imported(spec, blocks, seed)
-        if fill is not None:
-            fill(part)
-        return part
-    module = build_transformers(spec, blocks) if isinstance(spec, TransformersSpec) else _uninitialised(spec, blocks)
+        module = build_imported(spec, blocks, seed)
+    elif isinstance(spec, TransformersSpec):
+        module = build_transformers(spec, blocks)
+    else:
+        module = _uninitialised(spec, blocks)
     if fill is not None:
         fill(module)
-    else:
+    elif not isinstance(spec, ImportedSpec):
         initialise(module.named_parameters(), spec, seed)
     return module
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpctrain.model.layers import (
+    ACTIVATIONS,
     BiasedAttention,
     BiasedFeedForward,
     DecoderPart,
@@ -110,16 +111,11 @@ class GatedLayer(nn.Module):
         self.w1 = nn.Linear(spec.dim, spec.hidden, bias=False)
         self.w3 = nn.Linear(spec.dim, spec.hidden, bias=False)
         self.w2 = nn.Linear(spec.hidden, spec.dim, bias=False)
-        self.activation = _ACTIVATIONS[spec.activation]
+        self.activation = ACTIVATIONS[spec.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [batch, seq, dim] for activations x [batch, seq, dim]."""
         return self.w2(self.activation(self.w1(x)) * self.w3(x))
-
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"),
-}  # fmt: skip
 
 
 class OutputNormBlock(nn.Module):

@@ -44,7 +44,8 @@ class HfWeights:
         """Copy the folder's weights into whole parameters, given as (name, tensor). Each weight is converted to the
         dtype of its parameter.
 
-        The method reads only the bytes of these parameters, one tensor at a time.
+        The method reads only the bytes of these parameters, one tensor at a time; of a tensor with groups of several
+        parameters, it reads all bytes for each of them.
         """
         with contextlib.ExitStack() as stack, ACTIVITY.doing("read the weights of model.hf"):
             files: dict[Path, Any] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -146,6 +147,12 @@ class BiasedAttention(MultiHeadAttention):
         return self.merged(F.scaled_dot_product_attention(*self.heads(x), is_causal=self.causal))
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu,
+}  # fmt: skip
+"""Name of an activation in a spec -> its function."""
+
+
 class BiasedFeedForward(nn.Module):
     """Feed-forward layer w2(f(w1 x)). The activation f is GELU (Hendrycks & Gimpel 2016), exact or in its tanh form, or
     ReLU.
@@ -153,16 +160,13 @@ class BiasedFeedForward(nn.Module):
 
     def __init__(self, spec: BiasedSpec, activation: Literal["gelu", "gelu_tanh", "relu"]) -> None:
         super().__init__()
-        self.activation = activation
+        self.activation = ACTIVATIONS[activation]
         self.w1 = nn.Linear(spec.dim, spec.hidden)
         self.w2 = nn.Linear(spec.hidden, spec.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [batch, seq, dim] for activations x [batch, seq, dim]."""
-        inner = self.w1(x)
-        if self.activation == "relu":
-            return self.w2(F.relu(inner))
-        return self.w2(F.gelu(inner, approximate="tanh" if self.activation == "gelu_tanh" else "none"))
+        return self.w2(self.activation(self.w1(x)))
 
 
 def token_embedding(spec: TransformerSpec) -> nn.Embedding:

@@ -71,11 +71,11 @@ def model_class(config: Mapping[str, Any]) -> type[nn.Module]:
     kind, named = config.get("model_type"), config.get("architectures")
     if not isinstance(kind, str) or kind not in NAMES:
         raise InputError(
-            f"model_type {_short(kind)}: transformers {transformers.__version__} has no causal language model of this "
+            f"model_type {kind!r:.60}: transformers {transformers.__version__} has no causal language model of this "
             "type"
         )
     if named and named != [NAMES[kind]]:
-        raise InputError(f"architectures {_short(named)}: the causal language model of {kind} is {NAMES[kind]}")
+        raise InputError(f"architectures {named!r:.60}: the causal language model of {kind} is {NAMES[kind]}")
     named_class: type[nn.Module] = getattr(transformers, NAMES[kind])
     return named_class
 
@@ -178,7 +178,7 @@ def _check_values(value: Any, depth: int) -> None:
             if inner is not None and key in _REFUSED:
                 raise InputError(f"{key}: {_REFUSED[key]}")
             if "num_" in key and isinstance(inner, int) and inner > COUNT_MAX:
-                raise InputError(f"{key}: found {_short(inner)}; allowed: up to {COUNT_MAX}")
+                raise InputError(f"{key}: found {inner!r:.60}; allowed: up to {COUNT_MAX}")
             _check_values(inner, depth + 1)
     elif isinstance(value, list):
         for inner in value:
@@ -191,8 +191,3 @@ def _without_choices(config: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in config.items()
         if type(value) is int or not any(part in key for part in _CHOSEN_HERE)
     }
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
