@@ -57,8 +57,8 @@ class Architecture:
         return config
 
     def current_name(self, name: str) -> str:
-        """Return the name that transformers today gives to the tensor `name` of a folder. Early folders lack the prefix
-        of GPT-2's names, and call weight and bias of a norm gamma and beta."""
+        """Return the name that transformers today gives to the tensor `name` of a folder: the rules of `renamed` are
+        applied one after the other."""
         for pattern, replacement in self.renamed:
             name = re.sub(pattern, replacement, name)
         return name

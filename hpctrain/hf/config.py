@@ -23,19 +23,6 @@ from hpctrain.records.model.transformers_spec import TransformersSpec
 CONFIG_NAME = "config.json"
 
 
-def spec_of(config: Mapping[str, Any], source: str) -> FamilySpec:
-    """Return the model's spec from the values of a config.json.
-
-    Args:
-        source: path of the file, for errors.
-
-    Raises:
-        FileError: the architecture is unknown, or hpctrain's models do not support the values of some keys; all these
-            keys are listed.
-    """
-    return architecture(config, source).read(ConfigKeys(config, source))
-
-
 def architecture(config: Mapping[str, Any], source: str) -> Architecture:
     """Return the class with which transformers loads the folder of a config.json.
 

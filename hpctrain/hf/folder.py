@@ -22,9 +22,9 @@ from hpctrain.base.json_text import JsonError, parse_json
 from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME, read_tokenizer
 from hpctrain.corpus.read.tokens import describe_tokenizer, read_indexes
 from hpctrain.hf.architecture import Architecture
-from hpctrain.hf.config import CONFIG_NAME, architecture, dropout_of, spec_of
-from hpctrain.hf.config_keys import short_repr
-from hpctrain.hf.tensors import HfTensor
+from hpctrain.hf.config import CONFIG_NAME, architecture, dropout_of
+from hpctrain.hf.config_keys import ConfigKeys, short_repr
+from hpctrain.hf.tensors import INDEX, SINGLE, HfTensor
 from hpctrain.hf.tokenizer import byte_tokenizer
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_name_in
@@ -34,7 +34,6 @@ from hpctrain.records.model.hf_model import HfModel
 from hpctrain.records.model.transformers_spec import TransformersSpec
 from hpctrain.records.run.run import Run
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16", "F64")
 _SAVED_TOGETHER = "take config.json and weights from one save_pretrained"
 """What to do about weights that do not fit config.json."""
@@ -154,14 +153,14 @@ def read_folder(path: Path, fallback: Fallback | None = None) -> HfModel:
     if not (path / CONFIG_NAME).is_file():
         missing = f"has no {CONFIG_NAME}" if path.is_dir() else "no such folder"
         raise InputError(f"model.hf: {path}: {missing}; name one with config.json and safetensors files in it")
-    config = read_config(path)
+    config, source = read_config(path), str(path / CONFIG_NAME)
     try:
-        spec = spec_of(config, str(path / CONFIG_NAME))
+        row = architecture(config, source)
+        spec = row.read(ConfigKeys(config, source))
     except FileError as error:
         if fallback is None:
             raise
         return fallback(error)
-    row = architecture(config, str(path / CONFIG_NAME))
     stored = stored_tensors(path, row)
     _check(path, spec, row, stored)
     return HfModel(config=config, dims=spec, weights_sha256=weights_sha256(stored))

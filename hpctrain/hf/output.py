@@ -14,12 +14,14 @@ from typing import Literal
 
 from hpctrain.base.atomic import storage_errors, swap, sync
 from hpctrain.base.errors import InputError
+from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME
+from hpctrain.hf.tensors import INDEX, SINGLE
 
 ExportFormat = Literal["hf", "dcp"]
 """Format of an export's tensors: safetensors files, or torch's distributed checkpoint (DCP)."""
-_WEIGHTS_NAMES = ("model.safetensors", "model.safetensors.index.json")
+_WEIGHTS_NAMES = (SINGLE, INDEX)
 """Files of which a model's folder has one: it has one file of tensors, or several and an index."""
-_DCP_NAMES = {".metadata", "tokenizer.json"}
+_DCP_NAMES = {".metadata", TOKENIZER_NAME}
 """Files that each export as DCP has, and no checkpoint of a run."""
 
 

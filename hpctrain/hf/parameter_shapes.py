@@ -25,8 +25,8 @@ def _of_decoder(spec: DecoderSpec) -> Shapes:
         if spec.norms != "after":
             yield f"{at}.attention_norm.weight", (dim,)
         for part, width in (("wq", query), ("wk", key_value), ("wv", key_value)):
-            yield from _linear(f"{attention}.{part}", dim, width, bias=spec.attention_bias != "none")
-        yield from _linear(f"{attention}.wo", query, dim, bias=spec.attention_bias == "all")
+            yield from _module(f"{attention}.{part}", width, dim, bias=spec.attention_bias != "none")
+        yield from _module(f"{attention}.wo", dim, query, bias=spec.attention_bias == "all")
         if spec.qk_norm != "none":
             whole = spec.qk_norm == "width"
             yield f"{attention}.q_norm.weight", (query if whole else spec.head_width,)
@@ -35,9 +35,9 @@ def _of_decoder(spec: DecoderSpec) -> Shapes:
             yield f"{at}.attention_output_norm.weight", (dim,)
         if spec.norms != "after":
             yield f"{at}.feed_forward_norm.weight", (dim,)
-        yield from _linear(f"{feed}.w1", dim, hidden, bias=False)
-        yield from _linear(f"{feed}.w3", dim, hidden, bias=False)
-        yield from _linear(f"{feed}.w2", hidden, dim, bias=False)
+        yield from _module(f"{feed}.w1", hidden, dim, bias=False)
+        yield from _module(f"{feed}.w3", hidden, dim, bias=False)
+        yield from _module(f"{feed}.w2", dim, hidden, bias=False)
         if spec.norms != "before":
             yield f"{at}.feed_forward_output_norm.weight", (dim,)
     yield "norm.weight", (dim,)
@@ -52,23 +52,19 @@ def _of_gpt2(spec: Gpt2Spec) -> Shapes:
         yield "positions.weight", (spec.position_rows, dim)
     for layer in range(spec.layers):
         at, attention, feed = f"layers.{layer}", f"layers.{layer}.attention", f"layers.{layer}.feed_forward"
-        yield from _layer_norm(f"{at}.attention_norm", dim)
+        yield from _module(f"{at}.attention_norm", dim)
         for part in ("wq", "wk", "wv", "wo"):
-            yield from _linear(f"{attention}.{part}", dim, dim, bias=True)
-        yield from _layer_norm(f"{at}.feed_forward_norm", dim)
-        yield from _linear(f"{feed}.w1", dim, hidden, bias=True)
-        yield from _linear(f"{feed}.w2", hidden, dim, bias=True)
-    yield from _layer_norm("norm", dim)
+            yield from _module(f"{attention}.{part}", dim, dim)
+        yield from _module(f"{at}.feed_forward_norm", dim)
+        yield from _module(f"{feed}.w1", hidden, dim)
+        yield from _module(f"{feed}.w2", dim, hidden)
+    yield from _module("norm", dim)
     if not spec.tied:
         yield "head.weight", (spec.vocabulary, dim)
 
 
-def _linear(name: str, width_in: int, width_out: int, bias: bool) -> Shapes:
-    yield f"{name}.weight", (width_out, width_in)
+def _module(name: str, *shape: int, bias: bool = True) -> Shapes:
+    """Yield the weight of this shape, and the bias if there is one, of a norm or a linear layer."""
+    yield f"{name}.weight", shape
     if bias:
-        yield f"{name}.bias", (width_out,)
-
-
-def _layer_norm(name: str, dim: int) -> Shapes:
-    yield f"{name}.weight", (dim,)
-    yield f"{name}.bias", (dim,)
+        yield f"{name}.bias", shape[:1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,12 +69,11 @@ def lay_out(name: str, tensors: Sequence[HfTensor], dtypes: Mapping[str, str]) -
     return SafetensorsFile(header, placed, len(header) + end)
 
 
-def share_tensors(files: Mapping[str, SafetensorsFile], processes: int) -> list[list[PlacedTensor]]:
-    """Return the tensors that each of the processes writes: all tensors of all files, each once, largest first and
+def share_tensors(tensors: Iterable[PlacedTensor], processes: int) -> list[list[PlacedTensor]]:
+    """Return the tensors that each of the processes writes: all tensors, each once, largest first and
     always to the process with the fewest bytes so far."""
     shares: list[list[PlacedTensor]] = [[] for _ in range(processes)]
     fewest = [(0, number) for number in range(processes)]
-    tensors = [placed for file in files.values() for placed in file.tensors]
     for placed in sorted(tensors, key=lambda placed: -placed.size_bytes):
         size, number = fewest[0]
         shares[number].append(placed)

@@ -19,6 +19,8 @@ from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import EncoderSpec, Gpt2Spec
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""Name of an export's only file with tensors, and of the file that says in which of several files each tensor is."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Type of an export's numbers -> bytes of a number."""
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -50,16 +52,10 @@ class HfTensor:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Part [from, to) of each parameter along `axis`."""
+        """Part [from, to) of each parameter along `axis`, if `groups` is 1. Of more groups, each holds 1/`groups` of
+        every part, in the same order."""
         ends = list(accumulate(self.widths or (self.shape[self.axis],)))
         return list(zip([0, *ends[:-1]], ends, strict=True))
-
-    @property
-    def parameter_shapes(self) -> list[tuple[int, ...]]:
-        """Shape of each of hpctrain's parameters in the tensor; if the tensor is `transposed`, the axes are swapped
-        back."""
-        rest = self.shape[:-1] if self.transposed else self.shape[1:]
-        return [(end - start, *rest) for start, end in self.spans]
 
     @property
     def count(self) -> int:
@@ -132,35 +128,31 @@ class EncoderNames:
 
     def __call__(self, spec: EncoderSpec) -> Iterator[HfTensor]:
         """Yield the tensors of a model in the model's order."""
-        return _encoder_tensors(spec, self)
-
-
-def _encoder_tensors(spec: EncoderSpec, names: EncoderNames) -> Iterator[HfTensor]:
-    dim, hidden, head, tables = spec.dim, spec.hidden, names.head, f"{names.body}.embeddings"
-    yield HfTensor(
-        f"{tables}.word_embeddings.weight", (spec.vocabulary, dim), ("embedding.weight",),
-        instead=(f"{head}.decoder.weight",) * spec.tied,
-    )  # fmt: skip
-    yield _same(f"{tables}.position_embeddings.weight", "positions.weight", spec.position_rows, dim)
-    yield _same(f"{tables}.token_type_embeddings.weight", "segments.weight", spec.segments, dim)
-    yield from _biased_norm(f"{tables}.LayerNorm", "embedding_norm", dim)
-    for layer in range(spec.layers):
-        theirs, ours = f"{names.body}.encoder.layer.{layer}", f"layers.{layer}"
-        for part, name in (("query", "wq"), ("key", "wk"), ("value", "wv")):
-            yield from _linear(f"{theirs}.attention.self.{part}", f"{ours}.attention.{name}", dim, dim)
-        yield from _linear(f"{theirs}.attention.output.dense", f"{ours}.attention.wo", dim, dim)
-        yield from _biased_norm(f"{theirs}.attention.output.LayerNorm", f"{ours}.attention_norm", dim)
-        yield from _linear(f"{theirs}.intermediate.dense", f"{ours}.feed_forward.w1", dim, hidden)
-        yield from _linear(f"{theirs}.output.dense", f"{ours}.feed_forward.w2", hidden, dim)
-        yield from _biased_norm(f"{theirs}.output.LayerNorm", f"{ours}.feed_forward_norm", dim)
-    yield from _linear(f"{head}.{names.transform}", "transform", dim, dim)
-    yield from _biased_norm(f"{head}.{names.transform_norm}", "transform_norm", dim)
-    # Two names of one bias; where the values differ, transformers adds the decoder's.
-    biases = (f"{head}.bias", f"{head}.decoder.bias")
-    if not spec.tied:
-        yield _same(f"{head}.decoder.weight", "head.weight", spec.vocabulary, dim)
-        yield HfTensor(biases[1], (spec.vocabulary,), ("head.bias",), instead=(biases[0],))
-    yield HfTensor(biases[0], (spec.vocabulary,), ("head.bias",), instead=(biases[1],))
+        dim, hidden, head, tables = spec.dim, spec.hidden, self.head, f"{self.body}.embeddings"
+        yield HfTensor(
+            f"{tables}.word_embeddings.weight", (spec.vocabulary, dim), ("embedding.weight",),
+            instead=(f"{head}.decoder.weight",) * spec.tied,
+        )  # fmt: skip
+        yield _same(f"{tables}.position_embeddings.weight", "positions.weight", spec.position_rows, dim)
+        yield _same(f"{tables}.token_type_embeddings.weight", "segments.weight", spec.segments, dim)
+        yield from _biased(f"{tables}.LayerNorm", "embedding_norm", dim)
+        for layer in range(spec.layers):
+            theirs, ours = f"{self.body}.encoder.layer.{layer}", f"layers.{layer}"
+            for part, name in (("query", "wq"), ("key", "wk"), ("value", "wv")):
+                yield from _biased(f"{theirs}.attention.self.{part}", f"{ours}.attention.{name}", dim, dim)
+            yield from _biased(f"{theirs}.attention.output.dense", f"{ours}.attention.wo", dim, dim)
+            yield from _biased(f"{theirs}.attention.output.LayerNorm", f"{ours}.attention_norm", dim)
+            yield from _biased(f"{theirs}.intermediate.dense", f"{ours}.feed_forward.w1", hidden, dim)
+            yield from _biased(f"{theirs}.output.dense", f"{ours}.feed_forward.w2", dim, hidden)
+            yield from _biased(f"{theirs}.output.LayerNorm", f"{ours}.feed_forward_norm", dim)
+        yield from _biased(f"{head}.{self.transform}", "transform", dim, dim)
+        yield from _biased(f"{head}.{self.transform_norm}", "transform_norm", dim)
+        # Two names of one bias; where the values differ, transformers adds the decoder's.
+        biases = (f"{head}.bias", f"{head}.decoder.bias")
+        if not spec.tied:
+            yield _same(f"{head}.decoder.weight", "head.weight", spec.vocabulary, dim)
+            yield HfTensor(biases[1], (spec.vocabulary,), ("head.bias",), instead=(biases[0],))
+        yield HfTensor(biases[0], (spec.vocabulary,), ("head.bias",), instead=(biases[1],))
 
 
 def t5_tensors(spec: EncoderDecoderSpec) -> Iterator[HfTensor]:
@@ -203,14 +195,10 @@ def _same(theirs: str, ours: str, *shape: int) -> HfTensor:
     return HfTensor(theirs, shape, (ours,))
 
 
-def _biased_norm(theirs: str, ours: str, dim: int) -> Iterator[HfTensor]:
-    for kind in ("weight", "bias"):
-        yield _same(f"{theirs}.{kind}", f"{ours}.{kind}", dim)
-
-
-def _linear(theirs: str, ours: str, width_in: int, width_out: int) -> Iterator[HfTensor]:
-    yield _same(f"{theirs}.weight", f"{ours}.weight", width_out, width_in)
-    yield _same(f"{theirs}.bias", f"{ours}.bias", width_out)
+def _biased(theirs: str, ours: str, *shape: int) -> Iterator[HfTensor]:
+    """Yield the weight of this shape and the bias of a norm or a linear layer."""
+    yield _same(f"{theirs}.weight", f"{ours}.weight", *shape)
+    yield _same(f"{theirs}.bias", f"{ours}.bias", shape[0])
 
 
 def shard_bytes(text: str) -> int:
@@ -239,7 +227,7 @@ def assign_to_shards(tensors: Iterable[HfTensor], bytes_per_value: int, limit: i
         groups[-1].append(tensor)
         room -= size
     if len(groups) == 1:
-        return {"model.safetensors": groups[0]}
+        return {SINGLE: groups[0]}
     count = len(groups)
     return {f"model-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, 1)}
 

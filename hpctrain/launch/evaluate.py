@@ -74,9 +74,10 @@ def evaluate(
 
     def ask(checkpoint: Path | None) -> tuple[int, dict[str, Any]]:
         with _corpora(run, data, progress) as corpora, _followed(run.data.seq_len, progress) as file:
-            asked: dict[str, Any] = {"data": [str(path.resolve()) for path in corpora], "split": split}
-            asked |= {"samples": samples, "processes": processes, "pp": pp, "progress": str(file)}
-            return step_of(checkpoint), ask_worker("eval", folder, checkpoint, runner, "evaluates", **asked)
+            return step_of(checkpoint), ask_worker(
+                "eval", folder, checkpoint, runner, "evaluates", data=[str(path.resolve()) for path in corpora],
+                split=split, samples=samples, processes=processes, pp=pp, progress=str(file),
+            )  # fmt: skip
 
     done, answer = read_checkpoint(folder, step, run.spec().sha256(), ask)
     judged = [

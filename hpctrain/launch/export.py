@@ -1,6 +1,6 @@
-"""Exports a run's model as a folder of safetensors files: for transformers, or for the code that a model of the user's
-own comes from. This module checks the request and writes the files without tensors; worker processes write the
-tensors."""
+"""Exports a run's model as a folder of safetensors files or as a DCP folder: for transformers, or for the code that a
+model of the user's own comes from. This module checks the request and writes the files without tensors; worker
+processes write the tensors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hpctrain.base.atomic import write_json, write_text
 from hpctrain.base.package_data import render_template
 from hpctrain.base.process import Runner
 from hpctrain.base.system.disk_space import check_disk_space
+from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME
 from hpctrain.corpus.read.objective import SpecialTokens, special_tokens
-from hpctrain.hf.config import CONFIG_NAME, config_of, continued_config, export_architecture
+from hpctrain.hf.config import CONFIG_NAME, config_of, continued_config
 from hpctrain.hf.output import ExportFormat, check_output, made_whole
 from hpctrain.hf.source_settings import (
     CHAT_TEMPLATE,
@@ -92,12 +93,13 @@ def export(
     def write(checkpoint: Path | None) -> ExportResult:
         done = step_of(checkpoint)
         with made_whole(output, force) as made:
-            size = _tensor_count(run) * BYTES[dtype]
+            size = spec.parameters() * BYTES[dtype]
             check_disk_space(made, size + _SURPLUS_BYTES, "the exported model", -(-size // shard_bytes))
             architecture = _write_beside(made, folder, run, dtype, done, file_format, source)
-            asked: dict[str, Any] = {"output": str(made), "dtype": dtype, "shard_bytes": shard_bytes}
-            asked |= {"processes": processes, "file_format": file_format}
-            ask_worker("export", folder, checkpoint, runner, "exports", **asked)
+            ask_worker(
+                "export", folder, checkpoint, runner, "exports",
+                output=str(made), dtype=dtype, shard_bytes=shard_bytes, processes=processes, file_format=file_format,
+            )  # fmt: skip
             names = sorted(path.name for path in made.iterdir())
             size = sum((made / name).stat().st_size for name in names)
         return ExportResult(done, architecture, names, size, spec.parameters(), warnings)
@@ -113,14 +115,6 @@ def _source_settings(run: Run) -> tuple[SourceSettings, list[str]]:
         return SourceSettings(), []
     text = f"model.hf: {folder}: no such folder; the export lacks its chat template and its settings of generation"
     return read_source_settings(Path(folder)), [text] * (not os.path.lexists(folder))
-
-
-def _tensor_count(run: Run) -> int:
-    """Return the number of elements of all tensors of an export."""
-    spec = run.spec()
-    if isinstance(spec, ImportedSpec):
-        return spec.parameters()
-    return sum(tensor.count for tensor in export_architecture(run.model.hf_model, spec).tensors(spec))
 
 
 def _write_beside(
@@ -145,7 +139,7 @@ def _write_beside(
     special = special_tokens(run.data.train_folders[:1], run.effective_objective(), run.data.seq_len)
     if isinstance(spec, ImportedSpec):
         text, _ = hf_tokenizer(Path(run.data.train_folders[0]), special, run.data.seq_len)
-        write_text(made / "tokenizer.json", text)
+        write_text(made / TOKENIZER_NAME, text)
         known = {"vocabulary": spec.tokens, "seq_len": spec.seq_len, **spec.args}
         arguments = ", ".join(f"{key}={value!r}" for key, value in known.items())
         write_text(made / "README.md", render_template(_OWN_MODEL_CARD, **values, model=spec, arguments=arguments))
@@ -175,7 +169,7 @@ def _write_config(
     if isinstance(spec, BiasedSpec) and spec.position_rows:
         longest = spec.positions
     text, tokenizer_config = hf_tokenizer(Path(run.data.train_folders[0]), special, longest, source, config)
-    write_text(made / "tokenizer.json", text)
+    write_text(made / TOKENIZER_NAME, text)
     write_json(made / TOKENIZER_CONFIG, tokenizer_config)
     if source.chat_template is not None:
         write_text(made / CHAT_TEMPLATE, source.chat_template)

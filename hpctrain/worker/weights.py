@@ -75,7 +75,7 @@ class FirstWeights:
         self._run = run
         spec, whole = run.spec(), StageBlocks(0, run.spec().layers, True, True)
         if isinstance(spec, ImportedSpec):
-            self._model: dict[str, Tensor] = dict(build_part(spec, whole, run.seed, first_fill(run)).named_parameters())
+            self._model: dict[str, Tensor] = dict(build_part(spec, whole, run.seed).named_parameters())
         elif isinstance(spec, TransformersSpec):
             self._model = {name: torch.empty(shape, device="meta") for name, shape in spec.tensors()}
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +12,18 @@ from hpctrain.base.atomic import write_bytes, write_json
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.base.system.disk_space import check_disk_space
 from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME
-from hpctrain.hf.config import CONFIG_NAME
+from hpctrain.hf.config import CONFIG_NAME, architecture_of
 from hpctrain.hf.convert import megatron, torchtitan, transformers_names
 from hpctrain.hf.convert.dcp_folder import METADATA, tensors_of_dcp
 from hpctrain.hf.convert.layout import ModelLayout, model_tensors, size
 from hpctrain.hf.convert.megatron_ranks import arguments_in, is_megatron_ranks, tensors_of_ranks
 from hpctrain.hf.convert.torch_file import LazyTensor, TorchFile
 from hpctrain.hf.convert.write import write_safetensors
-from hpctrain.hf.folder import INDEX, read_folder
+from hpctrain.hf.folder import read_folder
 from hpctrain.hf.output import check_output, made_whole
 from hpctrain.hf.safetensors_layout import DTYPES, lay_out
 from hpctrain.hf.source_settings import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER_CONFIG
-from hpctrain.hf.tensors import HfTensor, assign_to_shards, index_of
+from hpctrain.hf.tensors import INDEX, HfTensor, assign_to_shards, index_of
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.input_file import read_input
 from hpctrain.records.format.yaml_file import apply_overrides
@@ -97,15 +96,13 @@ def convert(
         if len(files) > 1:
             write_json(made / INDEX, index_of(files, tensors_bytes))
         try:
-            read_folder(made)
+            model = read_folder(made)
         except FileError as error:
             raise FileError(source, error.mistakes) from None
         names = sorted(path.name for path in made.iterdir())
         size_bytes = sum((made / name).stat().st_size for name in names)
-    parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    named = config.get("architectures")
-    architecture = named[0] if isinstance(named, list) and named else config["model_type"]
-    return ConvertResult(layout.tool, str(architecture), names, size_bytes, parameters)
+    parameters = sum(tensor.count for tensor in shapes)
+    return ConvertResult(layout.tool, architecture_of(model).name, names, size_bytes, parameters)
 
 
 def _layout(source: Path) -> ModelLayout:

@@ -24,7 +24,7 @@ from hpctrain.checkpoint.save_lazily import save_lazily
 from hpctrain.hf.config import export_architecture
 from hpctrain.hf.output import ExportFormat
 from hpctrain.hf.safetensors_layout import DTYPES, PlacedTensor, lay_out, share_tensors
-from hpctrain.hf.tensors import BYTES, HfTensor, assign_to_shards, index_of
+from hpctrain.hf.tensors import BYTES, INDEX, HfTensor, assign_to_shards, index_of
 from hpctrain.model.hf_weights import to_hf_tensor
 from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.run.run import Run, run_of
@@ -71,48 +71,43 @@ def export(question: ExportRequest) -> list[str]:
         StorageError: a file cannot be written.
         HpctrainError: a weight is not finite in the dtype, or a process failed.
     """
-    run, output = run_of(Path(question.folder)), Path(question.output)
+    run = run_of(Path(question.folder))
     weights = weights_of(run, None if question.checkpoint is None else Path(question.checkpoint))
     # A user's factory has built its whole model in this process, and perhaps started threads, which would not survive a
     # fork.
     processes = 1 if question.checkpoint is None and isinstance(run.spec(), ImportedSpec) else question.processes
     write = _write_dcp if question.file_format == "dcp" else _write_safetensors
-    return write(_tensors(run, weights), weights, question, output, processes)
+    return write(_tensors(run, weights), weights, question, processes)
 
 
-def _write_safetensors(
-    tensors: list[HfTensor], weights: Weights, question: ExportRequest, output: Path, processes: int
-) -> list[str]:
+def _write_safetensors(tensors: list[HfTensor], weights: Weights, question: ExportRequest, processes: int) -> list[str]:
     """Write safetensors files, and for several files an index, and return the names of the files with tensors."""
     named = assign_to_shards(tensors, BYTES[question.dtype], question.shard_bytes)
-    files = {name: lay_out(name, part, _dtypes(part, question)) for name, part in named.items()}
+    output, dtypes = Path(question.output), dict.fromkeys((tensor.name for tensor in tensors), DTYPES[question.dtype])
+    files = {name: lay_out(name, part, dtypes) for name, part in named.items()}
+    places = [placed for file in files.values() for placed in file.tensors]
     for name, file in files.items():
         with storage_errors(output / name), (output / name).open("wb") as opened:
             opened.write(file.header)
             opened.truncate(file.size_bytes)
-    shares = share_tensors(files, processes)
+    shares = share_tensors(places, processes)
     run_forked(processes, lambda rank: _write(shares[rank], weights, question))
     for name in files:
         with storage_errors(output / name):
             sync(output / name)
     if len(files) > 1:
-        size = sum(placed.size_bytes for file in files.values() for placed in file.tensors)
-        write_json(output / "model.safetensors.index.json", index_of(named, size))
+        write_json(output / INDEX, index_of(named, sum(placed.size_bytes for placed in places)))
     return list(files)
 
 
-def _dtypes(tensors: list[HfTensor], question: ExportRequest) -> dict[str, str]:
-    return {tensor.name: DTYPES[question.dtype] for tensor in tensors}
-
-
-def _write_dcp(
-    tensors: list[HfTensor], weights: Weights, question: ExportRequest, output: Path, processes: int
-) -> list[str]:
+def _write_dcp(tensors: list[HfTensor], weights: Weights, question: ExportRequest, processes: int) -> list[str]:
     """Write a DCP folder, and return the names of its files."""
-    shares = share_tensors({"": lay_out("", tensors, _dtypes(tensors, question))}, processes)
+    size = BYTES[question.dtype]
+    shares = share_tensors([PlacedTensor(tensor, "", 0, tensor.count * size) for tensor in tensors], processes)
     with tempfile.TemporaryDirectory(prefix="hpctrain-export-") as meeting:
         run_forked(processes, lambda rank: _save_share(rank, shares, weights, question, Path(meeting) / "store"))
-    return sorted(path.name for path in output.iterdir() if path.name == ".metadata" or path.suffix == ".distcp")
+    made = Path(question.output).iterdir()
+    return sorted(path.name for path in made if path.name == ".metadata" or path.suffix == ".distcp")
 
 
 def _save_share(

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.read.objective import SpecialTokens
-from hpctrain.hf.config import architecture, architecture_for, config_of, continued_config, dropout_of, spec_of
+from hpctrain.hf.config import architecture, architecture_for, config_of, continued_config, dropout_of
+from hpctrain.hf.config_keys import ConfigKeys
 from hpctrain.hf.tensors import assign_to_shards, index_of, shard_bytes
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.model.families import PRESETS, EncoderSpec, Gpt2Spec
+from hpctrain.records.model.families import PRESETS, EncoderSpec, FamilySpec, Gpt2Spec
 
 LLAMA = config_of(DecoderSpec(layers=2, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5))
 LLAMA_SIZES = {key: LLAMA[key] for key in LLAMA if key.startswith("num_") or key.endswith("_size")}
 GEMMA3: dict[str, Any] = {"architectures": None, "model_type": "gemma3_text", "hidden_act": None}
 PHI: dict[str, Any] = {"architectures": None, "model_type": "phi3"}
 T5 = config_of(EncoderDecoderSpec(layers=4, dim=64, heads=4, vocab=100), 128, SpecialTokens(100, 100, 5, start=0))
+
+
+def spec_of(config: Mapping[str, Any], source: str) -> FamilySpec:
+    return architecture(config, source).read(ConfigKeys(config, source))
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -40,7 +40,7 @@ def test_processes_share_all_tensors_and_no_process_has_much_more(
     tensors = [HfTensor(name, shape, (name,)) for name, shape in shapes.items()]
     named = assign_to_shards(tensors, 4, limit)
     files = {name: lay_out(name, group, dict.fromkeys(shapes, "F32")) for name, group in named.items()}
-    shares = share_tensors(files, processes)
+    shares = share_tensors((placed for file in files.values() for placed in file.tensors), processes)
     assert len(shares) == processes
     written = [(placed.file, placed.tensor.name) for share in shares for placed in share]
     assert sorted(written) == sorted((name, tensor.name) for name, group in named.items() for tensor in group)

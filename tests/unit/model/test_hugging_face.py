@@ -15,7 +15,8 @@ from torch import nn
 
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.read.objective import SpecialTokens
-from hpctrain.hf.config import architecture_for, config_of, continued_config, spec_of
+from hpctrain.hf.config import architecture_for, architecture_of, config_of, continued_config
+from hpctrain.hf.config_keys import ConfigKeys
 from hpctrain.hf.folder import read_folder
 from hpctrain.hf.tensors import assign_to_shards, index_of
 from hpctrain.model.build import build_part
@@ -190,7 +191,8 @@ def test_logits_agree_both_ways(case: str, tmp_path: Path) -> None:
     again = read_folder(out)
     assert again.dims == found.dims
     # A run that started from the folder is exported with the folder's config.json, changed where it must be.
-    assert spec_of(continued_config(found.config, found.dims, 64), "config.json") == found.dims
+    config = continued_config(found.config, found.dims, 64)
+    assert architecture_of(found).read(ConfigKeys(config, "config.json")) == found.dims
 
 
 INNER = {**LONGROPE, "original_max_position_embeddings": 16}

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from hpctrain.base.errors import FileError
-from hpctrain.hf.config import spec_of
+from hpctrain.hf.config import architecture
+from hpctrain.hf.config_keys import ConfigKeys
 from hpctrain.model.rotary import rotary_angles
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.families import Gpt2Spec
@@ -103,7 +104,7 @@ def test_angles_and_windows_are_those_of_transformers(kind: str) -> None:
     for _ in range(200):
         values = random_config(draw, kind)
         try:
-            spec = spec_of(copy.deepcopy(values), "config.json")
+            spec = architecture(values, "config.json").read(ConfigKeys(copy.deepcopy(values), "config.json"))
         except FileError:
             continue
         try:
