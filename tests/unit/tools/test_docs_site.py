@@ -15,7 +15,7 @@ import pytest
 from hpctrain.cli.main import cli
 from hpctrain.doctor.facts import Subject
 from tools.docs_site.navigation import CONFIG, ROOT
-from tools.docs_site.reference import finding_reference
+from tools.docs_site.reference import FILES, KINDS, finding_reference
 
 LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//""")
 
@@ -33,6 +33,10 @@ def site(tmp_path_factory) -> Path:
     done = build(target)
     assert done.returncode == 0, done.stderr
     return target
+
+
+def test_each_kind_of_file_has_a_section_of_the_reference():
+    assert {"run", *FILES} == set(KINDS)
 
 
 @pytest.mark.slow
