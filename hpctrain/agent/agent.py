@@ -95,7 +95,7 @@ class Agent:
             self.close()
 
     def start(self) -> None:
-        """Open the connections to the other agents; `turn` follows, again and again."""
+        """Open the connections to the other agents. The caller then calls `turn` again and again."""
         self._next.open()
         self._store_socket = self._context.listen(self._place.addr)
         self._peers.open()
@@ -196,7 +196,8 @@ class Agent:
         if self._is_member(record):
             self._group.start(self._clock.now(), orders, self._store_socket if serves else None)
         if serves:
-            # The worker has inherited it. The next generation gets another port, so no late worker connects to it.
+            # The worker of rank 0 has inherited this socket. The next generation gets another port, so no late worker
+            # connects to it.
             assert self._store_socket is not None, "run opened it"
             self._store_socket.close()
             self._store_socket = self._context.listen(self._place.addr)

@@ -28,13 +28,14 @@ from hpctrain.records.history.generation import Generation, Member
 
 GATHER_S = 1.0
 """Seconds for which a proposer waits for the promises and votes of all living members, before it goes on with a
-quorum of them. A member without a promise is left out of the next generation, and the fewer members that has, the
-fewer further losses it survives."""
+quorum of them. A member without a promise is left out of the next generation, and the fewer members a generation has,
+the fewer losses it survives."""
 RESEND_S = 0.5
 """Seconds after which a request without an answer is sent again: a connection may have closed."""
 BACKOFF_S = 0.1
-"""Seconds after which the first agent in node order tries again after a refusal; a later agent and a later try wait
-longer, so that two proposers do not refuse each other for ever."""
+"""Seconds from a refusal to the next ballot of the same agent, times the number of its refusals (at most
+`BACKOFF_MAX_TRIES`), times the place of its node among the sorted names of the acceptors' nodes, from 1. So two
+proposers do not outbid each other for ever."""
 BACKOFF_MAX_TRIES = 20
 
 Result = TypeVar("Result")
@@ -72,8 +73,8 @@ class Agreement:
             me: this agent; its address does not matter.
             journal: the files of the witness.
             in_background: begins the calls that use files.
-            end_generation: ends this node's part of the running generation, for a reason. It is called before each
-                promise and vote.
+            end_generation: ends this node's part of the running generation; its argument is the reason. It is called
+                before each promise and vote.
         """
         self._me = me
         self._attempt = attempt
@@ -85,7 +86,8 @@ class Agreement:
         self.decided: Generation | None = None
         """The newest record that the agents have agreed on and that this agent has not entered."""
         self.decided_here = False
-        """Whether this agent's own ballot decided it, so that nobody else may know."""
+        """Whether a ballot of this agent decided the record in `decided`; then perhaps no other agent knows the
+        record."""
         self._informed: dict[str, float] = {}
         self._entered = float("-inf")
         self._reset(0, {})
@@ -93,7 +95,7 @@ class Agreement:
     def enter(self, now: float, record: Generation) -> None:
         """Begin the agreement on the generation after `record`, which the agents have agreed on."""
         self._record = record
-        # Who decided it has told everybody.
+        # The agent whose ballot decided `record` has sent it to all others.
         self._informed = dict.fromkeys(self._informed, now)
         self._entered = now
         self._reset(record.number + 1, {member.node: member.incarnation for member in record.members})
@@ -131,8 +133,8 @@ class Agreement:
             self._note(now, node, message, self._proposer)
 
     def inform(self, now: float, node: str) -> None:
-        """Send the record of this agent's generation to an agent whose heartbeat is behind, but not with every one of
-        its heartbeats."""
+        """Send the record of this agent's generation to the agent of `node`, which is in an older generation, unless
+        that agent got a record in the last `RESEND_S` seconds."""
         if self._record is not None and now - self._informed.get(node, self._entered) >= RESEND_S:
             self._informed[node] = now
             self._send(node, Decided(record=self._record))
@@ -164,8 +166,8 @@ class Agreement:
             now: seconds of the agent's clock.
             members: the agents that can be members of the next generation.
             reason: why the last generation ended.
-            make: called with those members of which no promise is missing. Called again if a member is gone when the
-                record is made.
+            make: begins to make the record. It gets `members` without the acceptors that have not promised. It is
+                called again if one of these members is no longer in `members` when the record is made.
 
         Raises:
             HpctrainError: no record can be made, or the run folder cannot be written.
@@ -184,7 +186,7 @@ class Agreement:
             self._let_witness_vote(proposer)
 
     def _begin(self, now: float, reason: str) -> None:
-        """Begin a ballot that is higher than all that this agent knows."""
+        """Begin a ballot that is higher than every ballot that this agent knows."""
         self._round = max(self._round, self._state.promised.round) + 1
         self._proposer = Proposer(Ballot(self._round, self._me.incarnation), self._electorate)
         self._refused = False
@@ -246,7 +248,7 @@ class Agreement:
             self._let_witness_vote(proposer)
 
     def _let_witness_vote(self, proposer: Proposer[Generation]) -> None:
-        """Ask the witness for its vote, if it decides."""
+        """Ask the witness for its vote, if this vote completes a quorum."""
         if self._witness_call is not None or self._refused or self.decided is not None or proposer.value is None:
             return
         if self._electorate.is_quorum({*proposer.accepted_by, WITNESS}):

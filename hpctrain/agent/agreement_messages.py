@@ -80,7 +80,7 @@ class Promise(_BallotMessage):
     incarnation: Text
     """The acceptor."""
     vote: PastVote | None = None
-    """Its last vote; None if it has accepted no record."""
+    """The acceptor's last vote; None if it has accepted no record."""
 
     @model_validator(mode="after")
     def _about_one_generation(self) -> Promise:
@@ -95,7 +95,7 @@ class Refusal(_BallotMessage):
     kind = "refusal"
 
     promised_round: Round
-    """Round of the ballot that it has promised."""
+    """Round of the ballot that the acceptor has promised."""
 
 
 class AcceptRequest(_BallotMessage):
@@ -122,7 +122,7 @@ class Accepted(_BallotMessage):
 
 
 class Decided(AgreementMessage):
-    """The agents have agreed on a record; sent once to all agents, and later to each that is behind."""
+    """The agents have agreed on a record; sent once to all agents, and later to each that is in an older generation."""
 
     kind = "decided"
 

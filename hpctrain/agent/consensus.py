@@ -72,17 +72,17 @@ class Electorate:
     """The acceptors of one decision."""
 
     members: frozenset[str]
-    """Incarnations of the agents that are acceptors. There is at least one."""
+    """Incarnations of the agents that are acceptors."""
 
     @property
     def has_witness(self) -> bool:
-        """Whether the witness is an acceptor too: with an even number of members, so that exactly half of them and the
-        witness are a quorum. With an odd number, no half exists."""
+        """Whether the witness is an acceptor, too. It is one if the number of members is even: exactly half of them and
+        the witness are then a quorum."""
         return len(self.members) % 2 == 0
 
     def is_quorum(self, acceptors: Collection[str]) -> bool:
-        """Return whether the acceptors are a strict majority: of the members, or half of them with the witness. Names
-        that are no acceptors do not count."""
+        """Return whether `acceptors` have more than half of the members, or exactly half of them and the witness. Names
+        in `acceptors` that are no acceptors do not count."""
         allowed = self.members | {WITNESS} if self.has_witness else self.members
         return 2 * len(allowed & set(acceptors)) > len(allowed)
 

@@ -22,8 +22,8 @@ from hpctrain.records.history.ledger import is_new_checkpoint, retries_spent_tex
 Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]
 
 HANG_REPORT_STAGGER_S = 0.5
-"""Seconds by which each further node waits longer to report a hang. All agents see a hang at the same time; usually
-only the first node reports it."""
+"""Seconds by which a node with ranks waits longer to report a hang than the node with ranks before it. All agents see a
+hang at the same time; usually only the first node reports it."""
 HANG_REPORT_MAX_TURNS = 10
 
 
@@ -34,7 +34,8 @@ class Decision:
     act: Act
     reason: str
     members: tuple[str, ...] = ()
-    """For `propose`: the nodes of the next generation. For `fail` with too few nodes: the nodes that remain."""
+    """For `propose`: the nodes of the next generation. For `fail` with too few nodes: the nodes that remain, empty if
+    it is not known which do."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Living node that is no member -> the reason: the node and a member do not hear each other, or the probe could not
     measure the link between them."""
@@ -97,9 +98,10 @@ def _voters(view: AgentView, present: Collection[str]) -> list[str]:
 def _while_running(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
     assert view.record is not None, "a running agent has a record"
     if view.workers.leaving and now - view.workers.last_progress <= limits.collect_s:
-        # Its peers may notice its end before its exit code is known, and only that says whose fault the end is.
+        # Other workers may notice its end before its exit code is known, and only this code says whose fault the end
+        # is.
         return Decision("wait", "a worker ends after an error")
-    # This node's own workers first, then its peers.
+    # This node's own workers first, then the other agents.
     verdict = _workers_end(now, view, limits)
     if verdict is not None:
         return verdict
@@ -115,9 +117,9 @@ def _while_running(now: float, view: AgentView, limits: DecisionLimits) -> Decis
 
 
 def _part_alone(now: float, view: AgentView, limits: DecisionLimits) -> Decision | None:
-    """Return the decision of a member that hears half of the members or fewer: to end the generation, because the
-    others may go on without it. None if it hears more. The lost members may hold no rank, so that the workers notice
-    nothing."""
+    """Return the decision of a member that hears half of the members or fewer, itself included: to end the generation,
+    because the others may go on without it. None if it hears more. The lost members may hold no rank, so that the
+    workers notice nothing."""
     assert view.record is not None, "a running agent has a record"
     timeout_s, agents = limits.recovery.heartbeat_timeout_s, {peer.node: peer for peer in view.peers}
     others = [(member, agents[member.node]) for member in view.record.members if member.node in agents]
@@ -201,8 +203,9 @@ def _is_same_member(peer: PeerView, view: AgentView) -> bool:
 
 
 def _peer_loss(now: float, peer: PeerView, view: AgentView, limits: DecisionLimits) -> Decision | None:
-    """Return what follows if another agent is silent or gone; None if nothing does. A spectator (an agent outside of
-    the generation) leaves the decision to the members, who know better whom they hear."""
+    """Return what follows if another agent is silent or gone; None if nothing does, as for a node without ranks. A
+    spectator (an agent outside of the generation) leaves the decision to the members, who know better whom they
+    hear."""
     record = view.record
     assert record is not None, "a running agent has a record"
     member = next((m for m in record.members if m.node == peer.node), None)
@@ -231,7 +234,8 @@ def _members_seen(view: AgentView) -> list[PeerView]:
 
 
 def _without_members(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
-    """Return the decision of a spectator (an agent outside of the generation) that hears no member."""
+    """Return the decision of a spectator (an agent outside of the generation) that hears no member: to end the
+    generation once it has heard none for the heartbeat timeout."""
     newest = max([view.phase_since, *(peer.last_seen for peer in _members_seen(view))])
     if now - newest <= limits.recovery.heartbeat_timeout_s:
         return Decision("wait", "looking on")
@@ -334,7 +338,7 @@ def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str])
     words = [*_crashes(view), f"only {len(there)} of {len(last)} nodes {reached}", *out.values()]
     words += ["the others may be going on without it"] if unknown else []
     known = members if out and not unknown else ()
-    # Where nothing is known of some members, they may go on; else all agents come to the same end.
+    # Members of which nothing is known may be going on. If there are none, all agents come to this decision.
     return Decision(
         "fail", "; ".join(words), members=known, left_out=out, exit_code=EXIT_RESUMABLE, cut_off=bool(unknown)
     )  # fmt: skip
@@ -352,7 +356,8 @@ def _last_nodes(view: AgentView) -> tuple[str, ...]:
 
 
 def _is_spectator(view: AgentView) -> bool:
-    """Return whether this agent joined, or came back, after the agents had agreed on the generation."""
+    """Return whether this agent is no member of its generation, because it joined or restarted after the agents had
+    agreed on that generation."""
     return view.record is not None and not any(
         member.node == view.me and member.incarnation == view.incarnation for member in view.record.members
     )

@@ -31,7 +31,7 @@ class GenerationStore:
         self._folder = folder
 
     def newest(self) -> Generation | None:
-        """Return the newest generation that the agents agreed on; None before the first generation."""
+        """Return the newest published record; None if none is published."""
         files = sorted(self.list_records())
         return self.read(files[-1], Generation) if files else None
 
@@ -61,11 +61,13 @@ class GenerationStore:
             raise HpctrainError(f"{path}: is not the record that the agents agreed on: {published.proposer} made it")
 
     def entry(self, number: int, place: int) -> WitnessEntry | None:
-        """Return an entry of the witness's journal about generation `number`; None if the journal is shorter."""
+        """Return the entry at `place`, from 0, of the witness's journal about generation `number`; None if the journal
+        is shorter."""
         return self.read(witness_file(self._folder, number, place), WitnessEntry)
 
     def append(self, number: int, place: int, entry: WitnessEntry) -> bool:
-        """Create an entry of the witness's journal. Return False if it exists already.
+        """Create the entry at `place`, from 0, of the witness's journal about generation `number`. Return False if
+        there is an entry at this place already.
 
         Raises:
             StorageError: the run folder cannot be written.
@@ -73,7 +75,7 @@ class GenerationStore:
         return self.create(witness_file(self._folder, number, place), entry)
 
     def list_records(self) -> list[Path]:
-        """Return the paths of all published records."""
+        """Return the paths of all published records, in no order."""
         return list(self._folder.glob("gen-*.json"))
 
     def read(self, path: Path, kind: type[DocumentKind]) -> DocumentKind | None:
@@ -147,7 +149,8 @@ class GenerationSource(Protocol):
     """Makes the record of a generation from plans and checkpoints in the run folder."""
 
     def make(self, proposal: Proposal) -> ProposedGeneration:
-        """Return the next generation's record, its plan, and the function that announces them once all agents agree."""
+        """Return the next generation's record, its plan, and the function that announces both once the agents agree on
+        the record."""
 
     def newest_checkpoint(self) -> str | None:
         """Return the path of the newest published checkpoint, relative to the run folder; None if there is none."""

@@ -1,5 +1,5 @@
-"""The way to the next generation, as one agent goes it: make a record, agree on it with the other agents, publish it
-and tell everybody."""
+"""One agent's part in the next generation's record: make the record, agree on it with the other agents, publish it and
+send it to them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class ProposalFailure(Exception):  # noqa: N818 - a result, which the agent turn
 
 
 class NextGeneration:
-    """The agreement on the generation after the one that this agent is in, with all that comes before and after it."""
+    """The agreement on the generation after the one that this agent is in, and the making, the publication and the
+    events of its record."""
 
     def __init__(
         self,
@@ -81,9 +82,9 @@ class NextGeneration:
         """Prepare to take part.
 
         Args:
-            threads: for making records, and for the files of the agreement. The first may be busy for minutes, because
-                it hashes checkpoints.
-            end_generation: ends this node's part of the running generation, for a reason.
+            threads: one makes records, the other reads and writes the files of the agreement. The first may be busy for
+                minutes, because it hashes checkpoints.
+            end_generation: ends this node's part of the running generation; its argument is the reason.
         """
         self._place = place
         self._peers = peers
@@ -106,7 +107,8 @@ class NextGeneration:
 
     @property
     def number(self) -> int:
-        """Number of the generation that this agent is in, or was in last; one below the attempt's first before it."""
+        """Number of the generation that this agent is in, or was in last. Before this agent is in one: the number of
+        the attempt's first generation, minus 1."""
         return self._record.number if self._record else self.first_number - 1
 
     def open(self) -> None:
@@ -136,8 +138,9 @@ class NextGeneration:
     def decided(self, now: float, between: bool) -> Generation | None:
         """Return a generation that the agents agreed on and that this agent has to enter now; None if there is none.
 
-        A record that this agent decided is published before the others learn of it, unless the file system hangs: then
-        workers of the last generation that wake late write nothing any more.
+        A record that this agent decided is published before this agent sends it to the others, so that workers of the
+        last generation that wake late write nothing any more. If the file system hangs, the record is sent after
+        `PATIENCE_S`, published or not.
 
         Args:
             now: seconds of the agent's clock.
@@ -224,7 +227,7 @@ class NextGeneration:
 
     def _published_elsewhere(self, now: float) -> Generation | None:
         """Return a published generation of this attempt that this agent has not entered; None if it knows none. Agents
-        tell each other of generations, so this is only for one that no other agent reaches."""
+        send records to each other, so only an agent that no other agent reaches needs the files."""
         if self._look is None and now >= self._next_look:
             self._next_look = now + LOOK_S
             self._look = self._in_files(self._store.newest)

@@ -349,8 +349,8 @@ class ReachabilityTracker:
 def unreachable_pairs(me: str, nodes: Sequence[str], unheard: Mapping[str, Collection[str]]) -> set[NodePair]:
     """Return the pairs of nodes, each in node order, of which one does not hear the other although a third node does.
 
-    A node that no node hears is lost, and in no pair. A node that some node hears may be at work, so it counts as
-    unreachable for the others and not as lost.
+    A node that no node hears is lost, and in no pair. A node that some node hears may be at work, so it is not lost,
+    and in a pair with each node that does not hear it.
 
     Args:
         me: this agent's node.

@@ -11,7 +11,8 @@ from hpctrain.base.errors import StorageError
 from hpctrain.records.history.generation import Generation
 
 PATIENCE_S = 0.5
-"""Longest time, in seconds, for which a record is kept back until it is published."""
+"""Longest time, in seconds, for which an agent keeps a record that it decided from the other agents, until the record
+is published."""
 OTHERS_AFTER_S = 1.0
 """Seconds after which an agent publishes a record that another agent has decided, unless that agent has done it."""
 AGAIN_AFTER_S = 1.0
@@ -36,7 +37,8 @@ class Publication:
         self._call: Future[None] | None = None
 
     def begin(self, now: float, record: Generation, *, at_once: bool) -> None:
-        """Publish a record at once, or, if another agent is about to publish it, a little later."""
+        """Publish a record after those that wait: at once, or `OTHERS_AFTER_S` later, because another agent is about to
+        publish it."""
         self._waiting.append((now if at_once else now + OTHERS_AFTER_S, record))
         self.poll(now)
 

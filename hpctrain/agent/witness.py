@@ -20,10 +20,11 @@ class Journal(Protocol):
     """The files of the witness's journal (`GenerationStore`)."""
 
     def entry(self, number: int, place: int) -> WitnessEntry | None:
-        """Return an entry of the journal about generation `number`; None if the journal is shorter."""
+        """Return the entry at `place`, from 0, of the journal about generation `number`; None if the journal is
+        shorter."""
 
     def append(self, number: int, place: int, entry: WitnessEntry) -> bool:
-        """Create an entry of the journal. Return False if it exists already."""
+        """Create the entry at `place`, from 0. Return False if there is an entry at this place already."""
 
 
 class Witness:

@@ -60,7 +60,7 @@ class StateMemory:
     ) -> StateMemory | None:
         """Return the memory that the agent's order gives; None if it gives none.
 
-        The state does not move into it on a GPU, nor with local SGD, whose replicas hold the state of different steps
+        On a GPU the state does not move into this memory, nor with local SGD, whose replicas have different states
         between outer syncs.
         """
         if order.memory is None:
@@ -103,7 +103,7 @@ class StateMemory:
 
     def restore_reducer(self, reducer: Reducer) -> str | None:
         """Load what the reducer kept between steps, if this rank continues on its own segment. Return why it was
-        dropped; None if it was not."""
+        dropped; None if it was loaded, or if there was nothing to load."""
         source = self.order.source
         if source is None or not self.plan.codec.has_state:
             return None

@@ -27,21 +27,21 @@ class AgreementRow:
     """The schedules of one kind."""
 
     case: str
-    """Kind of the schedules: see `agreement_schedules`."""
+    """Kind of the schedules, described in `agreement_schedules`."""
     schedules: int = 0
     faults: int = 0
     generations: int = 0
     turns: int = 0
-    """Turns of all agents."""
+    """Turns of all agents in all schedules."""
     messages: int = 0
-    """Messages that agents sent, heartbeats included."""
+    """Messages between agents in all schedules, heartbeats included."""
     simulated_s: float = 0.0
     broken: int = 0
-    """Schedules in which a rule did not hold."""
+    """Number of schedules in which a rule did not hold."""
     settled_median_s: float | None = None
     settled_max_s: float | None = None
-    """`settled_median_s` and `settled_max_s`: simulated seconds from the last fault until all nodes that must train
-    did. None for kinds in which nobody must."""
+    """`settled_median_s` and `settled_max_s`: median and maximum of `ScheduleOutcome.settled_s` over the schedules that
+    have it; None if none has."""
     settled: list[float] = field(default_factory=list)
 
 

@@ -1,8 +1,9 @@
-"""Schedules of faults for the simulated cluster: random ones by seed, and named ones that once broke a prototype.
+"""Random schedules of faults for the simulated cluster, one for each seed.
 
-A schedule of the kind `majority` never kills, and never cuts off for long, more than half of the nodes: the others must
-be training when it ends. In one of the kind `half`, exactly half of the nodes die. In one of the kind `any`, every node
-may be disturbed in every way, and only the rules hold that must always hold.
+In a schedule of the kind `majority`, more than half of the nodes are never killed and never cut off from each other,
+and pause only briefly: these nodes must train in the end. In one of the kind `half`, some or all nodes of one half die,
+and the nodes of the other half must train in the end. In one of the kind `any`, every node may be disturbed in every
+way, and no node has to train. The rules of `simulated_world` must hold in every schedule.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hpctrain.bench.recovery.simulated_world import HEARTBEAT_TIMEOUT_S, Invaria
 
 KINDS = ("majority", "half", "any")
 SETTLE_S = 45.0
-"""Simulated seconds after the last fault within which the remaining agents must train."""
+"""Simulated seconds after the last fault within which the nodes that must train do."""
 START_S = 30.0
 MESSAGE_KINDS = (Prepare, Promise, AcceptRequest, AcceptRequest, Accepted, Decided)
 
@@ -32,7 +33,8 @@ class ScheduleOutcome:
     """The faults in order: simulated second, what and where."""
     generations: int = 0
     settled_s: float | None = None
-    """Simulated seconds from the last fault until all that must train did; None in a schedule of the kind `any`."""
+    """Simulated seconds from the end of the disturbances until all nodes that must train did; None in a schedule of the
+    kind `any`."""
     simulated_s: float = 0.0
     turns: int = 0
     messages: int = 0
@@ -127,7 +129,8 @@ class _RandomSchedule:
         self._outcome.faults.append(f"{self._cluster.now:.3f} {what}")
 
     def _half_dies(self) -> None:
-        """Kill a node that is not of the remaining half, at once or at one of its next messages."""
+        """Kill one or two nodes outside of the remaining half, each at once or at one of its next messages. Sometimes
+        also stop the workers of a node of that half."""
         if self._others:
             node = self._others.pop()
             if self._chance.random() < 0.5:
@@ -241,7 +244,7 @@ class _RandomSchedule:
 
 
 def _countdown(count: int, counts: Callable[[object], bool]) -> Callable[[object], bool]:
-    """Return a function that is true for the `count`-th thing that counts."""
+    """Return a function that is true from its `count`-th argument for which `counts` is true, counted from 1."""
     left = [count]
 
     def is_it(content: object) -> bool:

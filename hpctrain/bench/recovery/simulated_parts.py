@@ -61,7 +61,8 @@ class SimulatedMesh:
         self._process.wake()
 
     def take_in(self, node: str, content: object) -> None:
-        """Keep a message until the agent's next turn, which most messages bring about."""
+        """Keep a message until the agent's next turn, and let the agent take it at once, except after a heartbeat
+        without news."""
         self._arrived.append((node, content))
         view = self._views[node]
         if isinstance(content, Announcement):

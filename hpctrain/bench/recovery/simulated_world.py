@@ -1,7 +1,7 @@
 """What a simulated cluster consists of beside its agents: clock, network, shared files, and the rules that must hold.
 
-No generation has two records; a generation begins only when half or more of the last one's members have ended theirs;
-and no generation trains on long after the next one was decided.
+The rules: no generation has two records; a generation begins only when half or more of the last generation's members
+have ended their part of that generation; no generation trains on long after the next one was decided.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIMITS = DecisionLimits(
     collect_s=1.0,
     proposer_takeover_s=2.0,
 )
-"""Limits shorter than those of a run, so that a schedule ends sooner; their order of size is the same."""
+"""Limits shorter than those of a run, so that a schedule ends sooner."""
 TURN_S = 0.9
 """Longest time between two turns of an agent."""
 
@@ -64,7 +64,7 @@ class SimulatedLinks:
     lossless: frozenset[str] = frozenset()
     """Nodes between which no message is lost."""
     repeats: float = 0.0
-    """Share of them that arrive twice."""
+    """Share of the other messages of the agreement that arrive twice."""
     cut: set[frozenset[str]] = field(default_factory=set)
     """Pairs of nodes of which neither hears the other."""
 
@@ -75,8 +75,8 @@ class SimulatedDisk:
 
     files: dict[Path, Document] = field(default_factory=dict)
     hangs_until: dict[str, float] = field(default_factory=dict)
-    """Node -> time until which its calls hang, those of the witness and of the publication. Records are made all the
-    same: how long that takes is `SimulatedWorld.make_s`."""
+    """Node -> simulated second until which its calls for the witness and the publication hang. The making of a record
+    does not hang; it takes `SimulatedWorld.make_s`."""
     fails: bool = False
     """Whether records cannot be published."""
     delay_s: tuple[float, float] = (0.0005, 0.01)
@@ -89,7 +89,8 @@ class SimulatedWorld:
         """Make `count` nodes without agents.
 
         Args:
-            spares: nodes of each generation that hold no rank, as far as there are enough.
+            spares: members of each generation without a rank; fewer if a generation has too few members, of which at
+                least one has a rank.
         """
         self.nodes = tuple(f"n{index}" for index in range(count))
         self.chance = random.Random(seed)
@@ -107,7 +108,7 @@ class SimulatedWorld:
         self.begun: dict[int, set[str]] = {}
         """Number of a generation -> incarnations of the agents that have entered it."""
         self.ended: dict[int, set[str]] = {}
-        """Number of a generation -> incarnations of those that have ended it again."""
+        """Number of a generation -> incarnations of the agents that have entered it and ended their part of it."""
         self.exits: dict[str, int] = {}
         """Node -> exit code of its agent that left."""
         self.turns = 0
@@ -116,12 +117,12 @@ class SimulatedWorld:
         self._count = 0
 
     def at(self, delay_s: float, act: Callable[[], None]) -> None:
-        """Let something happen after `delay_s` seconds."""
+        """Call `act` after `delay_s` simulated seconds."""
         self._count += 1
         heapq.heappush(self._events, (self.now + delay_s, self._count, act))
 
     def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let the time pass until `until`, or until `stop` holds after some event."""
+        """Let the time pass until the simulated second `until`, or until `stop` returns True after an event."""
         while self._events and self._events[0][0] <= until:
             self.now, _, act = heapq.heappop(self._events)
             act()
@@ -148,7 +149,7 @@ class SimulatedWorld:
             self.at(late_s + self.chance.uniform(*self.links.delay_s), arrive)
 
     def note_record(self, record: Generation) -> None:
-        """Check a record that an agent entered or published against those known."""
+        """Check a record that an agent entered or published against the rules."""
         known = self.records.setdefault(record.number, record)
         if known is not record and known != record:
             raise InvariantViolation(f"generation {record.number} has two records: {known} and {record}")
@@ -165,8 +166,8 @@ class SimulatedWorld:
                 )
 
     def check_old_workers(self) -> None:
-        """Check that no older generation can make a step long after a newer one was decided: all its workers run, on
-        nodes that are awake and hear the majority."""
+        """Check that no generation trains 3 heartbeat timeouts after the next one was decided. A generation trains if
+        the workers of all its nodes run and no process of an agent there is paused."""
         for number, record in self.records.items():
             decided = self.decided_at.get(number + 1)
             if decided is None or self.now - decided < 3 * HEARTBEAT_TIMEOUT_S:
@@ -186,14 +187,16 @@ class SimulatedHost:
         self.incarnation = incarnation
         self.alive = True
         self.generation = -1
-        """The generation that its agent has entered; -1 before the first one."""
+        """The generation that the process's agent has entered; -1 before the first one."""
         self.training: int | None = None
         """The generation whose workers run here; None without workers."""
         self.paused_until = 0.0
         self.killed_at: Callable[[object], bool] | None = None
-        """Called with each message before it is sent; True kills the process there."""
+        """Called with each message before it is sent; if it returns True, the process is killed and the message not
+        sent."""
         self.paused_at: tuple[Callable[[object], bool], float] | None = None
-        """The same for a pause, with its seconds: what follows in the turn is sent after it."""
+        """A function and seconds. The function is called with each message before it is sent; if it returns True, the
+        process is paused for these seconds, and the turn's messages from this one on are sent after the pause."""
         self._turn_at = float("inf")
 
     def now(self) -> float:

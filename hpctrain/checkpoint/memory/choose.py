@@ -25,7 +25,7 @@ class MemoryChoice:
 
 
 def piece_of(plan: Plan, rank: int) -> Piece:
-    """Return which part of the training state a rank of a plan holds."""
+    """Return which piece of the training state a rank of a plan holds."""
     for pp, column in enumerate(plan.mesh()):
         for dp, row in enumerate(column):
             if rank in row:
@@ -38,13 +38,14 @@ def choose_restore(
 ) -> MemoryChoice | None:
     """Return the newest state of which the nodes of a new plan hold every piece; None if there is none.
 
-    A part that is one step behind counts if its gradients of that step are complete and any rank knows their norm.
+    A part that is one step behind the state counts if it has the complete gradients of the state's last step and any
+    part has their norm.
 
     Args:
-        inventories: node -> the parts of states that it holds.
+        inventories: node -> the parts that it holds, each of one rank.
         plans: generation in which segments were filled -> its plan.
         new: the plan of the next generation. Only nodes that have ranks in it are read from.
-        newer_than: the step of a state on disk; an older state in memory is not chosen.
+        newer_than: step of the newest checkpoint, -1 without one; only a state of a later step is chosen.
     """
     best: MemoryChoice | None = None
     for generation, plan in plans.items():
@@ -66,7 +67,7 @@ def _newest(generation: int, plan: Plan, held: Sequence[tuple[str, HeldState]], 
     needed = {piece_of(plan, rank) for rank in range(plan.world_size)}
     for step in sorted({state.step + ahead for _, state in held for ahead in (0, 1)}, reverse=True):
         usable = [(node, state) for node, state in held if _reaches(state, step)]
-        # A part that has to be finished needs the norm of the step, which any rank may know.
+        # A part that has to be finished needs the norm of the step, which any part may have.
         if not any(state.norm_step >= step for _, state in usable):
             usable = [(node, state) for node, state in usable if state.step == step]
         if needed <= {piece_of(plan, state.rank) for _, state in usable}:

@@ -77,7 +77,7 @@ class LiveState:
             descriptor: of an empty memfd.
             owner: whose state it is.
             parameters: this rank's parameters by name, with moments in the optimizer.
-            optimizer: AdamW.
+            optimizer: AdamW over these parameters.
             clip_norm: norm to which gradients are clipped; None: they are not.
             padded: parameter -> flat memory that its part lies at the beginning of, for parameters that torch shards.
             bucket_bytes: most bytes of parameters in one bucket of an update.
@@ -115,7 +115,7 @@ class LiveState:
         return cls(segment)
 
     def commit(self, step: int, loss_scale: LossScale | None, reducer_state: dict[str, Tensor]) -> None:
-        """Say that the segment holds the state of `step`, which was loaded into it.
+        """Note in the segment that it holds the state after `step`, which was loaded into it.
 
         Args:
             loss_scale: the loss scale after that step; None without one.
@@ -142,11 +142,11 @@ class LiveState:
         self._segment.control.set_gradients(step)
 
     def update(self, step: int, verdict: StepVerdict, gradients: Sequence[Tensor]) -> None:
-        """Clip the gradients and update parameters and moments; the state is then that of `step`. If the norm is not
-        finite, only the number of the step changes.
+        """Clip the gradients and update parameters and moments; the segment then holds the state after `step`. If the
+        norm is not finite, only the number of the step changes.
 
         Args:
-            gradients: the gradients that were kept; they are clipped in place.
+            gradients: the gradients that `keep_gradients` copied; they are clipped in place.
         """
         flat = [gradient.reshape(-1) for gradient in gradients]
         begin(self._segment, step, verdict)

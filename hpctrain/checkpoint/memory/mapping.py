@@ -63,7 +63,7 @@ class MappedSegment:
         segment's memory.
 
         Args:
-            padding: whether each tensor goes on to the next one's place.
+            padding: whether each tensor includes the padding up to the next parameter.
         """
         start, entries = self.header.region(region), self.index.entries
         ends = [entry.offset for entry in entries[1:]] + [self.header.region_bytes]
@@ -83,12 +83,12 @@ class MappedSegment:
         }
 
     def remember(self, start: int, end: int) -> None:
-        """Copy the bytes from `start` to `end` of parameters and moments to the undo area."""
+        """Copy the bytes from `start` to below `end` of each region of parameters and moments to the undo area."""
         for target, source in self._undo_pairs(start, end):
             target.copy_(source)
 
     def undo(self, start: int, end: int) -> None:
-        """Copy these bytes back from the undo area."""
+        """Copy what `remember` has copied back from the undo area."""
         for target, source in self._undo_pairs(start, end):
             source.copy_(target)
 
@@ -102,7 +102,8 @@ class MappedSegment:
         return pairs
 
     def write_slot(self, step: int, tensors: dict[str, Tensor]) -> None:
-        """Begin the record of a step with what reducers keep after it. The slot of the step before stays."""
+        """Copy what reducers keep after a step into its slot, and begin the step's record. The slot of the step before
+        stays."""
         if not tensors:
             self.control.write_slot(step)
             return

@@ -30,12 +30,12 @@ from hpctrain.checkpoint.memory.update import finish
 from hpctrain.records.history.manifest import LossScale
 
 Place = tuple[str, tuple[int, ...]]
-"""Name of a tensor in a checkpoint, and where a chunk of it begins."""
+"""Name of a tensor in a checkpoint, and where a chunk of it begins, along each dimension."""
 
 
 @dataclass(frozen=True)
 class RestoredState:
-    """What a restart from memory gives beside tensors."""
+    """What is restored from memory beside tensors."""
 
     step: int
     loss_scale: LossScale | None
@@ -104,7 +104,7 @@ class _Request:
 
 
 class _SegmentReader(dcp.StorageReader):
-    """DCP's way to read segments. Collective: it exchanges the indices when it is made."""
+    """Reads segments for DCP. Making a reader is collective: the ranks exchange the indices of their segments."""
 
     def __init__(self, segments: Sequence[MappedSegment], group: dist.ProcessGroup) -> None:
         self._group = group
@@ -199,7 +199,7 @@ def _store(planner: LoadPlanner, item: ReadItem, part: Tensor) -> None:
 
 
 def _filled(entries: Sequence[IndexEntry]) -> Iterator[IndexEntry]:
-    """Yield the parameters of which the rank has any number."""
+    """Yield the entries of the parameters of which the rank has at least one number."""
     return (entry for entry in entries if entry.numel)
 
 

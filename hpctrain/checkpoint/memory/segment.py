@@ -9,7 +9,7 @@ A segment consists of:
 - the index: JSON with name, dtype, shapes and offset of each tensor, and the settings of the optimizer;
 - four regions of equal layout: parameters, first moments, second moments, gradients of the step under way;
 - the undo area: the bytes that the bucket under way had before its update;
-- further slots, appended when they are needed: what reducers keep between steps, for each step record.
+- slots, appended when they are needed: one for each step record, with what reducers keep after that step.
 
 Words of the control block are written as 8 aligned bytes, by one store, so a process that is killed leaves either the
 old or the new word.
@@ -65,7 +65,7 @@ class IndexEntry(Part):
     """One parameter in a segment; its moments and its gradient have the same place in their regions."""
 
     name: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Name of the parameter in the model, as in a checkpoint after 'model.'."""
+    """Name of the parameter in the model; its name in a checkpoint is 'model.' and this name."""
     dtype: Annotated[str, Field(pattern="^[a-z0-9_]{1,32}$")]
     """torch's name of the dtype, as 'float32'."""
     item_bytes: Annotated[int, Field(ge=1, le=16)]
@@ -146,10 +146,10 @@ class SegmentHeader:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """What follows from the gradient norm of a step, equal on all ranks."""
+    """What the update of a step needs beside gradients, equal on all ranks."""
 
     norm: float
-    """Norm of the whole model's gradient."""
+    """Norm of the whole model's gradient before clipping."""
     lr: float
     """Learning rate of the step."""
     loss_scale: LossScale | None
@@ -167,7 +167,7 @@ class SegmentState:
     norm_step: int
     """Newest step whose verdict is known."""
     cursor: int
-    """Twice the number of buckets that are updated, plus 1 while one is under way."""
+    """Twice the number of buckets that are updated in this step, plus 1 while another one is being updated."""
 
     @property
     def finishable(self) -> bool:
@@ -289,7 +289,7 @@ def read_verdict(descriptor: int, step: int) -> StepVerdict | None:
 
 
 def read_slot(descriptor: int, step: int) -> tuple[int, int] | None:
-    """Return offset and bytes of what reducers keep after a step; None if there is nothing of that step.
+    """Return offset in the segment and bytes of the slot of a step; None if the segment has no slot of that step.
 
     Raises:
         SegmentError: it lies outside of the segment.
@@ -336,11 +336,11 @@ class Control:
         self._words[_NORM] = step
 
     def set_cursor(self, cursor: int) -> None:
-        """Say how far the update is."""
+        """Write `SegmentState.cursor`, which says how far the update is."""
         self._words[_CURSOR] = cursor
 
     def write_slot(self, step: int, slot: tuple[int, int] = (0, 0)) -> None:
-        """Begin the record of a step: where what reducers keep after it is. (0, 0): they keep nothing."""
+        """Begin the record of a step with offset and bytes of its slot; (0, 0): reducers keep nothing."""
         self._write(step, 0, _RECORD.pack(step, *slot))
 
     def write_verdict(self, step: int, verdict: StepVerdict) -> None:
@@ -360,14 +360,15 @@ class Control:
 
 
 def slot_index(tensors: Mapping[str, Any]) -> bytes:
-    """Return the index of a slot: JSON of name -> [dtype, shape, offset behind the index, bytes], after its length."""
+    """Return the index of a slot: the length of a JSON text, and this text, name -> [dtype, shape, offset, bytes].
+    Offsets count from the end of the index, rounded up to `ALIGNMENT`."""
     data = json.dumps(tensors).encode()
     return _WORD.pack(len(data)) + data
 
 
 def read_slot_index(descriptor: int, slot: tuple[int, int]) -> tuple[dict[str, tuple[str, list[int], int, int]], int]:
-    """Return name -> (dtype, shape, offset, bytes) of the tensors of a slot, and where their bytes begin in the
-    segment.
+    """Return name -> (dtype, shape, offset, bytes) of the tensors of a slot, and the place in the segment from which
+    the offsets count.
 
     Raises:
         SegmentError: the slot is damaged.
@@ -391,7 +392,7 @@ def read_slot_index(descriptor: int, slot: tuple[int, int]) -> tuple[dict[str, t
 
 
 def aligned(count: int) -> int:
-    """Return the next multiple of `ALIGNMENT`."""
+    """Return `count` rounded up to a multiple of `ALIGNMENT`."""
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 

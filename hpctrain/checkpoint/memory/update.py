@@ -31,7 +31,7 @@ class Slice:
     """Consecutive numbers of one parameter in one bucket."""
 
     parameter: int
-    """Number of the parameter in the index."""
+    """Number of the parameter in the segment's index, from 0."""
     first: int
     end: int
 
@@ -47,7 +47,7 @@ class Bucket:
 
 
 def cut_buckets(entries: Sequence[IndexEntry], bucket_bytes: int) -> list[Bucket]:
-    """Return the buckets of an update: consecutive bytes of the regions, at most `bucket_bytes` each.
+    """Return the buckets of an update, in order: consecutive bytes of each region, at most `bucket_bytes` of a region.
 
     Args:
         entries: the parameters, in the order of their offsets.
@@ -99,7 +99,12 @@ class BucketedUpdate:
             self._groups.append(optimizer.param_groups)
 
     def _with_groups(self, targets: list[Tensor], decays: list[float]) -> torch.optim.AdamW:
-        """Return the one optimizer of all buckets, with the groups of one of them."""
+        """Return the optimizer that all buckets share, with the parameter groups of one bucket.
+
+        Args:
+            targets: the slices of the bucket.
+            decays: weight decay of each slice.
+        """
         settings = self._settings
         groups = [
             {"params": [t for t, d in zip(targets, decays, strict=True) if d == decay], "weight_decay": decay}
@@ -119,8 +124,8 @@ class BucketedUpdate:
         Args:
             step: the step that the update ends.
             verdict: its verdict, which the segment has. If the norm is not finite, nothing changes.
-            gradients: number of a parameter in the index -> its flat gradient, reduced and not clipped; what it returns
-                is written to.
+            gradients: number of a parameter in the index -> its flat gradient, reduced and not clipped. The returned
+                tensors are clipped in place.
         """
         control = self._segment.control
         if math.isfinite(verdict.norm):
@@ -190,7 +195,7 @@ def finish(segment: MappedSegment, step: int, verdict: StepVerdict | None = None
 
 
 def begin(segment: MappedSegment, step: int, verdict: StepVerdict) -> None:
-    """Write the verdict of a step, from which on its update can be finished."""
+    """Write the verdict of a step. From then on the step's update may run, and another process can finish it."""
     segment.control.set_cursor(0)
     segment.control.write_verdict(step, verdict)
     segment.control.set_norm(step)

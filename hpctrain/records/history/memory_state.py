@@ -1,4 +1,5 @@
-"""Which part of the training state a node holds in memory, and from which of these parts a generation starts."""
+"""Models of the training state in memory: the part of a rank that a node holds, and the parts from which a generation
+starts."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ class HeldState(Part):
     """A rank's part of the training state in memory of a node, as its agent reads it after the worker has ended."""
 
     generation: Number
-    """Generation in which the segments were filled. Generations that start from all segments of the one before,
-    with the same plan, leave this number as it is."""
+    """Generation in which the segments were filled. A generation whose ranks all continue on the segments of the
+    generation before leaves this number as it is."""
     plan_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     """SHA-256 of the plan that the rank belongs to."""
     rank: Annotated[int, Field(ge=0, lt=DEVICES_MAX)]
     """Rank whose part it is."""
     kind: StateKind = "live"
-    """How it came there."""
+    """How this part came into the node's memory."""
     step: Number
     """Optimizer steps that are complete in this part."""
     finishable: bool = False
@@ -46,9 +47,9 @@ class StateHolder(Part):
     rank: Annotated[int, Field(ge=0, lt=DEVICES_MAX)]
     """Rank of the old plan."""
     node: str = Field(pattern=NODE_NAME)
-    """Node in whose memory it is."""
+    """Node in whose memory the part is."""
     kind: StateKind = "live"
-    """How it came there: `live` is the state that the rank's worker trained on."""
+    """How the part came into the node's memory."""
 
 
 class MemorySource(Part):
@@ -64,4 +65,4 @@ class MemorySource(Part):
     """Whether every rank continues on its own segment: the plan is the same, and each node holds the parts of its
     ranks. Otherwise new segments are filled from the old ones."""
     holders: Annotated[list[StateHolder], Field(min_length=1, max_length=DEVICES_MAX)]
-    """The parts that are read."""
+    """The nodes with the parts that are read, and which parts these are."""
