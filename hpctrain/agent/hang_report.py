@@ -43,7 +43,7 @@ def blocking_workers(doing: Sequence[WorkerActivity]) -> tuple[WorkerActivity, .
 
 
 def describe_hang(doing: Sequence[WorkerActivity]) -> str:
-    """Return a text about a hang, as 'rank 1 (n0:cpu1) hangs in step 7: forward stage 1 mb 3; ranks 0, 2 wait in step
+    """Return a text about a hang, as 'rank 1 (n0:cuda1) hangs in step 7: forward stage 1 mb 3; ranks 0, 2 wait in step
     7: …'.
 
     Args:

@@ -33,7 +33,8 @@ class SearchLimits:
     are improved by local search.
     """
     max_block_shifts: int = 100
-    """Changes of a single block that are tried on a layout near the best."""
+    """Number of tried changes of one block or micro-batch of a layout near the best after which no further round of
+    changes begins."""
     max_packed_layouts: int = 16
     """Number of layouts near the best that are tried with stages or pipelines packed within nodes, at the end of the
     search.
@@ -69,7 +70,7 @@ class SearchLimits:
     """
 
     max_rank_permutations: int = 60
-    """Permutations of the best layout's pipeline ranks that are tried."""
+    """Largest number of permutations of the best layout's pipeline ranks that are tried."""
     max_permuted_units: int = 50_000
     """Largest number of tensor-parallel groups in all tried permutations together, because a permutation of very many
     groups takes long.
@@ -86,7 +87,8 @@ class SearchLimits:
     """
 
     max_other_dims: int = 6
-    """Number of other degrees that are compared with the best plan's degrees, those with the smallest bound first."""
+    """Largest number of other degrees that are compared with the best plan's degrees, those with the smallest bound
+    first."""
     other_dims_patience: int = 2
     """Number of options without a better plan after which other degrees are compared no further, for each choice of
     degrees.

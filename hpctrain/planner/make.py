@@ -74,8 +74,8 @@ def make_plan(
 
     Args:
         spec: the run's model with a known vocabulary size.
-        previous: the plan that the new plan replaces. Equal nodes are exchanged so that little state moves, and the new
-            plan lists the moves.
+        previous: the plan that the new plan replaces. Nodes with equal devices are exchanged so that little state
+            moves, and the new plan lists the moves.
         profile: factors on the cost model's constants from measured steps; None: the package's constants.
 
     Raises:

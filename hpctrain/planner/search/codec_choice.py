@@ -236,7 +236,7 @@ def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> tuple[CostM
 
     Args:
         cost: cost model with the layout's memory options and gradient codec; its message codecs do not matter.
-        lossy: whether int8 is allowed.
+        lossy: whether the codec int8, which counts as lossy for messages, is allowed.
 
     Returns:
         The cost model with the chosen codecs, the predicted step, and a list with a sentence that gives the reason; the

@@ -167,8 +167,8 @@ def minimise_moves(
     """Return a plan about as fast as the best plan; where possible, it moves less state than the best plan does.
 
     It is the first of `reused_layouts` that is fast enough and has the best plan's memory options. If there is none, it
-    is the best plan with equal nodes exchanged, so that devices keep the blocks they hold, if that plan is fast enough
-    and `previous` has the same tp. Otherwise it is the best plan itself.
+    is the best plan with nodes of equal devices exchanged, so that devices keep the blocks they hold, if that plan is
+    fast enough and `previous` has the same tp. Otherwise it is the best plan itself.
 
     Args:
         reused_layouts: layouts on the surviving devices of the previous plan, the one with the fewest moves first.
@@ -190,7 +190,7 @@ def minimise_moves(
 
 
 def _exchanged(cost: CostModel, layout: Layout, held: HeldState) -> Layout | None:
-    """Return the layout with equal nodes exchanged so that the fewest blocks move.
+    """Return the layout with nodes of equal devices exchanged so that the fewest blocks move.
 
     The result is None if no exchange makes fewer blocks move, or if the layout after the exchange does not fit the
     memory.

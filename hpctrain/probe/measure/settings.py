@@ -26,8 +26,8 @@ class ProbeSettings:
     """Settings of one probe, equal on every node: what is measured, how often, and the time limits.
 
     Names with `ladder` belong to the size sweep, names with `bulk` to the transfer that measures bandwidth.
-    Nodes slower than `slow_ratio` times their peers' median get a warning, those slower than `exclude_ratio` times the
-    median are excluded. The settings `…_deadline_s` limit the phases of the probe, `slot_deadline_s` one pair.
+    A node with a bandwidth below the share `slow_ratio` of the other nodes' gets a warning, one below the share
+    `exclude_ratio` is excluded. The settings `…_deadline_s` limit the phases of the probe, `slot_deadline_s` one pair.
     """
 
     seed: int = 0
@@ -49,11 +49,12 @@ class ProbeSettings:
     sampled_rounds: int = 32
     """Random rounds that the mode sampled begins with."""
     slow_ratio: float = 0.95
-    """A node whose bandwidth is below this share of the median of its peers is degraded. Devices have limits of their
-    own (`probe.faults.node_faults`), except those of virtual nodes, to which this share applies."""
+    """A node is degraded if its bandwidth is below this share of the median of all nodes in the first measurement, and
+    of the good pairs' median in its retest. Devices have limits of their own (`probe.faults.node_faults`), except those
+    of virtual nodes, to which this share applies."""
     exclude_ratio: float = 0.80
-    """A node whose bandwidth is below this share of the median of its peers, in the first measurement and in its
-    retest, is excluded. 0: no node is excluded for its speed."""
+    """A node is excluded if its bandwidth is below this share of the median of all nodes in the first measurement, and
+    of the good pairs' median in its retest. 0: no node is excluded for its speed."""
 
     pings: int = 50
     """Number of round trips that each end of a pair times, after the warm-up."""
