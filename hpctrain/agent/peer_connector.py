@@ -1,7 +1,7 @@
 """Connects to the agents that have no connection to this agent yet, without ever waiting for one of them.
 
-An agent publishes its address in a file. A new address is dialled at once. An address that does not answer is
-dialled again after pauses that double each time (backoff).
+An agent publishes its address in a file, which is read in the agent's loop. A new address is dialled at once. An
+address that does not answer is dialled again after times that double with each attempt (backoff).
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ ADDRESS_READS_PER_CALL = 8
 """Most address files that one call of `PeerConnector.dial` reads: each read costs a round trip on a shared file
 system."""
 INITIAL_BACKOFF_S = 0.2
-"""Seconds after which an address that did not answer is dialled for the second time."""
+"""Least seconds from the first to the second dialling of an address that does not answer. A dialling that takes longer
+ends first."""
 MAX_BACKOFF_S = 5.0
-"""Longest pause before an address is dialled again, in seconds."""
+"""Largest value of `ConnectionAttempt.backoff_s`."""
 ADDRESS_BYTES_MAX = 4096
 """Largest address file that is read."""
 CONNECT_TIMEOUT_S = 3.0
@@ -49,7 +50,7 @@ class ConnectionAttempt:
     address: Address | None = None
     """The published address; None if there is none yet."""
     backoff_s: float = INITIAL_BACKOFF_S
-    """Pause after the next attempt, in seconds."""
+    """Least seconds from the start of the next attempt to the start of the one after it."""
     not_before: float = float("-inf")
     """Time before which the node is not dialled again."""
     connecting: socket.socket | None = None
@@ -59,7 +60,7 @@ class ConnectionAttempt:
 
 
 class PeerConnector:
-    """Connects to the agents that publish their addresses in `folder`. No method waits."""
+    """Connects to the agents that publish their addresses in `folder`. No method waits for an agent."""
 
     def __init__(self, folder: Path, watch: Watch) -> None:
         self._folder = folder

@@ -3,8 +3,8 @@
 An agent publishes its address in the run folder. Of each pair of agents, the later one in node order connects. A
 closed connection is noticed at once, silence after a timeout. Every connection starts with a mutual proof that both
 sides know the run's key, which only the run's owner can read, and every line after it carries a MAC
-(`base.net.authentication`). Except for `PeerMesh.wait`, nothing in this module waits: neither for a node that hangs
-or cannot be reached, nor for a stranger on the port.
+(`base.net.authentication`). Except for `PeerMesh.wait`, nothing in this module waits for a node that hangs or cannot be
+reached, or for a stranger on the port; only files of addresses may make it wait for the file system.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ address now."""
 
 
 class Announcement(BaseModel):
-    """What an agent says about itself in each heartbeat. The fields are those of `PeerView`."""
+    """What an agent says about itself in each heartbeat. `PeerView` describes the fields."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 

@@ -256,11 +256,12 @@ class PoolPlacements:
 
 
 EXHAUSTIVE_DEVICES = 64
-"""Largest number of devices of which a plan may leave any number idle. Of more devices, a plan leaves few idle, or it
-uses only one.
+"""Largest number of devices of which a plan may leave any number idle. Of more devices, a plan leaves few idle
+(`IDLE_DIVISOR`), uses only one, or has a replica for each sequence of the batch.
 """
 IDLE_DIVISOR = 8
-"""With more than `EXHAUSTIVE_DEVICES` devices, at most one device in this many is left idle."""
+"""With more than `EXHAUSTIVE_DEVICES` devices, at most one device in this many is left idle, except in the plans that
+`min_devices_used` names."""
 FEW_DEVICES = 8
 """Largest number of devices for which impossible degrees are listed too, so that the plan can give the reasons."""
 
