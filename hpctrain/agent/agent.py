@@ -36,9 +36,9 @@ class AgentContext:
     stop_wanted: Callable[[], str | None]
     """Returns who asked this node to save and stop; None if nobody did."""
     making: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "proposal"))
-    """Makes records. Hashing a checkpoint may take longer than the heartbeat timeout."""
+    """The thread that makes records. Hashing a checkpoint may take longer than the heartbeat timeout."""
     files: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "files"))
-    """Reads and writes the files of the agreement, because a file system may hang."""
+    """The thread that reads and writes the files of the agreement, because a file system may hang."""
     listen: Callable[[str], socket.socket] = lambda addr: socket.create_server((addr, 0))
     """Opens a listening socket for the store of a generation."""
 

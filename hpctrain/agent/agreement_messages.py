@@ -78,7 +78,7 @@ class Promise(_BallotMessage):
     kind = "promise"
 
     incarnation: Text
-    """The acceptor."""
+    """Incarnation of the acceptor."""
     vote: PastVote | None = None
     """The acceptor's last vote; None if it has accepted no record."""
 
@@ -118,7 +118,7 @@ class Accepted(_BallotMessage):
     kind = "accepted"
 
     incarnation: Text
-    """The acceptor."""
+    """Incarnation of the acceptor."""
 
 
 class Decided(AgreementMessage):

@@ -108,7 +108,8 @@ class AgentView:
     peers: tuple[PeerView, ...] = ()
     """What this agent knows of the agent of each other node."""
     working: tuple[str, ...] = ()
-    """Nodes that hold ranks in the generation's plan. The loss of another node does not end the generation."""
+    """Nodes that hold ranks in the generation's plan. The loss of another node ends the generation only if an agent
+    then hears half of the members or fewer."""
     workers: WorkerView = field(default_factory=WorkerView)
     stop_wanted: bool = False
     """Whether this node was asked to save and stop."""

@@ -102,8 +102,8 @@ class StateMemory:
             raise MemoryUnusableError(str(error)) from error
 
     def restore_reducer(self, reducer: Reducer) -> str | None:
-        """Load what the reducer kept between steps, if this rank continues on its own segment. Return why it was
-        dropped; None if it was loaded, or if there was nothing to load."""
+        """Load what the reducer kept between steps, if this rank continues on its own segment. Return why this state
+        was dropped; None if it was loaded, or if there was nothing to load."""
         source = self.order.source
         if source is None or not self.plan.codec.has_state:
             return None

@@ -131,7 +131,8 @@ class SimulatedWorld:
         self.now = max(self.now, until)
 
     def deliver(self, sender: str, receiver: str, content: object, late_s: float) -> None:
-        """Bring a message to the agent of another node, or lose it."""
+        """Bring a message to the agent of another node, `late_s` seconds and a random delay later, or lose the
+        message."""
         self.messages += 1
         urgent = isinstance(content, AgreementMessage)
         copies = 1

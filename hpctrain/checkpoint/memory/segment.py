@@ -273,7 +273,7 @@ def read_verdict(descriptor: int, step: int) -> StepVerdict | None:
     """Return the verdict of a step; None if the segment does not have it.
 
     Raises:
-        SegmentError: it is damaged.
+        SegmentError: the verdict is damaged.
     """
     place = _RECORDS + step % 2 * _RECORD_BYTES
     (known,) = _WORD.unpack(os.pread(descriptor, 8, place))
@@ -292,7 +292,7 @@ def read_slot(descriptor: int, step: int) -> tuple[int, int] | None:
     """Return offset in the segment and bytes of the slot of a step; None if the segment has no slot of that step.
 
     Raises:
-        SegmentError: it lies outside of the segment.
+        SegmentError: the slot lies outside of the segment.
     """
     known, offset, size = _RECORD.unpack(os.pread(descriptor, _RECORD.size, _RECORDS + step % 2 * _RECORD_BYTES))
     if known != step or not size:

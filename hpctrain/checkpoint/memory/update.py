@@ -1,9 +1,9 @@
 """The optimizer's update of a rank's state in its segment, bucket after bucket, so that it can be finished by another
 process wherever it was cut off.
 
-Before a bucket changes, its bytes are copied to the undo area, and the cursor says so. Whoever finds a bucket under way
-copies these bytes back and updates the bucket once more. The update of a number needs only this number, its moments and
-its gradient, so buckets may be cut anywhere, and every process computes the same bits.
+Before a bucket changes, its bytes are copied to the undo area, and the cursor says so. A process that finds a bucket
+under way copies these bytes back and updates the bucket once more. The update of a number needs only this number, its
+moments and its gradient, so buckets may be cut anywhere, and every process computes the same bits.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ def gather(message: Tensor, group: dist.ProcessGroup) -> tuple[list[Tensor], int
         group: the ranks.
 
     Returns:
-        The messages by sending rank, and the bytes that this rank sent. On the wire, all messages are padded to the
-        length of the largest.
+        The messages by sending rank, and the bytes that this rank sent, padding included. On the wire, all messages are
+        padded to the length of the largest.
     """
     world = dist.get_world_size(group)
     size = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)

@@ -44,7 +44,7 @@ NO_ALL_REDUCE = AllReduceTime(0.0, 0.0, 0.0)
 
 class StageGradients(NamedTuple):
     """The gradients of one stage that one device holds: how many numbers they have, and the seconds that the slowest of
-    all devices that hold the stage takes for a number.
+    all devices that hold the stage takes to copy and to encode a number.
     """
 
     numbers: float

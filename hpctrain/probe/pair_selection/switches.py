@@ -1,8 +1,8 @@
 """Infers from latencies which nodes share a switch, and checks declared switches against the latencies. Pure.
 
 Where nearly all pairs are measured, the switches are clusters of average-linkage clustering, with a switch level
-wherever the height of the merges jumps. Where measuring all pairs takes too long, nodes with a short latency form
-groups, and the next pairs are chosen between groups that may still share a switch.
+wherever the height of the merges jumps. Where measuring all pairs takes too long, nodes with a short latency between
+them form groups, and the next pairs are chosen between groups that may still share a switch.
 """
 
 from __future__ import annotations
@@ -247,8 +247,9 @@ class SwitchGroups:
 def near_limit(latency: Floats) -> float | None:
     """Return the seconds below which a pair shares a leaf switch; None when the latencies show no such limit.
 
-    The limit is the valley after the lowest peak of the histogram of latencies. A valley is at most half as high as the
-    highest peak on each of its two sides, and each side has at least a thousandth of the pairs, and at least eight.
+    The limit lies in a valley of the histogram of latencies, in the one with the shortest latencies. A valley is at
+    most half as high as the highest peak on each of its two sides, and each side has at least a thousandth of the
+    pairs, and at least eight.
 
     Args:
         latency: [a, b] in seconds, NaN where not measured.

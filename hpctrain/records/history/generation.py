@@ -1,5 +1,5 @@
 """Records of generations, and the fence against workers of old ones. A generation is a set of workers that train
-together until one is lost; all its agents agree on its record."""
+together until one is lost; the members of the generation before it vote on its record."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StoreAddress(Part):
 
 
 class Generation(Document):
-    """The record of one generation, on which all its agents have agreed."""
+    """The record of one generation, on which the agents have agreed."""
 
     schema_kind: ClassVar[str] = "generation"
 
