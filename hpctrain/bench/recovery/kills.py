@@ -46,16 +46,16 @@ OLDER_ONE = 0.25
 @dataclass
 class KillResult:
     """Result of the bench, over all kills: how many interrupted a write (`while_writing`), after how many no checkpoint
-    loaded (`lost`) or only an older one than before (`older`), and which published checkpoints did not verify
+    verified (`lost`) or at most an older one than before (`older`), and which published checkpoints did not verify
     (`corrupt`). `last_step` is the step of the newest checkpoint at the end."""
 
     kills: int = 0
     while_writing: int = 0
     """Kills that left an unfinished checkpoint behind."""
     lost: int = 0
-    """Kills after which no checkpoint could be loaded, although one could be loaded before."""
+    """Kills after which no checkpoint verified, although one had verified before. They count in `older`, too."""
     older: int = 0
-    """Kills after which the newest checkpoint was older than the newest one before the kill."""
+    """Kills after which the newest checkpoint that verified was older than the newest one before the kill."""
     corrupt: list[str] = field(default_factory=list)
     """Published checkpoints that did not verify, each with the reason."""
     last_step: int = 0

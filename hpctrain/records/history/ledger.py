@@ -27,8 +27,8 @@ COUNTED_AGAINST_RETRIES = ("fatal", "no_progress")
 
 
 def is_new_checkpoint(before: str | None, newest: str | None) -> bool:
-    """Return whether an attempt saved a new checkpoint, which resets the count of failures. The arguments are the names
-    of the newest checkpoint before and after the attempt; None: there was no checkpoint."""
+    """Return whether an attempt or a generation saved a new checkpoint, which resets the count of failures. The
+    arguments are the names of the newest checkpoint before and after it; None: there was no checkpoint."""
     return newest is not None and newest != before
 
 

@@ -216,8 +216,8 @@ def environment_changes(lines: Sequence[NodeEnvironment], attempt: int) -> list[
 
 
 def mixed_versions(lines: Sequence[NodeEnvironment], attempt: int) -> list[str]:
-    """Return which software differs between the nodes of an attempt, each as text: 'torch 2.7.1 on n1, 2.8.0 on
-    n[2-4]'.
+    """Return which software of `SAME_ON_ALL_NODES` differs between the nodes of an attempt, each as text: 'torch 2.7.1
+    on n1, 2.8.0 on n[2-4]'.
 
     Args:
         lines: lines of environments.jsonl.
