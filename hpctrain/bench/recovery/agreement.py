@@ -30,12 +30,15 @@ class AgreementRow:
     """Kind of the schedules, described in `agreement_schedules`."""
     schedules: int = 0
     faults: int = 0
+    """Faults in all schedules."""
     generations: int = 0
+    """Generations of all schedules together."""
     turns: int = 0
     """Turns of all agents in all schedules."""
     messages: int = 0
     """Messages between agents in all schedules, heartbeats included."""
     simulated_s: float = 0.0
+    """Simulated seconds of all schedules together."""
     broken: int = 0
     """Number of schedules in which a rule did not hold."""
     settled_median_s: float | None = None

@@ -32,6 +32,7 @@ class ScheduleOutcome:
     faults: list[str] = field(default_factory=list)
     """The faults in order: simulated second, what and where."""
     generations: int = 0
+    """Number of generations that agents entered or published."""
     settled_s: float | None = None
     """Simulated seconds from the end of the disturbances until all nodes that must train did; None in a schedule of the
     kind `any`."""

@@ -28,8 +28,8 @@ STEPS = 5
 def step_pairs(
     rank: int, world: int, folder: Path, plan: Plan, rounds: int
 ) -> list[tuple[TimeSample, TimeSample]]:  # fmt: skip
-    """Return the times of a step (with the state in memory that outlives the process, without), one pair a round. Half
-    of the rounds begin with the one, half with the other."""
+    """Return the times of a step (with the state in memory that outlives the process, without), one pair a round. The
+    first round begins without, the second with, and so on."""
     trainer, loop = open_loop(rank, world, folder, plan)
     loop.one_step()
     pairs = []

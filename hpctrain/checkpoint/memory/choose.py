@@ -19,9 +19,11 @@ class MemoryChoice:
     generation: int
     """Generation in which the segments were filled."""
     step: int
+    """Step of the state; parts that are one step behind are finished first."""
     in_place: bool
     """Whether every rank of the new plan continues on its own segment."""
     holders: tuple[StateHolder, ...]
+    """The parts that can be read, by rank of the old plan; of one rank, the part of kind `live` first."""
 
 
 def piece_of(plan: Plan, rank: int) -> Piece:

@@ -39,6 +39,7 @@ class RestoredState:
 
     step: int
     loss_scale: LossScale | None
+    """The loss scale after `step`; None without one."""
 
 
 def finish_everywhere(segments: Sequence[MappedSegment], step: int, group: dist.ProcessGroup) -> RestoredState:
@@ -95,6 +96,7 @@ class _Request:
     offsets: tuple[int, ...]
     """Where the part begins in the chunk."""
     lengths: tuple[int, ...]
+    """Size of the part along each dimension."""
 
     def cut(self, chunk: Tensor) -> Tensor:
         """Return the part of the chunk."""

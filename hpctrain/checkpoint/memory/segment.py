@@ -130,6 +130,7 @@ class SegmentHeader:
     regions: int
     """Offset of the first region."""
     undo_bytes: int
+    """Bytes of the undo area."""
     slots: int
     """Offset of the end of the fixed parts, where slots begin."""
     index_crc: int

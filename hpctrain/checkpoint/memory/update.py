@@ -33,7 +33,9 @@ class Slice:
     parameter: int
     """Number of the parameter in the segment's index, from 0."""
     first: int
+    """Position of the first number in the parameter's part on this rank."""
     end: int
+    """Position behind the last number."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Bucket:
     start: int
     """First byte within each region."""
     end: int
+    """Byte behind the last one, within each region."""
     slices: tuple[Slice, ...]
 
 
