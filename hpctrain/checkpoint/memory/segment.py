@@ -361,15 +361,14 @@ class Control:
 
 
 def slot_index(tensors: Mapping[str, Any]) -> bytes:
-    """Return the index of a slot: the length of a JSON text, and this text, name -> [dtype, shape, offset, bytes].
-    Offsets count from the end of the index, rounded up to `ALIGNMENT`."""
+    """Return the index of a slot: 8 bytes with the length of a JSON text, and this text, which has `tensors`."""
     data = json.dumps(tensors).encode()
     return _WORD.pack(len(data)) + data
 
 
 def read_slot_index(descriptor: int, slot: tuple[int, int]) -> tuple[dict[str, tuple[str, list[int], int, int]], int]:
-    """Return name -> (dtype, shape, offset, bytes) of the tensors of a slot, and the place in the segment from which
-    the offsets count.
+    """Return name -> (dtype, shape, offset, bytes) of a slot's tensors, and the place in the segment from which offsets
+    count: the end of the slot's index, rounded up to `ALIGNMENT`.
 
     Raises:
         SegmentError: the slot is damaged.
