@@ -268,7 +268,8 @@ class Agent:
         self._peers.exchange(self._state.phase_since, self._announcement(), at_once=True)
 
     def _linger(self, code: int) -> int | None:
-        """Stay reachable until the other agents also know that the run ends, so that none takes this node for lost."""
+        """Stay reachable until the other agents also know that the run ends, so that none takes this node for lost.
+        Return `code` then, or after `LINGER_S`; else None."""
         self._peers.exchange(self._clock.now(), self._announcement())
         self._peers.take_messages()
         over = ("done", "stopped", "failed", "cut_off")

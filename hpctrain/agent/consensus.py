@@ -111,7 +111,8 @@ class Proposer(Generic[V]):
         return self.electorate.is_quorum(self.accepted_by)
 
     def note_promise(self, acceptor: str, vote: Vote[V] | None) -> None:
-        """Take the promise of an acceptor. A promise that comes after `propose` changes nothing."""
+        """Take the promise of an acceptor, with the acceptor's last vote; None: it has not voted. A promise that comes
+        after `propose` changes nothing."""
         if self.value is None:
             self.promises.setdefault(acceptor, vote)
 

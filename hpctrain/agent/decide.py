@@ -42,9 +42,10 @@ class Decision:
     exit_code: int = 0
     """For `stop` and `fail`: exit code of the agent."""
     failure: WorkerFailure | None = None
-    """For `fail` because of a worker's own error: that error."""
+    """For `fail` because of a worker's own error: that error, None if the worker reported none. Else None."""
     hung: tuple[WorkerActivity, ...] | None = None
-    """For `end_generation` because of a hang: the workers that block the others, as far as they are known."""
+    """For `end_generation` because of a hang: the workers that block the others, as far as they are known. Else
+    None."""
     cut_off: bool = False
     """For `fail`: whether this agent leaves only because it reaches too few members of the last generation, so that the
     others may go on without it."""

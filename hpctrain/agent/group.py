@@ -66,7 +66,7 @@ class WorkerProcess:
     exit_code: int | None = None
     """Exit code of the process; None while the worker runs."""
     failure: WorkerFailure | None = None
-    """The worker's error, once its agent knows one."""
+    """The worker's error; None while its agent knows none."""
     raised: bool = False
     """Whether `failure` is an error of this worker, and not the loss of a peer. A worker ends soon after its own
     error."""
@@ -84,7 +84,7 @@ class WorkerUpdate:
     report: Report | None = None
     exit_code: int | None = None
     doing: ActivityRecord | None = None
-    """The worker's last activity, in an update about its end."""
+    """The worker's last activity, in an update about its end; None in a report, or if the worker recorded none."""
     failure: WorkerFailure | None = None
     """Why the worker ended, in an update about its end; None if the cause is not known."""
 

@@ -86,7 +86,7 @@ class WorkerView:
     leaving: bool = False
     """Whether a worker reported an error of its own and has not ended yet."""
     failure: WorkerFailure | None = None
-    """The failure that `error` describes, with its fault."""
+    """The failure that `error` describes, with its fault; None if `error` is None."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class AgentView:
     reason: str = ""
     """Why this agent is in its phase."""
     record: Generation | None = None
-    """The generation that this agent is in, or was in last."""
+    """The generation that this agent is in, or was in last; None before its first one."""
     peers: tuple[PeerView, ...] = ()
     """What this agent knows of the agent of each other node."""
     working: tuple[str, ...] = ()
@@ -114,7 +114,8 @@ class AgentView:
     stop_wanted: bool = False
     """Whether this node was asked to save and stop."""
     checkpoint: str | None = None
-    """The newest checkpoint on disk; a new one means that the run made progress between two failures."""
+    """The newest checkpoint on disk, which is looked up between two generations only; else None. A new one means that
+    the run made progress between two failures."""
     incarnation: str = ""
     """Incarnation of this agent. A restarted agent is no member of a generation that names its node's earlier agent."""
     silent: Mapping[NodePair, float] = field(default_factory=dict)

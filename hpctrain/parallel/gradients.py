@@ -89,7 +89,8 @@ def gradient_norm(
     Args:
         parameters: this rank's parameters.
         plan: the plan, which gives the number of holders.
-        tied_holders: parameter -> number of pipeline ranks that hold it, for parameters with more than one.
+        tied_holders: parameter -> number of pipeline ranks that hold it, for parameters with more than one; None: every
+            parameter has one.
     """
     gradients = local_gradients(parameters)
     total = torch.zeros((), dtype=torch.float64, device=gradients[0].device)

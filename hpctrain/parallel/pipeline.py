@@ -132,8 +132,8 @@ class Pipeline:
         Args:
             tokens: [sequences, seq], of this replica.
             targets: [sequences, outputs], -100 for no target; `outputs` is seq, or the length of the decoder's input.
-            decoder_tokens: [sequences, outputs], the decoder's input in an encoder-decoder; each stage gets the part of
-                the current micro-batch as an argument of the name `decoder_tokens`.
+            decoder_tokens: [sequences, outputs], the decoder's input in an encoder-decoder, None in other models; each
+                stage gets the part of the current micro-batch as an argument of the name `decoder_tokens`.
 
         Returns:
             This replica's share of the global batch's mean loss, a number on the device: the loss in nats summed over

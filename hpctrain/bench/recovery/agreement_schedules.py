@@ -175,7 +175,8 @@ class _RandomSchedule:
             self._cluster.at(back_s, lambda: self._cluster.start(node))
 
     def _at_message(self, node: str, back_s: float | None) -> None:
-        """Kill a node at one of its next messages of the agreement, or before it knows the answer of the witness."""
+        """Kill a node at one of its next messages of the agreement, or before it knows the answer of the witness. Start
+        its agent again a second after `back_s` seconds; None: never."""
         process = self._cluster.process(node)
         if process is None:
             return

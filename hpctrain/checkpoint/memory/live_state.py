@@ -103,7 +103,8 @@ class LiveState:
         clip_norm: float | None,
         padded: Mapping[nn.Parameter, Tensor],
     ) -> LiveState:
-        """Make parameters and moments the bytes of a segment that has the state of a step. Nothing is copied.
+        """Make parameters and moments the bytes of a segment that has the state of a step. Nothing is copied. The other
+        arguments are those of `fill`.
 
         Raises:
             SegmentError: the segment is of other parameters, or of another optimizer.

@@ -68,7 +68,8 @@ class DevicePool:
     notes: tuple[str, ...] = ()
     """Sentences for the plan: which nodes and devices were left out, and which figures were not measured."""
     profile: CalibrationProfile | None = None
-    """Factors from measured steps; `make_device_pool` has already applied them to devices and links."""
+    """Factors from measured steps, which `make_device_pool` has already applied to devices and links; None without
+    them."""
 
     @cached_property
     def constants(self) -> Mapping[str, CostConstants]:
@@ -109,7 +110,7 @@ def make_device_pool(run: Run, topology: Topology, profile: CalibrationProfile |
     other.
 
     Args:
-        profile: factors from measured steps, applied to the probed figures of devices and links.
+        profile: factors from measured steps, applied to the probed figures of devices and links; None: no factors.
 
     Raises:
         RefusedError: no device remains; the message gives the reason.

@@ -35,8 +35,9 @@ def replan(
     Args:
         remaining: the topology of the remaining nodes.
         lost: number of lost nodes.
-        previous: the plan that ran on all nodes; as much of its state as possible stays on its device.
-        profile: factors on the cost model's constants from measured steps.
+        previous: the plan that ran on all nodes; as much of its state as possible stays on its device. None: there is
+            none.
+        profile: factors on the cost model's constants from measured steps; None: no factors.
 
     Raises:
         RefusedError: the model does not fit on the remaining nodes.

@@ -52,7 +52,7 @@ class SearchSpace:
     impossible: dict[ParallelDims, str] = field(default_factory=dict)
     """Degrees that cannot run at all -> the reason."""
     warm_start: WarmStart | None = None
-    """The plan to beat when the new plan replaces another."""
+    """The plan to beat if the new plan replaces another one; None if it replaces none, or if none fits."""
 
     @property
     def work(self) -> Workload:

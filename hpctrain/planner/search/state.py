@@ -87,8 +87,8 @@ class SearchState:
             self.best, self.winner = prediction, space
 
     def evaluate(self, space: SearchSpace, option: Option, placements: Sequence[Placement] | None = None) -> Evaluation:
-        """Return the evaluation of an option with these placements, by default with those of
-        `SearchSpace.placements`. A plan of the option that is faster than the best plan becomes the best plan.
+        """Return the evaluation of an option with these placements; None: with those of `SearchSpace.placements`. A
+        plan of the option that is faster than the best plan becomes the best plan.
         """
         evaluation = evaluate(space, option, self.best, placements)
         self.take(evaluation.best, space)
@@ -218,7 +218,7 @@ class CandidateQueue:
         """Put the schedules of a candidate's degrees and micro-batch size into the queue.
 
         Args:
-            best: the best plan so far; schedules that cannot be faster are left out.
+            best: the best plan so far, None without one; schedules that cannot be faster are left out.
         """
         for space in self.first_spaces(candidate.dims):
             specs = space.work.schedule_specs(candidate.dims[0])

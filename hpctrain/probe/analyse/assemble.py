@@ -43,7 +43,7 @@ def assemble(
 
     Args:
         wall: the time now in seconds since 1970, for `created` of the provenance.
-        job_id: Slurm job of the probe.
+        job_id: Slurm job of the probe; None without Slurm.
         partial: whether the probe still runs; the topology then has no switches.
     """
     matrix = outcome.matrix()

@@ -40,7 +40,7 @@ class JoinedNode(Part):
     switches: MaybeEmpty = None
     """SLURM_TOPOLOGY_ADDR: the switches above the node and the node's name, joined by dots."""
     facts: HostFacts | None = None
-    """Facts that the node's operating system reports, such as interfaces and MTU."""
+    """Facts that the node's operating system reports, such as interfaces and MTU; None if the node sent none."""
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,10 @@ class InstalledPackage(Part):
     """Where pip installed the package from, without passwords, and without user names except for ssh; absent for a
     package of an index."""
     editable: bool | None = None
-    """Whether the package is installed from a folder that may change at any time (`pip install -e`)."""
+    """Whether the package is installed from a folder that may change at any time (`pip install -e`); absent
+    otherwise."""
     vcs: Literal["git", "hg", "svn", "bzr"] | None = None
-    """Version control system from which pip took the package's source."""
+    """Version control system from which pip took the package's source; absent for another source."""
     commit: str | None = Field(default=None, max_length=64, pattern=r"^[0-9a-f]+$")
     """Commit or revision of the package's source, where pip recorded one."""
     subdirectory: str | None = Field(default=None, max_length=1024, pattern=r"^[A-Za-z0-9._+~/-]+$")

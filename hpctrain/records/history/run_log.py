@@ -153,7 +153,8 @@ class RankPlacement(Part):
     micro_batches: int
     """Micro-batches whose forward pass the rank ran in the first step."""
     base_bytes: float | None = None
-    """Peak memory in bytes that the worker took before it built the model, measured as `MetricRow.memory_bytes_max`."""
+    """Peak memory in bytes that the worker took before it built the model, measured as `MetricRow.memory_bytes_max`;
+    absent in files of older versions."""
 
 
 class CompressionFigures(Part):
@@ -237,9 +238,11 @@ class MetricRow(Document):
     stage_time_s: list[float]
     """Seconds of computation of each stage (forward pass, loss and backward pass) in its slowest replica."""
     stage_forward_s: list[float] | None = None
-    """Seconds of computation of each stage in the forward pass and the loss, in its slowest replica."""
+    """Seconds of computation of each stage in the forward pass and the loss, in its slowest replica; absent in files of
+    older versions."""
     stage_backward_s: list[float] | None = None
-    """Seconds of computation of each stage in the backward pass, in its slowest replica."""
+    """Seconds of computation of each stage in the backward pass, in its slowest replica; absent in files of older
+    versions."""
     bubble_fraction: float | None = None
     """Share of the pipeline schedule's time in which a device did not compute, but waited for another stage or sent to
     one, as the mean over devices. Absent without a pipeline (pp 1). Collectives of tensor parallelism count as
