@@ -11,8 +11,8 @@ from hpctrain.base.errors import StorageError
 from hpctrain.records.history.generation import Generation
 
 PATIENCE_S = 0.5
-"""Longest time, in seconds, for which an agent keeps a record that it decided from the other agents, until the record
-is published."""
+"""Longest time, in seconds, for which an agent that decided a record waits for its publication before it sends the
+record to the other agents."""
 OTHERS_AFTER_S = 1.0
 """Seconds after which an agent publishes a record that another agent has decided, unless that agent has done it."""
 AGAIN_AFTER_S = 1.0

@@ -25,7 +25,7 @@ from hpctrain.bench.recovery.simulated_parts import (
 from hpctrain.bench.recovery.simulated_world import InvariantViolation, SimulatedHost, SimulatedWorld
 
 TURN_S = 0.9
-"""Longest time between two turns of an agent."""
+"""Longest time between two turns of an agent, in simulated seconds."""
 
 
 class SimulatedCluster(SimulatedWorld):

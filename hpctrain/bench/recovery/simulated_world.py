@@ -29,7 +29,7 @@ LIMITS = DecisionLimits(
 )
 """Limits shorter than those of a run, so that a schedule ends sooner."""
 TURN_S = 0.9
-"""Longest time between two turns of an agent."""
+"""Longest time between two turns of an agent, in simulated seconds."""
 
 
 class InvariantViolation(AssertionError):  # noqa: N818 - it names what it is in a report of schedules
@@ -64,7 +64,7 @@ class SimulatedLinks:
     lossless: frozenset[str] = frozenset()
     """Nodes between which no message is lost."""
     repeats: float = 0.0
-    """Share of the other messages of the agreement that arrive twice."""
+    """Share of the messages of the agreement that arrive twice, of those that are not lost."""
     cut: set[frozenset[str]] = field(default_factory=set)
     """Pairs of nodes of which neither hears the other."""
 

@@ -32,9 +32,9 @@ class StageDurations(NamedTuple):
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     send: tuple[float, ...]
-    """send[s]: activation from stage s to stage s+1; 0 if both lie on one rank."""
+    """send[s]: seconds of the activation from stage s to stage s+1; 0 if both lie on one rank."""
     send_back: tuple[float, ...]
-    """send_back[s]: gradient from stage s+1 to stage s."""
+    """send_back[s]: seconds of the gradient from stage s+1 to stage s."""
     inputs: tuple[float, ...] = ()
     """Seconds of the backward for inputs (I) alone; if empty, half of the whole backward."""
     weights: tuple[float, ...] = ()
