@@ -218,7 +218,8 @@ class _Choice:
         return (self.values / self.quantum).round_().to(torch.int32)
 
     def finish(self, feedback: ErrorFeedback, arrived: Tensor, union: Tensor, sums: Tensor) -> None:
-        """Store the tensor's residual, and replace the tensor by the sums, with 0 at positions that no rank sent.
+        """Store the tensor's residual, and replace the tensor by the sums, with 0 at positions that no rank sent or
+        whose sum could not be decoded.
 
         Args:
             feedback: the residuals of the reducer.

@@ -74,8 +74,8 @@ def host_faults(nodes: Sequence[Node]) -> list[ProbeFinding]:
 
 
 def wrong_interface(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
-    """Yield WRONG_INTERFACE faults: a node is reached over a container bridge, or over another interface than most
-    nodes although it has the interface of most nodes, too.
+    """Yield WRONG_INTERFACE faults: a node is reached over a container bridge, or over another interface than at least
+    three quarters of the nodes although it has their interface, too.
     """
     used = Counter(node.iface for node in nodes if node.iface)
     usual, count = used.most_common(1)[0] if used else ("", 0)
@@ -174,8 +174,8 @@ def tcp_fallback(nodes: Sequence[Node]) -> Iterator[ProbeFinding]:
 
 
 def interface_env(nodes: Sequence[Node]) -> dict[str, str]:
-    """Return the variables GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME with the name of an interface that every node has;
-    empty if there is none.
+    """Return the variables GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME with the name of an interface that every node has,
+    and that is neither loopback nor for containers; empty if there is none.
 
     Gloo takes one exact name. NCCL takes a prefix, so '=' asks for an exact match.
     """
