@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from hpctrain.agent.agreement_messages import REASON_CHARS
 from hpctrain.agent.decide import Decision, decide, failures
 from hpctrain.agent.event_log import EventLog, crash_message
 from hpctrain.agent.generation_store import GenerationSource, GenerationStore
 from hpctrain.agent.group import WorkerGroup, WorkerUpdate, event_of
 from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.next_generation import AgentIdentity, NextGeneration, ProposalFailure
-from hpctrain.agent.peers import Announcement, PeerMesh, ReachabilityTracker
+from hpctrain.agent.peer_messages import Announcement
+from hpctrain.agent.peers import PeerMesh, ReachabilityTracker
 from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase
 from hpctrain.agent.worker_messages import StartOrder, StepDone, StoreConnection, WeightsHash
 from hpctrain.base.clock import Clock
@@ -293,8 +295,8 @@ class Agent:
         unheard = self._reachability.unheard(self._clock.now(), self._peers.views())
         return Announcement(
             node=place.node, incarnation=place.incarnation, addr=place.addr, store_port=store_port,
-            generation=self._next.number, phase=self._state.phase, reason=self._state.reason, doing=self._doing(),
-            unheard=unheard,
+            generation=self._next.number, phase=self._state.phase, reason=self._state.reason[:REASON_CHARS],
+            doing=self._doing(), unheard=unheard,
         )  # fmt: skip
 
     def _doing(self) -> tuple[WorkerActivity, ...]:

@@ -14,22 +14,12 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from hpctrain.agent.agreement_messages import (
-    REASON_CHARS,
-    AgreementMessage,
-    Text,
-    parse_message,
-    validated,
-    write_message,
-)
+from hpctrain.agent.agreement_messages import AgreementMessage
 from hpctrain.agent.decide import alive
-from hpctrain.agent.hang_report import MAX_WORKERS_PER_NODE, WorkerActivity
 from hpctrain.agent.peer_connector import PeerConnector, publish_address
-from hpctrain.agent.view import DecisionLimits, PeerView, Phase
+from hpctrain.agent.peer_messages import Announcement, read_message
+from hpctrain.agent.view import DecisionLimits, PeerView
 from hpctrain.base.net.authentication import MAX_LINE_BYTES, AuthListener, HandshakeClient, HandshakeServer, derive_key
 from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message, Watch, Watchable
@@ -48,24 +38,6 @@ although its kernel has accepted the connection."""
 GIVE_UP_MS = 60_000
 """Milliseconds without any answer after which the kernel closes a connection: the agent may listen at another
 address now."""
-
-
-class Announcement(BaseModel):
-    """What an agent says about itself in each heartbeat. `PeerView` describes the fields."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-    node: Text
-    incarnation: Text
-    addr: Text
-    store_port: Annotated[int, Field(ge=0, lt=1 << 16)]
-    generation: Annotated[int, Field(ge=-1, lt=1 << 31)]
-    phase: Phase
-    reason: str
-    # JSON has no tuples, and a strict field takes no list for one.
-    doing: Annotated[tuple[WorkerActivity, ...], Field(max_length=MAX_WORKERS_PER_NODE, strict=False)] = ()
-    unheard: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
-    """Indices in node order of the nodes that the sender does not hear."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +119,7 @@ class PeerMesh:
     def send(self, node: str, message: AgreementMessage) -> None:
         """Send a message to the agent of a node; without a connection, the message is lost."""
         channel = self._channels.get(node)
-        if channel is not None and not channel.send(write_message(message)):
+        if channel is not None and not channel.send(message.to_json()):
             self._disconnect(node)
 
     def take_messages(self) -> list[tuple[str, AgreementMessage]]:
@@ -241,19 +213,19 @@ class PeerMesh:
         self._fresh.add(node)
 
     def _receive(self, now: float, node: str, channel: LineChannel) -> None:
-        for message in channel.receive():
+        for content in channel.receive():
             try:
-                if message.get("type") != "heartbeat":
-                    self._messages.append((node, parse_message(message)))
-                    continue
-                announced = parse_announcement(message)
-                if announced.node != node:
-                    raise MalformedMessage(f"it proved to be {node} and says that it is {announced.node[:100]!r}")
+                message = read_message(content)
+                if isinstance(message, Announcement) and message.node != node:
+                    raise MalformedMessage(f"it proved to be {node} and says that it is {message.node!r}")
             except MalformedMessage as error:
                 channel.refuse(str(error))
                 break
+            if isinstance(message, AgreementMessage):
+                self._messages.append((node, message))
+                continue
             self._connector.reset_backoff(node)
-            self._views[node] = PeerView(**dict(announced), connected=True, last_seen=now)
+            self._views[node] = message.seen(now)
         if channel.closed:
             self._disconnect(node)
 
@@ -262,7 +234,7 @@ class PeerMesh:
         due = at_once or now - self._last_beat >= HEARTBEAT_S
         if due:
             self._last_beat = now
-        heartbeat = {"type": "heartbeat", **dict(announcement), "reason": announcement.reason[:REASON_CHARS]}
+        heartbeat = announcement.to_json()
         for node, channel in list(self._channels.items()):
             if (due or node in self._fresh) and not channel.send(heartbeat):
                 self._disconnect(node)
@@ -280,22 +252,6 @@ class PeerMesh:
     def _drop(self, channel: LineChannel) -> None:
         self._watch.remove(channel)
         channel.close()
-
-
-def parse_announcement(message: Message) -> Announcement:
-    """Return the announcement in a heartbeat.
-
-    Raises:
-        MalformedMessage: the message is no heartbeat, its fields are not those of `Announcement`, or its reason is
-            too long.
-    """
-    content = dict(message)
-    if (kind := content.pop("type", None)) != "heartbeat":
-        raise MalformedMessage(f"it sent a message of type {str(kind)[:100]!r}; expected: 'heartbeat'")
-    announcement = validated(Announcement, content)
-    if len(announcement.reason) > REASON_CHARS:
-        raise MalformedMessage(f"it sent a heartbeat with a reason of more than {REASON_CHARS} characters")
-    return announcement
 
 
 def _channel(connection: socket.socket, line_limit: int) -> LineChannel:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.agent.peers import Announcement, PeerMesh
+from hpctrain.agent.peer_messages import Announcement
+from hpctrain.agent.peers import PeerMesh
 from hpctrain.agent.view import PeerView
 from hpctrain.base.net.authentication import HandshakeClient, HandshakeServer
 from hpctrain.base.net.wire import LineChannel, LineMac, Message
@@ -148,4 +149,4 @@ def heartbeat(sender: str, **changed: object) -> bytes:
         node=sender, incarnation=f"{sender}-raw", addr="127.0.0.1", store_port=1, generation=0, phase="running",
         reason="",
     )  # fmt: skip
-    return json.dumps({"type": "heartbeat", **dict(said), **changed}).encode()
+    return json.dumps({**said.to_json(), **changed}).encode()

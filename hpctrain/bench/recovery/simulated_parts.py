@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from hpctrain.agent.agreement_messages import AgreementMessage
 from hpctrain.agent.generation_store import GenerationStore, Proposal, ProposedGeneration
 from hpctrain.agent.group import WorkerUpdate
-from hpctrain.agent.peers import HEARTBEAT_S, Announcement
+from hpctrain.agent.peer_messages import Announcement
+from hpctrain.agent.peers import HEARTBEAT_S
 from hpctrain.agent.view import PeerView, WorkerView
 from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.bench.recovery.simulated_world import SimulatedHost, SimulatedPlan
@@ -80,7 +81,7 @@ class SimulatedMesh:
         arrived, self._arrived = self._arrived, []
         for node, content in arrived:
             if isinstance(content, Announcement):
-                self._views[node] = PeerView(**content.__dict__, connected=True, last_seen=now)
+                self._views[node] = content.seen(now)
             elif isinstance(content, AgreementMessage):
                 self._messages.append((node, content))
             elif self._views[node].incarnation == content:

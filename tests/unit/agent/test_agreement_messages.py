@@ -22,10 +22,9 @@ from hpctrain.agent.agreement_messages import (
     Prepare,
     Promise,
     Refusal,
-    parse_message,
-    write_message,
 )
 from hpctrain.agent.peer_connector import published_address
+from hpctrain.agent.peer_messages import PeerMessage, read_message
 from hpctrain.base.net.wire import MalformedMessage
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 
@@ -48,42 +47,42 @@ MESSAGES: list[AgreementMessage] = [
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind)
 def test_a_message_travels_as_json_and_comes_back(message: AgreementMessage) -> None:
-    assert parse_message(json.loads(json.dumps(write_message(message)))) == message
+    assert read_message(json.loads(json.dumps(message.to_json()))) == message
 
 
 @pytest.mark.parametrize(
     ("message", "changed", "named"),
     [
-        (MESSAGES[0], {"type": "order"}, "type 'order'"),
-        (MESSAGES[0], {"type": None}, "expected: heartbeat, prepare"),
-        (MESSAGES[0], {"type": ["prepare"]}, "type"),
-        (MESSAGES[0], {"round": 0}, "'round'"),
-        (MESSAGES[0], {"round": 1 << 40}, "'round'"),
-        (MESSAGES[0], {"round": "1"}, "'round'"),
-        (MESSAGES[0], {"number": -1}, "'number'"),
-        (MESSAGES[0], {"proposer": ""}, "'proposer'"),
-        (MESSAGES[0], {"reason": "x" * (REASON_CHARS + 1)}, "'reason'"),
-        (MESSAGES[0], {"more": 1}, "'more'"),
-        (MESSAGES[1], {"incarnation": "n" * 300}, "'incarnation'"),
-        (MESSAGES[2], {"number": 5}, "a vote for generation 4 in a promise about 5"),
-        (MESSAGES[4], {"number": 5}, "the record of generation 4 in a request about 5"),
-        (MESSAGES[4], {"record": None}, "'record'"),
-        (MESSAGES[6], {"record": {**RECORD.to_json(), "schema": "hpctrain.plan/v1"}}, "'record'"),
-        (MESSAGES[6], {"record": {**RECORD.to_json(), "plan": "../../etc/passwd"}}, "'record.plan'"),
-        (MESSAGES[6], {"record": {**RECORD.to_json(), "restore": "/etc"}}, "'record.restore'"),
+        (MESSAGES[0], {"kind": "order"}, "'order'"),
+        (MESSAGES[0], {"kind": None}, "'heartbeat', 'prepare'"),
+        (MESSAGES[0], {"kind": ["prepare"]}, "prepare"),
+        (MESSAGES[0], {"round": 0}, ".round'"),
+        (MESSAGES[0], {"round": 1 << 40}, ".round'"),
+        (MESSAGES[0], {"round": "1"}, ".round'"),
+        (MESSAGES[0], {"number": -1}, ".number'"),
+        (MESSAGES[0], {"proposer": ""}, ".proposer'"),
+        (MESSAGES[0], {"reason": "x" * (REASON_CHARS + 1)}, ".reason'"),
+        (MESSAGES[0], {"more": 1}, ".more'"),
+        (MESSAGES[1], {"incarnation": "n" * 300}, ".incarnation'"),
+        (MESSAGES[2], {"number": 5}, "it is about generation 5, with a record of generation 4"),
+        (MESSAGES[4], {"number": 5}, "it is about generation 5, with a record of generation 4"),
+        (MESSAGES[4], {"record": None}, ".record'"),
+        (MESSAGES[6], {"record": {**RECORD.to_json(), "schema": "hpctrain.plan/v1"}}, ".record'"),
+        (MESSAGES[6], {"record": {**RECORD.to_json(), "plan": "../../etc/passwd"}}, ".record.plan'"),
+        (MESSAGES[6], {"record": {**RECORD.to_json(), "restore": "/etc"}}, ".record.restore'"),
     ],
 )
 def test_a_malformed_message_ends_that_connection_with_the_reason(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], message: AgreementMessage, changed: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(MalformedMessage, match=named.replace("(", r"\(")):
-        parse_message({**write_message(message), **changed})
+        read_message({**message.to_json(), **changed})
     agent = cluster.start("n0", NODES[:2])
     with RawSocket(cluster) as peer:
-        peer.send(json.dumps(write_message(message)).encode(), heartbeat("n1"))
+        peer.send(json.dumps(message.to_json()).encode(), heartbeat("n1"))
         cluster.until(lambda: agent.view("n1").connected)
         assert agent.peers.take_messages() == [("n1", message)]
-        peer.send(json.dumps({**write_message(message), **changed}).encode())
+        peer.send(json.dumps({**message.to_json(), **changed}).encode())
         cluster.until(lambda: agent.view("n1").lost)
     assert agent.peers.take_messages() == []
     assert "the connection to n1 was closed: " in capsys.readouterr().out
@@ -149,15 +148,15 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=8,
 )
-KEYS = st.sampled_from(["type", "number", "round", "proposer", "vote", "record", "incarnation", "reason", "__class__"])
+KEYS = st.sampled_from(["kind", "number", "round", "proposer", "vote", "record", "incarnation", "reason", "__class__"])
 
 
 @given(st.sampled_from(MESSAGES), st.dictionaries(KEYS | st.text(max_size=10), VALUES, max_size=3))
 @settings(max_examples=300, deadline=None)
 def test_any_change_of_a_message_is_a_message_or_malformed(message: AgreementMessage, changes: dict[str, Any]) -> None:
-    content = write_message(message)
+    content = message.to_json()
     record = content.get("record")
     inner = {**content, "record": record | changes} if isinstance(record, dict) else content
     for mutated in (content | changes, inner, changes):
         with contextlib.suppress(MalformedMessage):
-            assert isinstance(parse_message(mutated), AgreementMessage)
+            assert isinstance(read_message(mutated), PeerMessage)

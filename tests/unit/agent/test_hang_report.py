@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.agent.hang_report import WorkerActivity, blocking_workers, describe_hang
-from hpctrain.agent.peers import Announcement, parse_announcement
+from hpctrain.agent.peer_messages import Announcement, read_message
 from hpctrain.base.net.wire import MalformedMessage
 
 DOING = st.builds(
@@ -61,13 +61,15 @@ def heartbeat(doing: object) -> dict[str, object]:
     mine = Announcement(
         node="n0", incarnation="n0-a", addr="127.0.0.1", store_port=1, generation=0, phase="running", reason=""
     )
-    message: dict[str, object] = json.loads(json.dumps({"type": "heartbeat", **dict(mine), "doing": doing}))
+    message: dict[str, object] = json.loads(json.dumps({**mine.to_json(), "doing": doing}))
     return message
 
 
 @given(st.lists(DOING, max_size=8))
 def test_it_goes_through_a_heartbeat(doing: list[WorkerActivity]) -> None:
-    assert parse_announcement(heartbeat(doing)).doing == tuple(doing)
+    heard = read_message(heartbeat(doing))
+    assert isinstance(heard, Announcement)
+    assert heard.doing == tuple(doing)
 
 
 @pytest.mark.parametrize(
@@ -75,4 +77,4 @@ def test_it_goes_through_a_heartbeat(doing: list[WorkerActivity]) -> None:
 )
 def test_anything_else_is_no_such_message(value: object) -> None:
     with pytest.raises(MalformedMessage, match="doing"):
-        parse_announcement(heartbeat(value))
+        read_message(heartbeat(value))

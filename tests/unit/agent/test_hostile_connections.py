@@ -18,7 +18,8 @@ from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 
 from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.peer_connector import publish_address, published_address
-from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S, Announcement, parse_announcement
+from hpctrain.agent.peer_messages import Announcement, PeerMessage, read_message
+from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S
 from hpctrain.base.net.authentication import SPARE_CONNECTIONS
 from hpctrain.base.net.wire import MalformedMessage
 
@@ -288,7 +289,7 @@ def test_any_change_of_a_heartbeat_is_an_announcement_or_malformed(
 ) -> None:
     for message in (GOOD | changes, GOOD | {"doing": doing}, changes):
         with contextlib.suppress(MalformedMessage):
-            assert isinstance(parse_announcement(message), Announcement)
+            assert isinstance(read_message(message), PeerMessage)
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from loopback_agents import Cluster, heartbeat
 
 from hpctrain.agent.decide import Decision, decide
-from hpctrain.agent.peers import ReachabilityTracker, parse_announcement, unreachable_pairs
+from hpctrain.agent.peer_messages import Announcement, read_message
+from hpctrain.agent.peers import ReachabilityTracker, unreachable_pairs
 from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase, WorkerView
 from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.base.net.wire import MalformedMessage
@@ -244,9 +245,11 @@ def test_all_agents_that_hear_of_a_cut_mean_the_same(cut: set[NodePair], dead: s
 
 @pytest.mark.parametrize("unheard", [[-1], [True], ["n1"], [1.0], 1, {"1": 1}, None])
 def test_a_heartbeat_tells_places_of_nodes_or_is_refused(unheard: object) -> None:
-    assert parse_announcement(json.loads(heartbeat("n1", unheard=[2, 9]))).unheard == (2, 9)
+    heard = read_message(json.loads(heartbeat("n1", unheard=[2, 9])))
+    assert isinstance(heard, Announcement)
+    assert heard.unheard == (2, 9)
     with pytest.raises(MalformedMessage, match="unheard"):
-        parse_announcement(json.loads(heartbeat("n1", unheard=unheard)))
+        read_message(json.loads(heartbeat("n1", unheard=unheard)))
     # One that is no place of a node counts for nothing.
     reachability = ReachabilityTracker("n0", NODES, SETTINGS)
     reachability.note(NOW, [peer("n1", unheard=(2, 99)), peer("n2"), peer("n3")])

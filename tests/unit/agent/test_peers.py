@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 from loopback_agents import KEY, NODES, Cluster, RawPeer, heartbeat
 
+from hpctrain.agent.agreement_messages import REASON_CHARS
 from hpctrain.agent.peer_connector import publish_address, published_address
-from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S, REASON_CHARS
+from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S
 from hpctrain.base.net.authentication import SPARE_CONNECTIONS, HandshakeClient
 from hpctrain.base.net.wire import LineChannel
 
@@ -60,10 +61,11 @@ def test_agents_meet_and_tell_each_other_how_they_are(cluster: Cluster, nodes: t
     agents = cluster.agents
     for agent in agents.values():
         for view in agent.peers.views():
-            said = dict(agents[view.node].says)
-            assert {name: getattr(view, name) for name in said} == said
+            assert view == agents[view.node].says.seen(view.last_seen)
             assert (view.incarnation, view.phase, view.lost) == (f"{view.node}-first", "joining", False)
-    agents["n1"].says = agents["n1"].says.model_copy(update={"generation": 3, "phase": "fault", "reason": "ü" * 5000})
+    agents["n1"].says = agents["n1"].says.model_copy(
+        update={"generation": 3, "phase": "fault", "reason": "ü" * REASON_CHARS}
+    )
     agents["n1"].exchange(cluster.now, at_once=True)
     cluster.until(lambda: agents["n0"].view("n1").phase == "fault")
     assert agents["n0"].view("n1").generation == 3

@@ -1,0 +1,61 @@
+"""All messages between agents: heartbeats, and those of the agreement. They travel on the connections of `PeerMesh`; a
+message that is no such model closes its connection."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from hpctrain.agent.agreement_messages import (
+    REASON_CHARS,
+    Accepted,
+    AcceptRequest,
+    Decided,
+    Prepare,
+    Promise,
+    Refusal,
+    StrictModel,
+    Text,
+)
+from hpctrain.agent.hang_report import MAX_WORKERS_PER_NODE, WorkerActivity
+from hpctrain.agent.view import PeerView, Phase
+from hpctrain.base.net.wire import Message
+from hpctrain.records.format.message import parse_message
+
+
+class Announcement(StrictModel):
+    """A heartbeat: what an agent says about itself. `PeerView` describes the fields."""
+
+    kind: Literal["heartbeat"] = "heartbeat"
+
+    node: Text
+    incarnation: Text
+    addr: Text
+    store_port: Annotated[int, Field(ge=0, lt=1 << 16)]
+    generation: Annotated[int, Field(ge=-1, lt=1 << 31)]
+    phase: Phase
+    reason: Annotated[str, Field(max_length=REASON_CHARS)]
+    # JSON has no tuples, and a strict field takes no list for one.
+    doing: Annotated[tuple[WorkerActivity, ...], Field(max_length=MAX_WORKERS_PER_NODE, strict=False)] = ()
+    unheard: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
+    """Indices in node order of the nodes that the sender does not hear."""
+
+    def seen(self, now: float) -> PeerView:
+        """Return the view of an agent from which this arrived at `now` seconds of the receiver's clock."""
+        fields = {name: value for name, value in self if name != "kind"}
+        return PeerView(**fields, connected=True, last_seen=now)
+
+
+PeerMessage = Announcement | Prepare | Promise | Refusal | AcceptRequest | Accepted | Decided
+
+_MESSAGE: TypeAdapter[PeerMessage] = TypeAdapter(Annotated[PeerMessage, Field(discriminator="kind")])
+
+
+def read_message(message: Message) -> PeerMessage:
+    """Return a message of another agent as a model.
+
+    Raises:
+        MalformedMessage: this program sends no such message.
+    """
+    return parse_message(_MESSAGE, message)
