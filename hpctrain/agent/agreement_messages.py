@@ -20,7 +20,8 @@ Record = Annotated[Generation, Field(strict=False)]
 
 
 class StrictModel(BaseModel):
-    """A message between agents, or a part of one. No value is converted, but from JSON."""
+    """A message between agents, or a part of one. No value is converted to the type of a field, except where JSON lacks
+    this type."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 

@@ -42,7 +42,8 @@ class Announcement(StrictModel):
     """Indices in node order of the nodes that the sender does not hear."""
 
     def seen(self, now: float) -> PeerView:
-        """Return the view of an agent from which this arrived at `now` seconds of the receiver's clock."""
+        """Return the view of the agent whose heartbeat this is, which arrived at `now` seconds of the receiver's
+        clock."""
         fields = {name: value for name, value in self if name != "kind"}
         return PeerView(**fields, connected=True, last_seen=now)
 
