@@ -47,7 +47,7 @@ def choose_restore(
         inventories: node -> the parts that it holds, each of one rank.
         plans: generation in which segments were filled -> its plan.
         new: the plan of the next generation. Only nodes that have ranks in it are read from.
-        newer_than: step of the newest checkpoint, -1 without one; only a state of a later step is chosen.
+        newer_than: a step; only a state of a later step is chosen. -1: a state of any step.
     """
     best: MemoryChoice | None = None
     for generation, plan in plans.items():
