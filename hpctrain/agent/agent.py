@@ -11,18 +11,19 @@ from dataclasses import dataclass, field, replace
 from hpctrain.agent.agreement_messages import REASON_CHARS
 from hpctrain.agent.decide import Decision, decide, failures
 from hpctrain.agent.event_log import EventLog, crash_message
-from hpctrain.agent.generation_store import GenerationSource, GenerationStore
+from hpctrain.agent.generation_store import GenerationSource, GenerationStore, StateKeeper
 from hpctrain.agent.group import WorkerGroup, WorkerUpdate, event_of
 from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.next_generation import AgentIdentity, NextGeneration, ProposalFailure
 from hpctrain.agent.peer_messages import Announcement
 from hpctrain.agent.peers import PeerMesh, ReachabilityTracker
 from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase
-from hpctrain.agent.worker_messages import StartOrder, StepDone, StoreConnection, WeightsHash
+from hpctrain.agent.worker_messages import MemoryOrder, StartOrder, StepDone, StoreConnection, WeightsHash, WorkerReady
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.records.history.generation import GENERATIONS, Generation, Member
+from hpctrain.records.history.memory_state import HeldState
 
 TICK_S = 0.1
 """Longest time between two decisions, in seconds."""
@@ -43,6 +44,8 @@ class AgentContext:
     """The thread that reads and writes the files of the agreement, because a file system may hang."""
     listen: Callable[[str], socket.socket] = lambda addr: socket.create_server((addr, 0))
     """Opens a listening socket for the store of a generation."""
+    memory: StateKeeper | None = None
+    """The memory for the state of this node's workers; None: their state ends with them."""
 
 
 class Agent:
@@ -66,16 +69,18 @@ class Agent:
         self._event_log = context.event_log
         self._clock = context.clock
         self._context = context
+        self._memory = context.memory
         self._state = AgentView(place.node, place.nodes, "joining", context.clock.now(), incarnation=place.incarnation)
         self._next = NextGeneration(
             place, peers, source, store or GenerationStore(place.folder / GENERATIONS), context.event_log,
-            (context.making, context.files), self._end_for_agreement,
+            (context.making, context.files), self._end_for_agreement, lambda: self._held,
         )  # fmt: skip
         self._stop_logged = False
         self._fault_at: float | None = None
         self._last_step: dict[str, float] = {}
         self._weights: dict[str, str] = {}
         self._places: Sequence[str] = []
+        self._held: tuple[HeldState, ...] = ()
         self._reachability = ReachabilityTracker(place.node, place.nodes, limits)
         self._announced_unheard: tuple[int, ...] = ()
         self._watched: list[LineChannel] = []
@@ -110,6 +115,8 @@ class Agent:
         self._peers.close()
         if self._store_socket is not None:
             self._store_socket.close()
+        if self._memory is not None:
+            self._memory.close()
 
     def turn(self) -> int | None:
         """Do what is to be done now, without waiting. Return the agent's exit code once it may leave; else None."""
@@ -187,13 +194,15 @@ class Agent:
         self._stop_logged = False
         plan = self._source.plan_of(record)
         try:
-            self._next.enter(self._clock.now(), record, plan)
+            self._next.enter(self._clock.now(), record, plan, int(self._last_step.get("step", 0)))
         except HpctrainError as error:
             return self._fail(Decision("fail", str(error), exit_code=error.exit_code))
         self._state = replace(self._state, record=record, working=tuple(plan.nodes))
         self._places = plan.ranks
         node_ranks = [rank for rank, device_id in enumerate(plan.ranks) if device_id.node == self._place.node]
-        orders = [self._order(record, rank) for rank in node_ranks]
+        node_ranks = node_ranks if self._is_member(record) else []
+        memory = self._memory.orders(record, plan, node_ranks) if self._memory is not None else {}
+        orders = [self._order(record, rank, memory.get(rank)) for rank in node_ranks]
         serves = record.store.node == self._place.node and self._is_member(record)
         if self._is_member(record):
             self._group.start(self._clock.now(), orders, self._store_socket if serves else None)
@@ -209,12 +218,16 @@ class Agent:
         self._enter("running", record.reason)
         return None
 
-    def _order(self, record: Generation, rank: int) -> StartOrder:
+    def _order(self, record: Generation, rank: int, memory: MemoryOrder | None) -> StartOrder:
         store = StoreConnection(addr=record.store.addr, port=record.store.port, secret=self._peers.store_secret(record))
-        return StartOrder(plan=record.plan, rank=rank, generation=record.number, store=store, restore=record.restore)
+        return StartOrder(
+            plan=record.plan, rank=rank, generation=record.number, store=store, restore=record.restore, memory=memory
+        )
 
     def _apply_update(self, now: float, news: WorkerUpdate) -> None:
         report = news.report
+        if isinstance(report, WorkerReady) and self._memory is not None:
+            self._memory.ready(news.rank)
         if isinstance(report, StepDone):
             self._last_step = {"step": report.step, "loss": report.loss}
             if news.rank == 0 and self._fault_at is not None:
@@ -267,6 +280,7 @@ class Agent:
 
     def _enter(self, phase: Phase, reason: str) -> None:
         self._state = replace(self._state, phase=phase, reason=reason, phase_since=self._clock.now())
+        self._held = self._memory.held() if self._memory is not None and phase == "fault" else ()
         self._peers.exchange(self._state.phase_since, self._announcement(), at_once=True)
 
     def _linger(self, code: int) -> int | None:

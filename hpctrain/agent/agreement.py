@@ -6,11 +6,12 @@ Nothing here reads the clock or blocks: the agent calls it in each turn of its l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from hpctrain.agent.agreement_messages import (
+    MAX_HELD,
     REASON_CHARS,
     Accepted,
     AcceptRequest,
@@ -25,6 +26,7 @@ from hpctrain.agent.consensus import WITNESS, AcceptorState, Ballot, Electorate,
 from hpctrain.agent.generation_store import ProposedGeneration
 from hpctrain.agent.witness import Journal, Witness
 from hpctrain.records.history.generation import Generation, Member
+from hpctrain.records.history.memory_state import HeldState
 
 GATHER_S = 1.0
 """Seconds for which a proposer waits for the promises and votes of all living members, before it goes on with a
@@ -50,8 +52,10 @@ class Background(Protocol):
 
 Send = Callable[[str, AgreementMessage], None]
 """Sends a message to the agent of a node; without a connection, the message is lost."""
-Make = Callable[[tuple[Member, ...]], "Future[ProposedGeneration]"]
-"""Begins to make the record of a generation with these members."""
+HeldByNode = Mapping[str, Sequence[HeldState]]
+"""Node -> the training state in its memory."""
+Make = Callable[[tuple[Member, ...], HeldByNode], "Future[ProposedGeneration]"]
+"""Begins to make the record of a generation with these members, who hold this state."""
 _WitnessAnswer = tuple[bool, AcceptorState[Generation]]
 
 
@@ -66,6 +70,7 @@ class Agreement:
         journal: Journal,
         in_background: Background,
         end_generation: Callable[[str], None],
+        held: Callable[[], Sequence[HeldState]],
     ) -> None:
         """Prepare to take part.
 
@@ -75,6 +80,7 @@ class Agreement:
             in_background: begins the calls that use files.
             end_generation: ends this node's part of the running generation; its argument is the reason. It is called
                 before each promise and vote.
+            held: returns the training state in this node's memory. It is called for each promise.
         """
         self._me = me
         self._attempt = attempt
@@ -82,6 +88,7 @@ class Agreement:
         self._journal = journal
         self._in_background = in_background
         self._end_generation = end_generation
+        self._held = held
         self._record: Generation | None = None
         self.decided: Generation | None = None
         """The newest record that the agents have agreed on and that this agent has not entered."""
@@ -115,6 +122,8 @@ class Agreement:
         self._witness_call: tuple[Ballot, bool, Future[_WitnessAnswer]] | None = None
         self._proposer: Proposer[Generation] | None = None
         self._making: Future[ProposedGeneration] | None = None
+        # Incarnation -> what the agent held when it promised. It holds the same until it enters a generation.
+        self._promised_state: dict[str, Sequence[HeldState]] = {}
         self._round = self._refusals = 0
         self._refused = False
         self._since = self._asked = self._retry_at = float("-inf")
@@ -166,8 +175,9 @@ class Agreement:
             now: seconds of the agent's clock.
             members: the agents that can be members of the next generation.
             reason: why the last generation ended.
-            make: begins to make the record. It gets `members` without the acceptors that have not promised. It is
-                called again if one of these members is no longer in `members` when the record is made.
+            make: begins to make the record. It gets `members` without the acceptors that have not promised, and the
+                state that they hold. It is called again if one of these members is no longer in `members` when the
+                record is made.
 
         Raises:
             HpctrainError: no record can be made, or the run folder cannot be written.
@@ -227,7 +237,8 @@ class Agreement:
             return
         if self._making is None:
             fit = tuple(member for member in members if member not in voters or member.incarnation in promised)
-            self._making = make(fit)
+            held = {member.node: self._promised_state.get(member.incarnation, ()) for member in fit}
+            self._making = make(fit, held)
         if not self._making.done():
             return
         record = self._making.result().record
@@ -277,7 +288,8 @@ class Agreement:
         vote, past = self._state.vote, None
         if vote is not None:
             past = PastVote(round=vote.ballot.round, proposer=vote.ballot.proposer, record=vote.value)
-        self._reply(now, node, Promise(**about, incarnation=self._me.incarnation, vote=past))
+        held = tuple(self._held())[:MAX_HELD]
+        self._reply(now, node, Promise(**about, incarnation=self._me.incarnation, vote=past, held=held))
 
     def _reply(self, now: float, node: str, message: Promise | Accepted | Refusal) -> None:
         if node != self._me.node:
@@ -296,6 +308,7 @@ class Agreement:
         elif self._acceptors.get(node) != message.incarnation:
             return  # an agent that has restarted has no vote
         elif isinstance(message, Promise):
+            self._promised_state[message.incarnation] = message.held
             proposer.note_promise(message.incarnation, None if message.vote is None else message.vote.vote)
         elif proposer.value is not None:
             self._note_vote(message.incarnation, proposer)

@@ -42,10 +42,19 @@ def note_members(
         event_log.write("node_returned", number, f"node {node} is back", node=node)
 
 
-def note_start(event_log: EventLog, record: Generation, plan: Plan) -> None:
-    """Write the event that a generation has started."""
-    data = {name: getattr(record, name) for name in ("plan", "restore", "first_weights")}
+def note_start(event_log: EventLog, record: Generation, plan: Plan, last_step: int) -> None:
+    """Write the event that a generation has started.
+
+    Args:
+        record: the generation.
+        plan: its plan.
+        last_step: the newest step that the workers of this node have reported; 0 if none.
+    """
+    data: dict[str, object] = {name: getattr(record, name) for name in ("plan", "restore", "first_weights")}
     members = [member.node for member in record.members]
+    if (source := record.memory) is not None:
+        data["memory"] = {"generation": source.generation, "step": source.step, "in_place": source.in_place}
+        data |= {"restore_step": source.step, "lost_steps": max(0, last_step - source.step)}
     event_log.write(
         "generation_started", record.number, record.reason, members=members, **data, pp=plan.pp, dp=plan.dp,
         tp=plan.tp,

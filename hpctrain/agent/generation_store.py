@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from hpctrain.agent.worker_messages import MemoryOrder
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import HpctrainError
 from hpctrain.records.format.document import Document
 from hpctrain.records.history.generation import Generation, Member, record_file
+from hpctrain.records.history.memory_state import HeldState
 from hpctrain.records.history.witness import WitnessEntry, witness_file
 from hpctrain.records.plan.plan import Plan
 
@@ -130,6 +132,8 @@ class Proposal:
     """Number of failed generations in a row, as `failures` of `hpctrain.agent.decide` counts them."""
     proposer: str
     """Incarnation of the agent that proposes."""
+    held: Mapping[str, Sequence[HeldState]] = field(default_factory=dict)
+    """Node of a member -> the training state in its memory."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,22 @@ class ProposedGeneration:
     """Writes a new plan to the run folder (`plan.json` or `plan-<generation>.json`, a copy that users may edit), and
     the events about the plan and the checkpoint. Called once if the agents agree on this record, and not for a losing
     proposal."""
+
+
+class StateKeeper(Protocol):
+    """The memory of a node in which the state of its workers outlives them."""
+
+    def orders(self, record: Generation, plan: Plan, ranks: Sequence[int]) -> Mapping[int, MemoryOrder]:
+        """Return rank -> the memory for its worker, for the ranks of a new generation on this node."""
+
+    def ready(self, rank: int) -> None:
+        """Note that a worker has its state."""
+
+    def held(self) -> tuple[HeldState, ...]:
+        """Return the states that the memory holds; no worker may run."""
+
+    def close(self) -> None:
+        """Give the memory up."""
 
 
 class GenerationSource(Protocol):

@@ -3,13 +3,13 @@ send it to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from hpctrain.agent.agreement import Agreement, Background
+from hpctrain.agent.agreement import Agreement, Background, HeldByNode, Make
 from hpctrain.agent.agreement_messages import AgreementMessage, Decided
 from hpctrain.agent.decide import Decision
 from hpctrain.agent.event_log import EventLog
@@ -19,6 +19,7 @@ from hpctrain.agent.publication import PATIENCE_S, Publication
 from hpctrain.agent.view import PeerView
 from hpctrain.base.errors import HpctrainError
 from hpctrain.records.history.generation import Generation, Member
+from hpctrain.records.history.memory_state import HeldState
 from hpctrain.records.plan.plan import Plan
 
 LOOK_S = 0.5
@@ -78,6 +79,7 @@ class NextGeneration:
         event_log: EventLog,
         threads: tuple[Executor, Executor],
         end_generation: Callable[[str], None],
+        held: Callable[[], Sequence[HeldState]],
     ) -> None:
         """Prepare to take part.
 
@@ -85,6 +87,7 @@ class NextGeneration:
             threads: one makes records, the other reads and writes the files of the agreement. The first may be busy for
                 minutes, because it hashes checkpoints.
             end_generation: ends this node's part of the running generation; its argument is the reason.
+            held: returns the training state in this node's memory, once the generation has ended.
         """
         self._place = place
         self._peers = peers
@@ -94,7 +97,7 @@ class NextGeneration:
         making, files = threads
         self._in_making, self._in_files = self._background(making), self._background(files)
         me = Member(node=place.node, incarnation=place.incarnation, addr=place.addr, store_port=0)
-        self._agreement = Agreement(me, place.attempt, peers.send, store, self._in_files, end_generation)
+        self._agreement = Agreement(me, place.attempt, peers.send, store, self._in_files, end_generation, held)
         self._publication = Publication(store, self._in_files)
         self._record: Generation | None = None
         self.first_number = 0
@@ -170,7 +173,7 @@ class NextGeneration:
             ProposalFailure: no record can be made, or the run folder cannot be written.
         """
 
-        def make(fit: tuple[Member, ...]) -> Future[ProposedGeneration]:
+        def make(fit: tuple[Member, ...], held: HeldByNode) -> Future[ProposedGeneration]:
             proposal = Proposal(
                 number=self.number + 1,
                 attempt=self._place.attempt,
@@ -179,6 +182,7 @@ class NextGeneration:
                 reason=decision.reason,
                 failures=failures,
                 proposer=self._place.incarnation,
+                held=held,
             )
             making = self._in_making(self._source.make, proposal)
             self._making = making, decision
@@ -199,25 +203,28 @@ class NextGeneration:
             failure = replace(made_for, act="fail", reason=str(error), exit_code=error.exit_code)
             raise ProposalFailure(failure) from error
 
-    def enter(self, now: float, record: Generation, plan: Plan) -> None:
+    def enter(self, now: float, record: Generation, plan: Plan, last_step: int) -> None:
         """Write the events of a generation that begins, and prepare the agreement on the one after it.
+
+        Args:
+            now: seconds of the agent's clock.
+            plan: the plan of the generation.
+            last_step: the newest step that this node's workers have reported; 0 if none.
 
         Raises:
             HpctrainError: the run folder cannot be written.
         """
-        self._announce(record, plan)
+        self._announce(record, plan, last_step)
         if not self._agreement.decided_here and self._record is not None:
             self._publication.begin(now, record, at_once=False)
         self._agreement.enter(now, record)
         self._record = record
         self._making = self._first = self._decided_at = None
 
-    def _propose_first(
-        self, members: tuple[Member, ...], make: Callable[[tuple[Member, ...]], Future[ProposedGeneration]]
-    ) -> None:
+    def _propose_first(self, members: tuple[Member, ...], make: Make) -> None:
         """Go on proposing the attempt's first generation: nobody is a member yet, so the first published record is the
         one that counts."""
-        making = make(members) if self._making is None else self._making[0]
+        making = make(members, {}) if self._making is None else self._making[0]
         if self._first is None and making.done():
             self._first = self._in_files(self._store.decide, making.result().record)
         if self._first is not None and self._first.done():
@@ -238,7 +245,7 @@ class NextGeneration:
             return None
         return newest
 
-    def _announce(self, record: Generation, plan: Plan) -> None:
+    def _announce(self, record: Generation, plan: Plan, last_step: int) -> None:
         """Write the events of a generation, if this agent made its record, or decided it in place of an agent that is
         gone."""
         making, decision = self._making or (None, None)
@@ -248,12 +255,12 @@ class NextGeneration:
             if proposed.record == record:
                 note_members(self._event_log, record, self._record, nodes, peers, decision.left_out)
                 proposed.announce()
-                note_start(self._event_log, record, plan)
+                note_start(self._event_log, record, plan, last_step)
                 return
         maker_lives = any(view.connected and view.incarnation == record.proposer for view in peers)
         if self._agreement.decided_here and not maker_lives:
             note_members(self._event_log, record, self._record, nodes, peers, {})
-            note_start(self._event_log, record, plan)
+            note_start(self._event_log, record, plan, last_step)
 
     def _inform_all(self, record: Generation) -> None:
         for view in self._peers.views():

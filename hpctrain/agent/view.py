@@ -10,7 +10,7 @@ from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.worker_failure import WorkerFailure
 from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.records.history.generation import Generation
-from hpctrain.records.run.run import Recovery
+from hpctrain.records.run.recovery import Recovery
 
 Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "cut_off", "crashed"]
 """State of an agent; `joining` is before its first generation, `fault` between two generations. An agent that is

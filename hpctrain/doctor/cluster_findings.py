@@ -11,7 +11,7 @@ from hpctrain.base.units import format_seconds
 from hpctrain.doctor.facts import DoctorFinding, Level, SlurmFacts, SlurmUnavailable
 from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S, can_be_preempted
 from hpctrain.records.run.cluster import Cluster
-from hpctrain.records.run.run import Recovery
+from hpctrain.records.run.recovery import Recovery
 from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition
 from hpctrain.slurm.limits import members
 from hpctrain.slurm.values import format_time_limit

@@ -21,7 +21,8 @@ from hpctrain.records.format.yaml_file import parse_yaml
 from hpctrain.records.model.families import PRESETS
 from hpctrain.records.run.cluster import Cluster
 from hpctrain.records.run.objective import resolved_objective
-from hpctrain.records.run.run import Recovery, Run, read_run
+from hpctrain.records.run.recovery import Recovery
+from hpctrain.records.run.run import Run, read_run
 
 _TEMPLATE = Path(__file__).with_name("starter.yaml.j2")
 

@@ -11,14 +11,16 @@ from typing import Any
 
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import Proposal, ProposedGeneration
-from hpctrain.base.errors import HpctrainError, RefusedError
+from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.checkpoint import published
+from hpctrain.checkpoint.memory.choose import choose_restore
 from hpctrain.launch.preflight.checks import check_devices, check_plan
 from hpctrain.node.environment import describe_changes
 from hpctrain.planner import make_plan
 from hpctrain.planner.replan.calibration import learned_profile
 from hpctrain.planner.replan.replan import replan, with_fewer_spares
-from hpctrain.records.history.generation import Generation, StoreAddress
+from hpctrain.records.history.generation import GENERATIONS, Generation, StoreAddress, record_file
+from hpctrain.records.history.memory_state import MemorySource
 from hpctrain.records.history.run_log import EventKind, read_events
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
@@ -71,6 +73,7 @@ class GenerationMaker:
         (self.folder / "generations").mkdir(exist_ok=True)
         plan.write(self.folder / name)
         first = plan.ranks[0].node
+        source = self._memory(proposal, plan)
         host = next(member for member in proposal.members if member.node == first)
         record = Generation(
             number=proposal.number,
@@ -78,7 +81,8 @@ class GenerationMaker:
             members=list(proposal.members),
             plan=name,
             store=StoreAddress(addr=host.addr, port=host.store_port, node=first),
-            restore=self._checkpoint(proposal.number, pending),
+            restore=self._newest_path() if source is not None else self._checkpoint(proposal.number, pending),
+            memory=source,
             first_weights=self.run.first_weights,
             reason=proposal.reason,
             proposer=proposal.proposer,
@@ -98,6 +102,38 @@ class GenerationMaker:
             FileError: the generation's copy of the plan is missing or has errors.
         """
         return Plan.read(self.folder / record.plan, owned=True)
+
+    def _memory(self, proposal: Proposal, plan: Plan) -> MemorySource | None:
+        """Return the state in the members' memory to start from; None if they hold no whole one, or none that is as new
+        as the newest checkpoint.
+
+        Args:
+            plan: the plan of the proposed generation.
+        """
+        plans: dict[int, tuple[str, Plan]] = {}
+        for number in sorted({state.generation for states in proposal.held.values() for state in states}):
+            with contextlib.suppress(InputError, OSError):  # without its plan, the state cannot be used
+                record = proposal.previous  # it may not be published yet
+                if record is None or record.number != number:
+                    record = Generation.read(record_file(self.folder / GENERATIONS, number), owned=True)
+                path = record.plan
+                plans[number] = path, Plan.read(self.folder / path, owned=True)
+        saved = self.newest_checkpoint()
+        newer_than = int(saved.rpartition("-")[2]) - 1 if saved is not None else -1
+        by_number = {number: old for number, (_, old) in plans.items()}
+        choice = choose_restore(proposal.held, by_number, plan, newer_than)
+        if choice is None:
+            return None
+        return MemorySource(
+            generation=choice.generation, plan=plans[choice.generation][0], step=choice.step,
+            in_place=choice.in_place, holders=list(choice.holders),
+        )  # fmt: skip
+
+    def _newest_path(self) -> str | None:
+        """Return the path of the newest checkpoint, of which nothing is read, after unfinished ones are removed."""
+        with contextlib.suppress(OSError):
+            published.discard_unfinished(self.folder / "checkpoints")
+        return self.newest_checkpoint()
 
     def _publish(self, number: int, pending: _PendingEvents) -> None:
         for name, plan in pending.files.items():

@@ -75,7 +75,8 @@ def _generation_started(event: Event) -> str:
     data = event.data
     members = data.get("members") or []
     step = restored_step(event)
-    start = f"from step {step}" if step else f"from {data.get('first_weights', 'the seed')}"
+    place = " in memory" if data.get("memory") else ""
+    start = f"from step {step}{place}" if step else f"from {data.get('first_weights', 'the seed')}"
     text = f"generation {event.generation} starts {start} on {len(members)} node{'' if len(members) == 1 else 's'}"
     degrees = [f"{axis} {data[axis]}" for axis in ("pp", "dp", "tp") if data.get(axis)]
     return f"{text} ({' × '.join(degrees)})" if degrees else text

@@ -31,6 +31,7 @@ from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.generation import GENERATIONS, Fence
 from hpctrain.records.history.manifest import LossScale, Manifest
+from hpctrain.records.history.run_log import MetricRow
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.schedule.resolve import schedule_of
@@ -170,6 +171,8 @@ class Trainer:
     """The state in memory that outlives this process; None: parameters and moments are this process's alone."""
     from_memory: bool = False
     """Whether the trainer started from state in memory. A checkpoint of that step may be missing."""
+    restored_row: MetricRow | None = None
+    """With state in memory: the row of metrics.jsonl of that step, which may be missing there; None: not known."""
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -254,6 +257,7 @@ def build(folder: Path, order: StartOrder) -> Trainer:
         residuals_dropped=dropped,
         live=memory.live if memory is not None else None,
         from_memory=restored is not None and manifest is None,
+        restored_row=restored.row if restored is not None else None,
     )
 
 

@@ -14,12 +14,11 @@ from torch import Tensor
 from hpctrain.agent.worker_messages import CheckpointSaved, Compiling, StepDone, WeightsHash
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
-from hpctrain.checkpoint.memory.live_state import LiveState
-from hpctrain.checkpoint.memory.segment import StepVerdict
 from hpctrain.checkpoint.save_and_load import SaveResult
 from hpctrain.checkpoint.state import collect, fingerprint
 from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
 from hpctrain.parallel.host_copy import HostCopy
+from hpctrain.parallel.stage import StageCounters
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.run.optimizer import learning_rate
 from hpctrain.worker import disk_full
@@ -28,6 +27,7 @@ from hpctrain.worker.batch_loader import BatchLoader, BatchPrefetcher, SampleBat
 from hpctrain.worker.build import Trainer, reducer_state_tensors
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.disk_full import PendingWrites
+from hpctrain.worker.live_step import keep_gradients, update_live
 from hpctrain.worker.profiling import profiled, trace_path
 from hpctrain.worker.step_metrics import (
     CollectiveCounter,
@@ -38,6 +38,7 @@ from hpctrain.worker.step_metrics import (
     metric_row,
     peak_flops_of_plan,
     rank_placements,
+    validation_fields,
 )
 
 
@@ -53,7 +54,7 @@ def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
     """
     loop = Loop(trainer, agent_channel)
     if trainer.from_memory:
-        loop.save_if_due()
+        loop.complete_restored_step()
     while trainer.step < trainer.run.steps:
         job = loop.next_step()
         if job.stop:
@@ -108,22 +109,20 @@ class Loop:
         scale = trainer.scaler.state.value if trainer.scaler is not None else None
         dp_bytes = self._reduce(gradients)
         trainer.pipeline.all_reduce_tied_gradients()
+        counters, job = trainer.pipeline.take_counters(), None
         if trainer.live is not None:
+            job = self._gather(loss_copy, counters, dp_bytes)
             with ACTIVITY.doing("keep the gradients"):
-                reduced = local_gradients(trainer.parameters)
-                trainer.live.keep_gradients(trainer.step + 1, reduced, trainer.reducer.state())
+                keep_gradients(trainer, trainer.live, job, time.perf_counter() - start, scale)
         with ACTIVITY.doing("all-reduce of the gradient's norm", waits=True):
             total = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.tied_holders())
         with ACTIVITY.doing("optimizer"):
             lr, norm = self._update(total)
         dp_bytes += trainer.reducer.after_step(trainer.step + 1)
-        counters = trainer.pipeline.take_counters()
         trainer.step += 1
         seconds = time.perf_counter() - start
-        stop = self.agent_channel.stop_wanted()
-        with ACTIVITY.doing("wait for the loss", waits=trainer.device.type == "cuda"):
-            loss_share = loss_copy.value()
-        job = gather_step_metrics(trainer, loss_share, counters, dp_bytes, self._tp_bytes, stop)
+        if job is None:
+            job = self._gather(loss_copy, counters, dp_bytes)
         # In fp16 a non-finite norm may only mean that the loss scale is too large; the loss itself does not contain it.
         if not math.isfinite(job.loss):
             raise self._no_number(trainer.step, norm)
@@ -133,6 +132,25 @@ class Loop:
         self._validate_and_report(job, LocalStepInfo(seconds, lr, norm, {}, placed, scale))
         self._report_saved(trainer.saver.finished())
         return job
+
+    def complete_restored_step(self) -> None:
+        """Do what killed workers may not have done any more after the step that the state in memory has: save its
+        checkpoint, validate, and write its row of metrics.jsonl. Collective over all ranks.
+
+        Raises:
+            HpctrainError: a validation's loss is not finite.
+        """
+        self.save_if_due()
+        trainer, row = self.trainer, self.trainer.restored_row
+        if row is None:
+            return
+        flag = torch.tensor(int(trainer.coordinate.rank == 0 and not self._metrics.has_step(row.step)))
+        dist.broadcast(flag, 0)
+        missing = bool(flag)
+        if missing and trainer.valid and self._is_due(trainer.run.validation.every):
+            row = row.model_copy(update=validation_fields(self._validate()))
+        if missing and trainer.coordinate.rank == 0:
+            self._metrics.write(row)
 
     def save_if_due(self) -> None:
         """Start writing a checkpoint if one is due after the current step."""
@@ -149,7 +167,7 @@ class Loop:
             self._report_saved(trainer.saver.finished(wait=True))
         trainer.reducer.before_checkpoint()
         self._start_saving()
-        self.saved_step = None if trainer.from_memory else trainer.step
+        self.saved_step = trainer.step
 
     def finish_saving(self, wait_for_room: bool) -> None:
         """Wait until the last checkpoint and all rows of metrics.jsonl are on disk.
@@ -190,6 +208,19 @@ class Loop:
         with ACTIVITY.doing("checkpoint copy"):
             tensors = collect(named, trainer.optimizer) | reducer_state_tensors(trainer.reducer, trainer.coordinate)
             trainer.saver.save(tensors, manifest_of(trainer))
+
+    def _gather(self, loss_copy: HostCopy, counters: dict[int, StageCounters], dp_bytes: int) -> StepFigures:
+        """Return the figures of the present step over all ranks. Collective over all ranks.
+
+        Args:
+            loss_copy: of this replica's share of the loss.
+            counters: stage -> what this rank counted.
+            dp_bytes: bytes that this rank sent for the reduction over replicas.
+        """
+        stop = self.agent_channel.stop_wanted()
+        with ACTIVITY.doing("wait for the loss", waits=self.trainer.device.type == "cuda"):
+            loss_share = loss_copy.value()
+        return gather_step_metrics(self.trainer, loss_share, counters, dp_bytes, self._tp_bytes, stop)
 
     def _forward_backward(self, step: int) -> tuple[Tensor, list[Tensor]]:
         """Run forward and backward. Return (this replica's share of the global batch's mean loss, this rank's gradients
@@ -239,7 +270,10 @@ class Loop:
         trainer, settings = self.trainer, self.trainer.run.optimizer
         lr = learning_rate(settings, trainer.step, trainer.run.steps)
         if trainer.live is not None:
-            return lr, self._update_live(trainer.live, float(norm), lr)
+            number = float(norm)
+            if not update_live(trainer, trainer.live, number, lr):
+                raise self._no_number(trainer.step + 1, number)
+            return lr, number
         norm_copy = HostCopy(norm)
         for group in trainer.optimizer.param_groups:
             group["lr"] = lr
@@ -257,21 +291,6 @@ class Loop:
             raise self._no_number(trainer.step + 1, number)
         trainer.optimizer.zero_grad(set_to_none=True)
         return lr, number
-
-    def _update_live(self, live: LiveState, norm: float, lr: float) -> float:
-        """Do the same as `_update` in the memory that outlives this process, and return the norm.
-
-        Raises:
-            HpctrainError: the norm is not finite, and not because of the loss scale; the weights are unchanged.
-        """
-        trainer = self.trainer
-        skipped = trainer.scaler is not None and trainer.scaler.skips(norm)
-        if not skipped and not math.isfinite(norm):
-            raise self._no_number(trainer.step + 1, norm)
-        loss_scale = trainer.scaler.state if trainer.scaler is not None else trainer.past_scale
-        live.update(trainer.step + 1, StepVerdict(norm, lr, loss_scale), local_gradients(trainer.parameters))
-        trainer.optimizer.zero_grad(set_to_none=True)
-        return norm
 
     def _no_number(self, step: int, norm: float) -> HpctrainError:
         """Return the error for a training step whose loss or gradient is not finite, with the diagnosis, the same on
@@ -344,7 +363,7 @@ class Loop:
     def _report_step(self, job: StepFigures, info: LocalStepInfo) -> None:
         trainer = self.trainer
         if trainer.coordinate.rank == 0:
-            self._metrics.write(metric_row(trainer, job, info, self._peak_flops))
+            self._metrics.write(metric_row(trainer, trainer.step, job, info, self._peak_flops))
         self.agent_channel.send(StepDone(step=trainer.step, loss=job.loss))
 
     def _report_saved(self, saved: SaveResult | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import StorageError
+from hpctrain.base.owned_files import open_owned
 from hpctrain.compress.reducers.reducer import REDUCER_METRICS
 from hpctrain.parallel.stage import StageCounters
 from hpctrain.probe.measure.data_sheet import peak_flops
+from hpctrain.records.format.input_file import LINE_BYTES, parse_json_line
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.run_log import BytesSent, CompressionFigures, MetricRow, RankPlacement, ValidSet
@@ -33,6 +36,9 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Topology
 from hpctrain.worker.batch_loader import UNNAMED_SET
 from hpctrain.worker.build import Trainer, peak_memory_bytes
+
+TAIL_LINES = 8
+"""Rows at the end of metrics.jsonl among which the newest step's is: a row that was cut off may follow it."""
 
 
 class CollectiveCounter(TorchDispatchMode):
@@ -226,6 +232,21 @@ class MetricsLog:
             append_line(self._path, self._waiting[0])
             del self._waiting[0]
 
+    def has_step(self, step: int) -> bool:
+        """Return whether the file has a row of `step`. Only its end is read.
+
+        Raises:
+            UntrustedError: the file or its folder belongs to somebody else, or others can write to it.
+        """
+        try:
+            descriptor = open_owned(self._path)
+        except OSError:
+            return False
+        with os.fdopen(descriptor, "rb") as file:
+            file.seek(max(0, os.fstat(descriptor).st_size - LINE_BYTES))
+            lines = file.read(LINE_BYTES).splitlines()[-TAIL_LINES:]
+        return any(row.get("step") == step for line in lines if (row := parse_json_line(line)) is not None)
+
     def try_flush(self) -> str | None:
         """Write the waiting rows. Return the error; None if all rows are on disk."""
         try:
@@ -253,24 +274,24 @@ def peak_flops_of_plan(trainer: Trainer) -> float | None:
     return None if None in peaks else sum(peak for peak in peaks if peak is not None)
 
 
-def metric_row(trainer: Trainer, job: StepFigures, info: LocalStepInfo, peak: float | None) -> MetricRow:
-    """Return the row of metrics.jsonl for the step that the trainer has just done.
+def metric_row(trainer: Trainer, step: int, job: StepFigures, info: LocalStepInfo, peak: float | None) -> MetricRow:
+    """Return the row of metrics.jsonl for a step of the trainer.
 
     Args:
+        step: number of the step; the first step is 1.
         job: the step's figures over all ranks.
         info: the step's figures that rank 0 knows by itself.
         peak: FLOP/s of all devices by their data sheets; None if unknown.
     """
     flops = 3 * trainer.run.spec().forward_flops(trainer.plan.sequences, trainer.run.data.seq_len)
     tokens = trainer.plan.sequences * trainer.run.data.seq_len
-    samples = trainer.step * trainer.plan.sequences
+    samples = step * trainer.plan.sequences
     return MetricRow(
-        step=trainer.step,
+        step=step,
         generation=trainer.generation,
         time_s=time.time(),
         step_time_s=info.seconds,
-        valid_loss=info.valid_losses.get(UNNAMED_SET),
-        valid_sets={name: ValidSet.of(loss) for name, loss in info.valid_losses.items() if name != UNNAMED_SET} or None,
+        **validation_fields(info.valid_losses),
         lr=info.lr,
         grad_norm=info.grad_norm if math.isfinite(info.grad_norm) else None,
         loss_scale=info.loss_scale,
@@ -283,6 +304,16 @@ def metric_row(trainer: Trainer, job: StepFigures, info: LocalStepInfo, peak: fl
         placement=info.placement,
         **job.row,
     )
+
+
+def validation_fields(losses: Mapping[str, float]) -> dict[str, Any]:
+    """Return the fields of a row that have the results of a validation: name -> value.
+
+    Args:
+        losses: name of a validation set -> mean loss in nats per target.
+    """
+    named = {name: ValidSet.of(loss) for name, loss in losses.items() if name != UNNAMED_SET}
+    return {"valid_loss": losses.get(UNNAMED_SET), "valid_sets": named or None}
 
 
 @dataclass(frozen=True)

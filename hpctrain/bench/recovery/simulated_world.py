@@ -17,7 +17,7 @@ from hpctrain.agent.agreement_messages import AgreementMessage
 from hpctrain.agent.view import DecisionLimits
 from hpctrain.records.format.document import Document
 from hpctrain.records.history.generation import Generation
-from hpctrain.records.run.run import Recovery
+from hpctrain.records.run.recovery import Recovery
 
 HEARTBEAT_TIMEOUT_S = 2.0
 LIMITS = DecisionLimits(

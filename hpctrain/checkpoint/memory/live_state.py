@@ -130,14 +130,17 @@ class LiveState:
         control.set_state(step)
 
     @torch.no_grad()
-    def keep_gradients(self, step: int, gradients: Sequence[Tensor], reducer_state: dict[str, Tensor]) -> None:
+    def keep_gradients(
+        self, step: int, gradients: Sequence[Tensor], reducer_state: dict[str, Tensor], row: bytes = b""
+    ) -> None:
         """Copy the reduced gradients of a step, and what reducers keep after it, into the segment. Call it before any
         rank can have the gradient's norm.
 
         Args:
             gradients: this rank's part of each parameter's gradient.
+            row: the row of metrics.jsonl of the step, as far as it is known.
         """
-        self._segment.write_slot(step, reducer_state)
+        self._segment.write_slot(step, reducer_state, row)
         for target, gradient in zip(self._gradients, gradients, strict=True):
             target.view(gradient.shape).copy_(gradient)
         self._segment.control.set_gradients(step)

@@ -28,6 +28,8 @@ from hpctrain.checkpoint.memory.segment import (
 _BITS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _BITS}
 """Name of a dtype in an index -> dtype. Parameters have one of these."""
+_ROW = "row of metrics"
+"""Name of the row of metrics.jsonl among the tensors of a slot."""
 
 
 class MappedSegment:
@@ -101,9 +103,11 @@ class MappedSegment:
             pairs.append((self._bytes[place : place + count], self._bytes[first : first + count]))
         return pairs
 
-    def write_slot(self, step: int, tensors: dict[str, Tensor]) -> None:
-        """Copy what reducers keep after a step into its slot, and begin the step's record. The slot of the step before
-        stays."""
+    def write_slot(self, step: int, tensors: dict[str, Tensor], row: bytes = b"") -> None:
+        """Copy what reducers keep after a step, and its row of metrics.jsonl, into its slot, and begin its record. The
+        slot of the step before stays."""
+        if row:
+            tensors = tensors | {_ROW: torch.frombuffer(bytearray(row), dtype=torch.uint8)}
         if not tensors:
             self.control.write_slot(step)
             return
@@ -137,12 +141,24 @@ class MappedSegment:
         memory = mmap.mmap(self.descriptor, -(-size // PAGE) * PAGE, offset=offset)
         self._slots[parity] = offset, torch.frombuffer(memory, dtype=torch.uint8)
 
+    def read_row(self, step: int) -> bytes | None:
+        """Return the row of metrics.jsonl of a step as far as it was known before the update; None if there is none.
+
+        Raises:
+            SegmentError: the slot is damaged.
+        """
+        row = self._read_slot(step).get(_ROW)
+        return bytes(row.view(torch.uint8).tolist()) if row is not None else None
+
     def read_slot(self, step: int) -> dict[str, Tensor]:
         """Return copies of what reducers kept after a step; empty if they kept nothing.
 
         Raises:
             SegmentError: the slot is damaged.
         """
+        return {name: tensor for name, tensor in self._read_slot(step).items() if name != _ROW}
+
+    def _read_slot(self, step: int) -> dict[str, Tensor]:
         slot = read_slot(self.descriptor, step)
         if slot is None:
             return {}

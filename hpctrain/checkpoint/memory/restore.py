@@ -5,6 +5,8 @@ part of which chunk a rank needs.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +25,13 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from hpctrain.base.errors import CheckpointError
+from hpctrain.base.errors import CheckpointError, InputError
 from hpctrain.checkpoint.memory.mapping import DTYPES, MappedSegment
 from hpctrain.checkpoint.memory.segment import REGIONS, IndexEntry, SegmentError, StepVerdict, read_verdict
 from hpctrain.checkpoint.memory.update import finish
+from hpctrain.records.format.input_file import parse_json_line
 from hpctrain.records.history.manifest import LossScale
+from hpctrain.records.history.run_log import MetricRow
 
 Place = tuple[str, tuple[int, ...]]
 """Name of a tensor in a checkpoint, and where a chunk of it begins, along each dimension."""
@@ -40,6 +44,8 @@ class RestoredState:
     step: int
     loss_scale: LossScale | None
     """The loss scale after `step`; None without one."""
+    row: MetricRow | None = None
+    """The step's row of metrics.jsonl, which may be missing there; None: not known."""
 
 
 def finish_everywhere(segments: Sequence[MappedSegment], step: int, group: dist.ProcessGroup) -> RestoredState:
@@ -54,18 +60,31 @@ def finish_everywhere(segments: Sequence[MappedSegment], step: int, group: dist.
         SegmentError: a segment cannot be brought to that step.
     """
     known = next((v for s in segments if (v := read_verdict(s.descriptor, step)) is not None), None)
-    everyone: list[tuple[float, float, dict[str, Any] | None] | None] = [None] * dist.get_world_size(group)
+    everyone: list[tuple[float, float, dict[str, Any] | None, bytes | None] | None] = [None] * dist.get_world_size(
+        group
+    )
     packed = None
     if known is not None:
-        packed = known.norm, known.lr, known.loss_scale.to_json() if known.loss_scale is not None else None
+        row = next((row for s in segments if (row := s.read_row(step)) is not None), None)
+        packed = known.norm, known.lr, known.loss_scale.to_json() if known.loss_scale is not None else None, row
     dist.all_gather_object(everyone, packed, group=group)
-    norm, lr, scale = next((one for one in everyone if one is not None), (0.0, 0.0, None))
+    norm, lr, scale, row = next((one for one in everyone if one is not None), (0.0, 0.0, None, None))
     if all(one is None for one in everyone):
         raise SegmentError(f"no state in memory has the gradient norm of step {step}")
     verdict = StepVerdict(norm, lr, LossScale.model_validate(scale) if scale is not None else None)
     for segment in segments:
         finish(segment, step, verdict)
-    return RestoredState(step, verdict.loss_scale)
+    return RestoredState(step, verdict.loss_scale, _completed(row, norm) if row is not None else None)
+
+
+def _completed(row: bytes, norm: float) -> MetricRow | None:
+    """Return the row of metrics.jsonl that a worker had made before it knew the norm; None if it is damaged."""
+    with contextlib.suppress(InputError):
+        made = MetricRow.from_json(parse_json_line(row))
+        finite = math.isfinite(norm)
+        skipped = None if made.loss_scale is None else not finite
+        return made.model_copy(update={"grad_norm": norm if finite else None, "skipped": skipped})
+    return None
 
 
 def load_from_segments(tensors: dict[str, Tensor], segments: Sequence[MappedSegment], group: dist.ProcessGroup) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.cost.workload import ModelPart, Workload
-from hpctrain.records.plan.compression import BUCKET_BYTES
+from hpctrain.records.plan.compression import BUCKET_BYTES, LocalSteps
 from hpctrain.schedule.generate import (
     SPLIT_BACKWARD_SCHEDULES,
     V_SHAPED_SCHEDULES,
@@ -22,6 +22,8 @@ from hpctrain.schedule.generate import (
 
 IN_FLIGHT_BYTES = 4 * BUCKET_BYTES
 """Bytes of the gradient buckets that a device is sending at one moment, if there are several replicas."""
+UNDO_BYTES = 3 << 20
+"""Bytes of the undo area of a state in memory: a bucket's parameters and moments."""
 HEAP_RETAINED_COPIES = {"cpu": (0.0, 2.0, 2.0, 3.3), "cuda": (0.0, 0.0, 0.0, 0.0)}
 """Kind of device -> [ZeRO level] -> fp32 copies of a rank's whole parameters that were freed but that glibc's heap
 still holds. Measured on CPU: 1.0 to 2.1 copies at level 1, 1.8 at level 2, 2.5 to 3.3 at level 3, with two replicas of
@@ -140,7 +142,18 @@ class MemoryModel:
         state = self._whole_state(memory_role, shares) if whole else self._sharded_state(memory_role, shares)
         process = self.work.framework.process_bytes
         beside = PROCESS_BYTES[memory_role.kind] if process is None else process
-        return beside + state + self._activations(memory_role, shares)
+        return beside + state + self._segment_bytes(memory_role, shares) + self._activations(memory_role, shares)
+
+    def _segment_bytes(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
+        """Return the bytes that the segment of a CPU worker has in addition to weights and moments: the reduced
+        gradients, the codec's state after two steps, and the undo area."""
+        work = self.work
+        if not work.state_outlives or memory_role.kind != "cpu" or isinstance(work.codec, LocalSteps):
+            return 0.0
+        parameters = sum(self._count(share, memory_role.tp) for share in shares)
+        shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
+        residuals = 2 * work.codec.state_bytes(work.spec.dim) * parameters / shards if memory_role.dp > 1 else 0.0
+        return work.framework.gradient_bytes * parameters / memory_role.shards + residuals + UNDO_BYTES
 
     def _activation_sizes(self, micro_batch: int, tp: int) -> tuple[float, float, float, float]:
         """Return the bytes of one micro-batch's activations on a device, which are equal for every stage.

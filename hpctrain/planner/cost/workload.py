@@ -93,6 +93,8 @@ class Workload:
     """
     usable: float = USABLE_MEMORY_SHARE
     """Share of a device's memory that a plan may fill."""
+    state_outlives: bool = False
+    """Whether the state of CPU workers lies in memory that outlives them (`recovery.memory`)."""
 
     @property
     def value_bytes(self) -> int:
@@ -308,6 +310,7 @@ def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
     work = Workload(
         spec, run.batch.global_, run.data.seq_len, run.precision, fixed, memory_options, run.compile, codec=codec,
         messages="none" if asked.messages == "auto" else asked.messages,
+        state_outlives=run.recovery.memory == "auto",
     )  # fmt: skip
     work.micro_batch_sizes()
     return work, notes

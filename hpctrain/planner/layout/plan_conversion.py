@@ -18,7 +18,8 @@ from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.gradient_codec import Messages
 from hpctrain.records.plan.plan import Plan, Replica, Stage
-from hpctrain.records.run.run import Recovery, Run
+from hpctrain.records.run.recovery import Recovery
+from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology, Verdict
 from hpctrain.schedule.generate import make_schedule, why_no_schedule
 

@@ -26,7 +26,8 @@ from hpctrain.planner.simulate.goodput import FailureModel, daly_goodput
 from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.plan.plan import ParallelDims, Rejected
-from hpctrain.records.run.run import Recovery, Run
+from hpctrain.records.run.recovery import Recovery
+from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkFigures
 from hpctrain.records.topology.topology import Topology
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.records.run.run import Recovery
+from hpctrain.records.run.recovery import Recovery
 
 DEFAULT_RECOVERY_S = Recovery().heartbeat_timeout_s + 2.0
 """Seconds from a failure to the next step with recovery in place.

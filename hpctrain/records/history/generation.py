@@ -13,6 +13,7 @@ from hpctrain.base.errors import Superseded
 from hpctrain.records.format.document import Document, Part
 from hpctrain.records.format.file_name import PathBelow
 from hpctrain.records.format.node_name import NODE_NAME
+from hpctrain.records.history.memory_state import MemorySource
 
 GENERATIONS = "generations"
 """Name of the folder in a run folder that has a record of each generation."""
@@ -58,7 +59,10 @@ class Generation(Document):
     """File of the generation's plan, within the run folder."""
     store: StoreAddress
     restore: PathBelow | None = None
-    """Folder of the checkpoint to start from, within the run folder; None: start from the initial weights."""
+    """Folder of the checkpoint to start from, within the run folder; None: start from the initial weights. With
+    `memory` it is not read, and names the newest checkpoint."""
+    memory: MemorySource | None = None
+    """State in the members' memory to start from; None: start from `restore`."""
     first_weights: str = "the seed"
     """Source of the initial weights, in words."""
     reason: str

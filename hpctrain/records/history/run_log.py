@@ -55,7 +55,8 @@ EVENTS: Mapping[EventKind, str] = {
     "data_not_staged": "The corpus `folder` is read where it is.",
     "planned": "The first plan is in the file `plan`: made, or as given.",
     "generation_started": "A generation of these `members` runs the file `plan` (`pp`, `dp`, `tp`) from the checkpoint "
-    "`restore`, or from `first_weights`.",
+    "`restore`, or from `first_weights`. `memory`: from the state of this `step` in memory, which `generation` made; "
+    "`lost_steps` is the number of steps that are done again.",
     "worker_died": "The worker of `rank` on `node` ended by `signal` or with `exit_code`, in `step` at `operation`; "
     "`fault` is its row in the table of faults, `error` what it reported.",
     "worker_hung": "No worker made a step in recovery.progress_timeout_s; `hung` are those that block others.",
@@ -201,7 +202,7 @@ class MetricRow(Document):
     time_s: float
     """Wall clock at the end of the step, seconds since 1970."""
     step_time_s: float
-    """Duration of the step, seconds."""
+    """Duration of the step, seconds; of a step that another process finished, only until its gradients were summed."""
     loss: float
     """Mean cross-entropy in nats over the targets of the global batch. Targets are all tokens (next_token), the masked
     tokens (masked), or the decoder's tokens (span_corruption)."""

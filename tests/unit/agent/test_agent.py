@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
 from hpctrain.agent.agreement_messages import Accepted, AcceptRequest, AgreementMessage, Prepare, Promise
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import GenerationStore, Proposal, ProposedGeneration
+from hpctrain.agent.group import WorkerUpdate
 from hpctrain.agent.peers import Announcement
 from hpctrain.agent.view import DecisionLimits, PeerView, WorkerView
+from hpctrain.agent.worker_messages import MemoryOrder, StartOrder, StepDone, WorkerReady
 from hpctrain.base.errors import RefusedError
 from hpctrain.planner import make_plan
 from hpctrain.records.history.generation import Generation, StoreAddress
+from hpctrain.records.history.memory_state import HeldState, MemorySource, StateHolder
 from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
@@ -43,6 +46,7 @@ class Network:
         self._clock = clock
         self._script = script
         self.heard = {node: peer(node) for node in NODES[1:]}
+        self.held: dict[str, tuple[HeldState, ...]] = {}
         self._answers: list[tuple[str, AgreementMessage]] = []
 
     def views(self) -> tuple[PeerView, ...]:
@@ -58,9 +62,12 @@ class Network:
 
     def send(self, node: str, message: AgreementMessage) -> None:
         if isinstance(message, Prepare | AcceptRequest):
-            ballot = {"number": message.number, "round": message.round, "proposer": message.proposer}
-            kind = Promise if isinstance(message, Prepare) else Accepted
-            self._answers.append((node, kind(**ballot, incarnation=node)))
+            ballot: dict[str, Any] = {"number": message.number, "round": message.round, "proposer": message.proposer}
+            if isinstance(message, Prepare):
+                answer: AgreementMessage = Promise(**ballot, incarnation=node, held=self.held.get(node, ()))
+            else:
+                answer = Accepted(**ballot, incarnation=node)
+            self._answers.append((node, answer))
 
     def take_messages(self) -> list[tuple[str, AgreementMessage]]:
         answers, self._answers = self._answers, []
@@ -173,3 +180,86 @@ def test_what_is_told_of_a_generation_belongs_to_the_decision_it_was_made_for(tm
         assert (told.data["node"], told.reason) == ("c", "c is left out: it and b do not hear each other")
     else:
         assert (events["failed"].data["left"], events["failed"].data["left_out"]) == (["a", "b"], ["c"])
+
+
+def state(rank: int) -> HeldState:
+    return HeldState(generation=0, plan_sha256="ab" * 32, rank=rank, step=7, size_bytes=1)
+
+
+class Memory:
+    """Memory that holds a state of rank 0 once a generation with this node's workers has begun."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    def orders(self, record: Generation, plan: Plan, ranks: Sequence[int]) -> dict[int, MemoryOrder]:
+        self.said.append(("orders", record.number, record.memory and record.memory.step))
+        return {rank: MemoryOrder(live=10 + record.number, source=record.memory, segments=()) for rank in ranks}
+
+    def ready(self, rank: int) -> None:
+        self.said.append(("ready", rank))
+
+    def held(self) -> tuple[HeldState, ...]:
+        return (state(0),)
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
+class TrainingWorkers(Workers):
+    """Workers of which the first has made nine steps before the fault."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders: list[list[StartOrder]] = []
+        self._news: list[object] = []
+
+    def start(self, now: float, orders: Any, store: object) -> None:
+        super().start(now, orders, store)
+        self.orders.append(list(orders))
+        if self.starts == 1:
+            self._news = [WorkerUpdate(0, WorkerReady(step=0)), WorkerUpdate(0, StepDone(step=9, loss=1.0))]
+
+    def news(self, now: float) -> list[object]:
+        news, self._news = self._news, []
+        return news
+
+
+def test_promises_tell_what_each_node_holds_and_workers_get_memory(tmp_path: Path) -> None:
+    plan = first_generation(tmp_path)
+    clock = FakeClock()
+    first = GenerationStore(tmp_path / "generations").newest()
+    assert first is not None
+    told: list[Proposal] = []
+    source = MemorySource(generation=0, plan=first.plan, step=7, in_place=True, holders=[StateHolder(rank=0, node="a")])
+
+    def make(proposal: Proposal) -> ProposedGeneration:
+        told.append(proposal)
+        record = Generation(
+            number=proposal.number, attempt=0, members=list(proposal.members), plan=first.plan, reason=proposal.reason,
+            store=StoreAddress(addr="127.0.0.1", port=1, node="a"), memory=source,
+        )  # fmt: skip
+        return ProposedGeneration(record, plan, lambda: None)
+
+    network, workers, memory = Network(clock, lambda: None), TrainingWorkers(), Memory()
+    network.held = {"b": (state(1), state(2))}
+    fakes: dict[str, Any] = {"peers": network, "group": workers}
+    log = EventLog(tmp_path / "events.jsonl", "a", 0, clock)
+    agent = Agent(
+        AgentIdentity("a", NODES, "127.0.0.1", "a", 0, tmp_path), DecisionLimits(), source=Source(make, plan),
+        context=AgentContext(log, clock, lambda: None, memory=memory), **fakes,
+    )  # fmt: skip
+    assert agent.run() == 0
+    assert {node: tuple(states) for node, states in told[-1].held.items()} == {
+        "a": (state(0),), "b": (state(1), state(2)), "c": (),
+    }  # fmt: skip
+    number = first.number
+    assert memory.said == [("orders", number, None), ("ready", 0), ("orders", number + 1, 7), "close"]
+    assert [[order.memory and order.memory.live for order in orders] for orders in workers.orders] == [
+        [10 + number], [11 + number],
+    ]  # fmt: skip
+    assert workers.orders[1][0].memory is not None
+    assert workers.orders[1][0].memory.source == source
+    started = [event for event in read_events(tmp_path / "events.jsonl") if event.kind == "generation_started"][-1]
+    assert started.data["memory"] == {"generation": 0, "step": 7, "in_place": True}
+    assert (started.data["restore_step"], started.data["lost_steps"]) == (7, 2)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 
 from hpctrain.agent.agreement_messages import (
+    MAX_HELD,
     REASON_CHARS,
     Accepted,
     AcceptRequest,
@@ -27,12 +28,14 @@ from hpctrain.agent.peer_connector import published_address
 from hpctrain.agent.peer_messages import PeerMessage, read_message
 from hpctrain.base.net.wire import MalformedMessage
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
+from hpctrain.records.history.memory_state import HeldState
 
 RECORD = Generation(
     number=4, attempt=1, members=[Member(node="n0", incarnation="n0-a", addr="10.0.0.1", store_port=4000)],
     plan="generations/plan-000004.0000.json", store=StoreAddress(addr="10.0.0.1", port=4000, node="n0"), reason="start",
     restore="checkpoints/step-00000010", proposer="n0-a",
 )  # fmt: skip
+HELD = HeldState(generation=3, plan_sha256="ab" * 32, rank=1, step=7, finishable=True, norm_step=8, size_bytes=99)
 BALLOT: dict[str, Any] = {"number": 4, "round": 2, "proposer": "n0-a"}
 MESSAGES: list[AgreementMessage] = [
     Prepare(**BALLOT, attempt=1, reason="node n2 is gone"),
@@ -42,6 +45,7 @@ MESSAGES: list[AgreementMessage] = [
     AcceptRequest(**BALLOT, record=RECORD),
     Accepted(**BALLOT, incarnation="n1-a"),
     Decided(record=RECORD),
+    Promise(**BALLOT, incarnation="n1-a", held=(HELD, HELD.model_copy(update={"rank": 2}))),
 ]
 
 
@@ -70,6 +74,9 @@ def test_a_message_travels_as_json_and_comes_back(message: AgreementMessage) -> 
         (MESSAGES[6], {"record": {**RECORD.to_json(), "schema": "hpctrain.plan/v1"}}, ".record'"),
         (MESSAGES[6], {"record": {**RECORD.to_json(), "plan": "../../etc/passwd"}}, ".record.plan'"),
         (MESSAGES[6], {"record": {**RECORD.to_json(), "restore": "/etc"}}, ".record.restore'"),
+        (MESSAGES[7], {"held": [{**HELD.to_json(), "rank": -1}]}, ".held.0.rank'"),
+        (MESSAGES[7], {"held": [{**HELD.to_json(), "more": 1}]}, ".held.0.more'"),
+        (MESSAGES[7], {"held": [HELD.to_json()] * (MAX_HELD + 1)}, ".held'"),
     ],
 )
 def test_a_malformed_message_ends_that_connection_with_the_reason(

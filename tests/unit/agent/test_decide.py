@@ -12,7 +12,7 @@ from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase, Work
 from hpctrain.agent.worker_failure import WorkerFailure
 from hpctrain.records.history.fault import fault_named
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
-from hpctrain.records.run.run import Recovery
+from hpctrain.records.run.recovery import Recovery
 
 NODES = ("n0", "n1", "n2", "n3")
 SETTINGS = DecisionLimits(

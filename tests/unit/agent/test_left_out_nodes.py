@@ -17,7 +17,7 @@ from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase, Work
 from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.base.net.wire import MalformedMessage
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
-from hpctrain.records.run.run import Recovery
+from hpctrain.records.run.recovery import Recovery
 
 NODES = ("n0", "n1", "n2", "n3")
 SETTINGS = DecisionLimits(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.planner.cost.memory import PROCESS_BYTES, MemoryModel, RankRole
+from hpctrain.planner.cost.memory import PROCESS_BYTES, UNDO_BYTES, MemoryModel, RankRole
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.roofline import PassTime
 from hpctrain.planner.cost.workload import ModelPart, workload_of
@@ -63,3 +63,23 @@ def test_a_framework_says_what_stays_in_memory(topology, run):
     theirs = MemoryModel(replace(cost.work, framework=half)).need(role, (6,))
     parameters = cost.work.parameters(ModelPart(6, True, True), 1)
     assert ours - theirs == pytest.approx(PROCESS_BYTES["cpu"] + (28 - 16) * parameters)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shards", "mode", "numbers"),
+    [("cpu", 1, "none", 4), ("cpu", 2, "none", 2), ("cpu", 1, "topk", 4 + 8), ("cpu", 1, "local_steps", None),
+     ("cuda", 1, "none", None)],
+)  # fmt: skip
+def test_state_that_outlives_a_cpu_worker_takes_reduced_gradients_and_two_codec_states(
+    topology, run, kind, shards, mode, numbers
+):
+    """In addition to parameters and moments, which it holds anyway."""
+
+    def need(memory: str) -> float:
+        cost, _ = model(topology, run, kind=kind, recovery={"memory": memory}, compression={"mode": mode})
+        return cost.memory.need(RankRole(kind, "1f1b", 1, 0, 1, 2, 1, shards, 2, 4), (6,))
+
+    cost, _ = model(topology, run, kind=kind)
+    parameters = cost.work.parameters(ModelPart(6, True, True), 1)
+    more = 0 if numbers is None else numbers * parameters + UNDO_BYTES
+    assert need("auto") - need("off") == pytest.approx(more)

@@ -30,6 +30,11 @@ from hpctrain.report.event_text import describe_event, signal_name
             {"members": ["a", "b", "c", "d"], "restore_step": 50, "pp": 2, "dp": 2, "tp": 1},
             "generation 1 starts from step 50 on 4 nodes (pp 2 × dp 2 × tp 1)",
         ),
+        (
+            "generation_started",
+            {"members": ["a"], "restore_step": 50, "memory": {"step": 50}},
+            "generation 1 starts from step 50 in memory on 1 node",
+        ),
         ("generation_started", {"members": ["a"], "restore_step": None}, "generation 1 starts from the seed on 1 node"),
         (
             "generation_started",

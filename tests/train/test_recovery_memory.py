@@ -1,0 +1,82 @@
+"""Workers and nodes killed for real, and state in memory: no step is lost, and the losses are those of a run that was
+left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_recovery import finish
+from train_site import Outcome, Site, kill_node, kill_worker, once_there, wait_for_step, worker_of
+
+from hpctrain.records.history.run_log import Event
+
+pytestmark = pytest.mark.slow
+
+MEMORY = ("--set", "recovery.memory=auto")
+LONG = ("--set", "steps=80", "--set", "checkpoint.every=1000", "--set", "validation.every=1000")
+"""The only checkpoint is that of the last step."""
+PLAN = ("--local", "4", "--topology", "four.json", "--plan", "plan4.json")
+SHARDED = ("--local", "2", "--topology", "four.json", "--set", "parallel={mode: fixed, dp: 2, zero: 1, micro_batch: 4}")
+REPLICAS = ("--local", "2", "--topology", "four.json", "--set", "parallel={mode: fixed, dp: 2, micro_batch: 4}")
+
+
+def disturbed(site: Site, arguments: tuple[str, ...], fault: Callable[[Path, str], None]) -> Outcome:
+    """A run of which local1, or its worker, is killed after some steps."""
+    known = set((site.path / "runs").glob("*"))
+    process = site.start("train", "run.yaml", *LONG, *MEMORY, *arguments)
+    folder = site.run_folder(known)
+    once_there(worker_of, folder, "local1")
+    wait_for_step(folder, 10)
+    fault(folder, "local1")
+    return finish(process, folder)
+
+
+def second_start(outcome: Outcome) -> Event:
+    assert outcome.code == 0, outcome.said
+    starts = [event for event in outcome.events if event.kind == "generation_started"]
+    assert len(starts) == 2, outcome.said
+    return starts[1]
+
+
+def by_step(outcome: Outcome) -> dict[int, float]:
+    """The loss of each step. Each step has one row: none is done twice, or lost."""
+    assert [row.step for row in outcome.rows] == list(range(1, 81))
+    return {row.step: row.loss for row in outcome.rows}
+
+
+@pytest.mark.parametrize("arguments", [PLAN, SHARDED], ids=["pp2 dp2", "zero1"])
+def test_a_killed_worker_costs_no_step_and_changes_no_bit(arguments: tuple[str, ...], site: Site) -> None:
+    alone = by_step(site.train("run.yaml", *LONG, *arguments))
+    outcome = disturbed(site, arguments, kill_worker)
+    start = second_start(outcome)
+    assert start.data["memory"]["in_place"]
+    assert start.data["lost_steps"] == 0
+    assert start.data["memory"]["step"] >= 10
+    assert by_step(outcome) == alone
+
+
+def test_a_killed_node_costs_no_step_if_another_has_the_same_state(site: Site) -> None:
+    alone = by_step(site.train("run.yaml", *LONG, *REPLICAS))
+    outcome = disturbed(site, REPLICAS, kill_node)
+    start = second_start(outcome)
+    assert not start.data["memory"]["in_place"]
+    assert start.data["lost_steps"] == 0
+    assert any(event.kind == "replanned" for event in outcome.events)
+    assert by_step(outcome) == pytest.approx(alone, abs=1e-4)
+
+
+def test_a_lost_shard_means_the_checkpoint(site: Site) -> None:
+    arguments = (*SHARDED, "--set", "checkpoint.every=5")
+    outcome = disturbed(site, arguments, kill_node)
+    start = second_start(outcome)
+    assert "memory" not in start.data
+    assert start.data["restore"].startswith("checkpoints/step-")
+    assert "lost_steps" not in start.data
+
+
+def test_without_memory_a_killed_worker_means_the_checkpoint(site: Site) -> None:
+    arguments = (*SHARDED, "--set", "checkpoint.every=5", "--set", "recovery.memory=off")
+    outcome = disturbed(site, arguments, kill_worker)
+    assert "memory" not in second_start(outcome).data

@@ -1,0 +1,175 @@
+"""The memory of a node in which the state of its workers outlives them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_clock import FakeClock
+
+from hpctrain.agent.event_log import EventLog
+from hpctrain.agent.generation_store import Proposal
+from hpctrain.checkpoint.memory.segment import (
+    CONTROL,
+    AdamSettings,
+    SegmentIndex,
+    create,
+    encode_index,
+    layout_header,
+)
+from hpctrain.node.generation_maker import GenerationMaker
+from hpctrain.node.state_segments import StateSegments
+from hpctrain.records.history.generation import GENERATIONS, Generation, Member, StoreAddress, record_file
+from hpctrain.records.history.memory_state import HeldState, MemorySource, StateHolder
+from hpctrain.records.plan.plan import Plan, Replica, Stage
+from hpctrain.records.run.run import Run
+
+
+def plan_on(*devices: str) -> Plan:
+    replicas = [Replica(sequences=2, micro_batch=1, micro_batches=2, devices=[[device]]) for device in devices]
+    return Plan(pp=1, dp=len(devices), tp=1, stages=[Stage(layers=(0, 2))], replicas=replicas, ranks=list(devices))
+
+
+def record(number: int, memory: MemorySource | None = None) -> Generation:
+    store = StoreAddress(addr="127.0.0.1", port=1, node="a")
+    return Generation(number=number, attempt=0, members=[], plan="p.json", store=store, memory=memory, reason="test")
+
+
+def fill(descriptor: int, rank: int, step: int = 7, generation: int = 0) -> None:
+    """What a worker leaves: a state of that step."""
+    adam = AdamSettings(betas=(0.9, 0.95), eps=1e-8, fused=True)
+    index = encode_index(SegmentIndex(optimizer=adam, bucket_bytes=1 << 14, entries=[]))
+    create(descriptor, layout_header(generation, rank, "ab" * 32, index, 64, 3 << 14), index)
+    os.pwrite(descriptor, (step + 1).to_bytes(8, "little"), CONTROL)
+
+
+def source(in_place: bool, *holders: tuple[int, str]) -> MemorySource:
+    return MemorySource(
+        generation=0, plan="p.json", step=7, in_place=in_place,
+        holders=[StateHolder(rank=rank, node=node) for rank, node in holders],
+    )  # fmt: skip
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+PLAN = plan_on("a:cpu0", "a:cpu1", "b:cpu0")
+
+
+@pytest.fixture
+def segments() -> Iterator[StateSegments]:
+    made = StateSegments("a")
+    yield made
+    made.close()
+
+
+def test_each_cpu_worker_gets_memory_of_its_own(segments: StateSegments) -> None:
+    orders = segments.orders(record(0), PLAN, [0, 1])
+    assert set(orders) == {0, 1}
+    assert orders[0].live != orders[1].live
+    assert all(order.source is None and order.segments == () for order in orders.values())
+    assert segments.held() == ()
+    fill(orders[0].live, 0)
+    assert [(state.rank, state.step) for state in segments.held()] == [(0, 7)]
+
+
+def test_a_gpu_worker_gets_none(segments: StateSegments) -> None:
+    assert segments.orders(record(0), plan_on("a:cuda0"), [0])[0].live is None
+
+
+def test_on_the_same_plan_a_worker_gets_the_memory_of_the_one_before(segments: StateSegments) -> None:
+    before = segments.orders(record(0), PLAN, [0, 1])
+    for rank in (0, 1):
+        fill(before[rank].live, rank)
+    after = segments.orders(record(1, source(True, (0, "a"), (1, "a"), (2, "b"))), PLAN, [0, 1])
+    assert [after[rank].live for rank in (0, 1)] == [before[rank].live for rank in (0, 1)]
+    assert [state.rank for state in segments.held()] == [0, 1]
+
+
+def test_on_another_plan_new_memory_is_filled_from_the_old_which_stays_until_all_are_ready(
+    segments: StateSegments,
+) -> None:
+    before = segments.orders(record(0), PLAN, [0, 1])
+    for rank in (0, 1):
+        fill(before[rank].live, rank)
+    old = [before[rank].live for rank in (0, 1)]
+    after = segments.orders(record(1, source(False, (0, "a"), (1, "a"))), plan_on("a:cpu0", "a:cpu1"), [0, 1])
+    assert sorted(fd for order in after.values() for fd in order.segments) == sorted(old)
+    assert not {order.live for order in after.values()} & set(old)
+    segments.ready(0)
+    assert all(is_open(descriptor) for descriptor in old)
+    # A fault now: the old state is there still, and the new one is not yet.
+    assert [state.rank for state in segments.held()] == [0, 1]
+    segments.ready(1)
+    assert not any(is_open(descriptor) for descriptor in old)
+
+
+def test_what_no_generation_starts_from_is_given_up(segments: StateSegments) -> None:
+    before = segments.orders(record(0), PLAN, [0, 1])
+    fill(before[0].live, 0)
+    fill(before[1].live, 1)
+    after = segments.orders(record(1), PLAN, [0])
+    assert after[0].segments == ()
+    # Its number may be that of the new memory now.
+    assert not is_open(before[1].live) or before[1].live == after[0].live
+    assert segments.held() == ()
+
+
+def test_a_node_of_which_nothing_is_read_passes_nothing_on(segments: StateSegments) -> None:
+    before = segments.orders(record(0), PLAN, [0])
+    fill(before[0].live, 0)
+    after = segments.orders(record(1, source(False, (0, "b"))), PLAN, [0])
+    assert after[0].segments == ()
+
+
+RUN = Run.model_validate(
+    {"steps": 9, "model": {"dims": {"layers": 2, "dim": 32, "heads": 4, "vocab": 64}}, "batch": {"global": 4},
+     "data": {"train": ["d"], "seq_len": 32}}
+)  # fmt: skip
+
+
+def proposed(folder: Path, saved: int | None, published: bool = True) -> Generation:
+    """The record of a generation after one whose two replicas left the state of step 7."""
+    plan = plan_on("a:cpu0", "b:cpu0")
+    (folder / GENERATIONS).mkdir()
+    plan.write(folder / "generations" / "p.json")
+    previous = record(0).model_copy(update={"plan": "generations/p.json"})
+    if published:
+        previous.write(record_file(folder / GENERATIONS, 0))
+    if saved is not None:
+        (folder / "checkpoints" / f"step-{saved:08}").mkdir(parents=True)
+        (folder / "checkpoints" / f"step-{saved:08}" / "manifest.json").touch()
+    members = tuple(Member(node=node, incarnation=node, addr="127.0.0.1", store_port=1) for node in "ab")
+    held = {
+        node: [HeldState(generation=0, plan_sha256=plan.sha256(), rank=rank, step=7, norm_step=7, size_bytes=1)]
+        for rank, node in enumerate("ab")
+    }
+    maker = GenerationMaker(folder, RUN, ("a", "b"), EventLog(folder / "events.jsonl", "a", 0, FakeClock()))
+    return maker.make(Proposal(1, 0, members, previous, "a worker died", 0, "me", held)).record
+
+
+def test_a_generation_starts_from_memory_and_reads_no_checkpoint(tmp_path: Path) -> None:
+    made = proposed(tmp_path, saved=5)  # which could not be verified
+    assert made.memory is not None
+    assert (made.memory.generation, made.memory.step, made.memory.in_place) == (0, 7, True)
+    assert made.restore == "checkpoints/step-00000005"  # by which progress is counted
+    assert (tmp_path / "checkpoints" / "step-00000005").exists()
+
+
+def test_the_record_of_the_generation_before_need_not_be_published(tmp_path: Path) -> None:
+    made = proposed(tmp_path, saved=None, published=False)
+    assert made.memory is not None
+    assert (made.memory.plan, made.memory.step) == ("generations/p.json", 7)
+
+
+def test_a_checkpoint_of_a_later_step_than_the_memory_is_taken(tmp_path: Path) -> None:
+    made = proposed(tmp_path, saved=8)
+    assert made.memory is None
+    assert made.restore is None  # it was damaged
