@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
+from hpctrain.checkpoint.memory.update import clip_factor
 from hpctrain.records.plan.plan import Plan
 
 
@@ -131,8 +132,7 @@ def clip_gradients(parameters: list[nn.Parameter], norm: Tensor, largest: float)
     non-finite gradient can be found.
     """
     if norm.device.type == "cuda" or norm > largest:
-        factor = (largest / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0)
-        torch._foreach_mul_(local_gradients(parameters), factor)
+        torch._foreach_mul_(local_gradients(parameters), clip_factor(norm, largest))
 
 
 class TiedWeights:

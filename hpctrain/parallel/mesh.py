@@ -36,11 +36,7 @@ class Coordinate:
         Raises:
             ValueError: the plan has fewer ranks.
         """
-        for pp, column in enumerate(plan.mesh()):
-            for dp, row in enumerate(column):
-                if rank in row:
-                    return cls(rank, pp, dp, sorted(row).index(rank))
-        raise ValueError(f"rank {rank} is not in a plan of {plan.world_size} ranks")
+        return cls(rank, *plan.coordinate(rank))
 
 
 def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -> DeviceMesh:

@@ -28,17 +28,15 @@ class MemoryChoice:
 
 def piece_of(plan: Plan, rank: int) -> Piece:
     """Return which piece of the training state a rank of a plan holds."""
-    for pp, column in enumerate(plan.mesh()):
-        for dp, row in enumerate(column):
-            if rank in row:
-                return pp, dp % plan.shards, sorted(row).index(rank)
-    raise ValueError(f"rank {rank} is not in a plan of {plan.world_size} ranks")
+    pp, dp, tp = plan.coordinate(rank)
+    return pp, dp % plan.shards, tp
 
 
 def choose_restore(
     inventories: Mapping[str, Sequence[HeldState]], plans: Mapping[int, Plan], new: Plan, newer_than: int = -1
 ) -> MemoryChoice | None:
-    """Return the newest state of which the nodes of a new plan hold every piece; None if there is none.
+    """Return the newest state of which the nodes of a new plan hold every piece; None if there is none. If two
+    generations left the same step, the one on which the new plan continues in place is chosen, else the newer one.
 
     A part that is one step behind the state counts if it has the complete gradients of the state's last step and any
     part has their norm.
@@ -49,7 +47,7 @@ def choose_restore(
         new: the plan of the next generation. Only nodes that have ranks in it are read from.
         newer_than: a step; only a state of a later step is chosen. -1: a state of any step.
     """
-    best: MemoryChoice | None = None
+    choices: list[MemoryChoice] = []
     for generation, plan in plans.items():
         sha256 = plan.sha256()
         held = [
@@ -60,9 +58,9 @@ def choose_restore(
             if state.generation == generation and state.plan_sha256 == sha256 and state.rank < plan.world_size
         ]
         choice = _newest(generation, plan, held, new)
-        if choice is not None and choice.step > newer_than and (best is None or choice.step > best.step):
-            best = choice
-    return best
+        if choice is not None and choice.step > newer_than:
+            choices.append(choice)
+    return max(choices, key=lambda choice: (choice.step, choice.in_place, choice.generation), default=None)
 
 
 def _newest(generation: int, plan: Plan, held: Sequence[tuple[str, HeldState]], new: Plan) -> MemoryChoice | None:

@@ -162,13 +162,22 @@ class BucketedUpdate:
             target.grad = gradients(cut.parameter)[cut.first : cut.end]
         largest = self._settings.clip_norm
         if largest is not None and verdict.norm > largest:
-            norm = torch.tensor(verdict.norm, dtype=torch.float64)
-            factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+            factor = clip_factor(torch.tensor(verdict.norm, dtype=torch.float64), largest)
             torch._foreach_mul_([target.grad for target in targets if target.grad is not None], factor)
         self._optimizer.param_groups = self._groups[number]
         self._optimizer.step()
         for target in targets:
             target.grad = None
+
+
+def clip_factor(norm: Tensor, largest: float) -> Tensor:
+    """Return the factor by which gradients are clipped.
+
+    Args:
+        norm: norm of the whole model's gradient, in double precision. NaN gives the factor 1.
+        largest: what the norm becomes at most.
+    """
+    return (largest / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0)
 
 
 def finish(segment: MappedSegment, step: int, verdict: StepVerdict | None = None) -> StepVerdict:

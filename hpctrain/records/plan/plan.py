@@ -366,6 +366,19 @@ class Plan(Document):
             for pp in range(self.pp)
         ]
 
+    def coordinate(self, rank: int) -> tuple[int, int, int]:
+        """Return pipeline rank, replica and tensor-parallel rank of a global rank. Ranks along tp are in ascending
+        order.
+
+        Raises:
+            ValueError: the plan has fewer ranks.
+        """
+        for pp, column in enumerate(self.mesh()):
+            for dp, row in enumerate(column):
+                if rank in row:
+                    return pp, dp, sorted(row).index(rank)
+        raise ValueError(f"rank {rank} is not in a plan of {self.world_size} ranks")
+
     def table(self, replica: int) -> Schedule | None:
         """Return the actions that the plan states for a replica, as a schedule; None if the plan states none, so that
         they follow from the name of its schedule."""

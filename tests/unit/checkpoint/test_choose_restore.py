@@ -92,6 +92,21 @@ def test_an_older_state_than_the_checkpoint_is_not_taken() -> None:
     assert choose_restore(inventories, {2: DP2}, DP2, newer_than=6) is not None
 
 
+def test_of_two_generations_with_one_step_the_one_in_place_is_taken_else_the_newer() -> None:
+    # A fault during a restart: the old memory is there still, the new one holds the same step.
+    both = {"n0": [held(DP2, 0, generation=1), held(DP2, 0)], "n1": [held(DP2, 1)]}
+    assert _choice(both, DP2) == (2, True)
+    both = {"n0": [held(DP2, 0, generation=1), held(DP2, 0)], "n1": [held(DP2, 1, generation=1)]}
+    assert _choice(both, DP2) == (1, True)
+    assert _choice({"n0": [held(DP2, 0, generation=1), held(DP2, 0)]}, DP2) == (2, False)
+
+
+def _choice(inventories: dict[str, list[HeldState]], plan: Plan) -> tuple[int, bool]:
+    choice = choose_restore(inventories, {1: plan, 2: plan}, plan)
+    assert choice is not None
+    return choice.generation, choice.in_place
+
+
 def test_a_state_of_another_plan_does_not_count() -> None:
     state = held(DP2, 0, plan_sha256="0" * 64)
     assert choose_restore(on_nodes([state]), {2: DP2}, ONE) is None
