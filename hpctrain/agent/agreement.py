@@ -53,9 +53,9 @@ class Background(Protocol):
 Send = Callable[[str, AgreementMessage], None]
 """Sends a message to the agent of a node; without a connection, the message is lost."""
 HeldByNode = Mapping[str, Sequence[HeldState]]
-"""Node -> the training state in its memory."""
+"""Node -> the parts of training states in its memory, each of one rank."""
 Make = Callable[[tuple[Member, ...], HeldByNode], "Future[ProposedGeneration]"]
-"""Begins to make the record of a generation with these members, who hold this state."""
+"""Begins to make the record of a generation with these members, whose nodes hold these parts of states."""
 _WitnessAnswer = tuple[bool, AcceptorState[Generation]]
 
 
@@ -80,7 +80,7 @@ class Agreement:
             in_background: begins the calls that use files.
             end_generation: ends this node's part of the running generation; its argument is the reason. It is called
                 before each promise and vote.
-            held: returns the training state in this node's memory. It is called for each promise.
+            held: returns the parts of training states in this node's memory. It is called for each promise.
         """
         self._me = me
         self._attempt = attempt

@@ -15,7 +15,7 @@ from hpctrain.records.history.memory_state import HeldState
 REASON_CHARS = 1000
 """Most characters of a reason in a message between agents."""
 MAX_HELD = 2 * MAX_WORKERS_PER_NODE
-"""Most states in a promise: those of a generation, and those that it starts from."""
+"""Most parts of states in a promise: those of a generation's ranks on a node, and those from which it starts."""
 
 Text = Annotated[str, Field(min_length=1, max_length=255)]
 Number = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -100,7 +100,7 @@ class Promise(_BallotMessage):
     """The acceptor's last vote; None if it has accepted no record."""
     # JSON has no tuples, and a strict field takes no list for one.
     held: Annotated[tuple[HeldState, ...], Field(max_length=MAX_HELD, strict=False)] = ()
-    """Training state in the memory of the acceptor's node, after its workers have ended."""
+    """Parts of training states in the memory of the acceptor's node, after its workers have ended."""
 
     @property
     def named(self) -> Generation | None:

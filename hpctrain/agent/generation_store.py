@@ -133,7 +133,7 @@ class Proposal:
     proposer: str
     """Incarnation of the agent that proposes."""
     held: Mapping[str, Sequence[HeldState]] = field(default_factory=dict)
-    """Node of a member -> the training state in its memory."""
+    """Node of a member -> the parts of training states in its memory, each of one rank."""
 
 
 @dataclass(frozen=True)
@@ -156,10 +156,11 @@ class StateKeeper(Protocol):
         """Return rank -> the memory for its worker, for the ranks of a new generation on this node."""
 
     def ready(self, rank: int) -> None:
-        """Note that a worker has its state."""
+        """Note that the worker of `rank` has loaded its state."""
 
     def held(self) -> tuple[HeldState, ...]:
-        """Return the states that the memory holds; no worker may run."""
+        """Return the parts of states that the memory holds, each of one rank. Call it only when no worker of the node
+        runs."""
 
     def close(self) -> None:
         """Give the memory up."""

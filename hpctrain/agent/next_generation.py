@@ -87,7 +87,7 @@ class NextGeneration:
             threads: one makes records, the other reads and writes the files of the agreement. The first may be busy for
                 minutes, because it hashes checkpoints.
             end_generation: ends this node's part of the running generation; its argument is the reason.
-            held: returns the training state in this node's memory, once the generation has ended.
+            held: returns the parts of training states in this node's memory, once the generation has ended.
         """
         self._place = place
         self._peers = peers

@@ -31,8 +31,8 @@ class StateSegments:
     """Ranks that have not reported yet that they are ready."""
 
     def orders(self, record: Generation, plan: Plan, ranks: Sequence[int]) -> dict[int, MemoryOrder]:
-        """Return rank -> the memory for its worker, for the workers of this node. Only those on a CPU get a segment of
-        their own. Segments that the generation does not start from are given up.
+        """Return rank -> the memory for its worker, for the workers of this node. Only workers on a CPU get a segment
+        of their own. Segments that the generation does not start from are given up.
 
         Args:
             record: the generation that starts.
@@ -66,15 +66,16 @@ class StateSegments:
         }
 
     def ready(self, rank: int) -> None:
-        """Note that a worker has its state. When all have theirs, the segments that they started from are given up:
-        a worker is ready only after all ranks of the generation have loaded."""
+        """Note that the worker of `rank` has its state. When all workers of the node have theirs, the segments that
+        they started from are given up: a worker is ready only after all ranks of the generation have loaded their
+        state."""
         self._starting.discard(rank)
         if not self._starting:
             while self._old:
                 os.close(self._old.pop())
 
     def held(self) -> tuple[HeldState, ...]:
-        """Return what the segments hold. Only call it when no worker runs."""
+        """Return the parts of states that the segments hold, each of one rank. Only call it when no worker runs."""
         states = (held_state(descriptor) for descriptor in [*self._live.values(), *self._old])
         return tuple(state for state in states if state is not None)
 

@@ -172,7 +172,7 @@ class Trainer:
     from_memory: bool = False
     """Whether the trainer started from state in memory. A checkpoint of that step may be missing."""
     restored_row: MetricRow | None = None
-    """With state in memory: the row of metrics.jsonl of that step, which may be missing there; None: not known."""
+    """With state in memory: the restored step's row of metrics.jsonl, which the file may lack; None: not known."""
 
     @property
     def rows(self) -> tuple[int, int]:

@@ -31,8 +31,8 @@ def keep_gradients(trainer: Trainer, live: LiveState, job: StepFigures, seconds:
 
 
 def update_live(trainer: Trainer, live: LiveState, norm: float, lr: float) -> bool:
-    """Clip the gradients and update the weights. Return False, and change nothing, if the norm is not finite, and not
-    because of the loss scale.
+    """Clip the gradients and update the weights. Return False, and change nothing, if the norm is not finite for
+    another reason than the loss scale.
 
     Args:
         norm: norm of the whole model's gradient.

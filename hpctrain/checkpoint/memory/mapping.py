@@ -104,8 +104,8 @@ class MappedSegment:
         return pairs
 
     def write_slot(self, step: int, tensors: dict[str, Tensor], row: bytes = b"") -> None:
-        """Copy what reducers keep after a step, and its row of metrics.jsonl, into its slot, and begin its record. The
-        slot of the step before stays."""
+        """Copy what reducers keep after a step, and the step's row of metrics.jsonl, into the step's slot, and begin
+        the step's record. The slot of the step before stays."""
         if row:
             tensors = tensors | {_ROW: torch.frombuffer(bytearray(row), dtype=torch.uint8)}
         if not tensors:

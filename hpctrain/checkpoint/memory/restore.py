@@ -45,7 +45,7 @@ class RestoredState:
     loss_scale: LossScale | None
     """The loss scale after `step`; None without one."""
     row: MetricRow | None = None
-    """The step's row of metrics.jsonl, which may be missing there; None: not known."""
+    """The step's row of metrics.jsonl, which the file may lack; None: the row is not known."""
 
 
 def finish_everywhere(segments: Sequence[MappedSegment], step: int, group: dist.ProcessGroup) -> RestoredState:

@@ -36,7 +36,7 @@ class Recovery(Part):
     """Seconds without a step after which a worker counts as hanging and its generation is ended."""
     memory: Literal["auto", "off"] = "off"
     """Whether a generation can start from state in memory. auto: the state of CPU workers outlives them, except with
-    compression mode local_steps. off: every generation starts from a checkpoint."""
+    compression mode local_steps. off: every generation starts from a checkpoint, or from the first weights."""
 
     @model_validator(mode="after")
     def _successors_are_new_jobs(self) -> Recovery:
