@@ -1,10 +1,11 @@
 """What all tests share: parts of a machine that a test may need, and the check that no process outlives the suite.
 
-A test pays for what it is about. torch is loaded once for all launches of processes that compare plans. Plans are
-compared with one process over five steps, and validated in the first and the last: three more would show nothing. A
-compiled block is compiled for the plain processor, so the vector code of torch's compiler is not run. On the lab a
-run's files are read every 0.2 s, but `hpctrain status` is asked every 3 s, as it takes half a second of the processor
-time that the run needs. Limits of waits on the lab only end a hang, so they count threefold.
+A test pays for what it is about. torch is loaded once for all launches of processes that compare plans, and once for
+all runs of tests/train. Plans are compared with one process over two steps, the second of which uses the moments of the
+first, and validated in both. A compiled block is compiled for the plain processor, so the vector code of torch's
+compiler is not run. On the lab a run's files are read every 0.2 s, but `hpctrain status` is asked every 3 s, as it
+takes half a second of the processor time that the run needs; a run that a test ends by itself pauses before each step.
+Limits of waits on the lab only end a hang, so they count threefold.
 """
 
 from __future__ import annotations
@@ -274,6 +275,8 @@ def state_home(monkeypatch: pytest.MonkeyPatch) -> Path:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """After the last fixture is gone no process of the suite may be left: it is named, ended, and the suite fails."""
     shutil.rmtree(STATE, ignore_errors=True)
+    if "forked_python" in sys.modules:
+        sys.modules["forked_python"].close()
     if getattr(session.config.option, "numprocesses", None) or hasattr(session.config, "workerinput"):
         return  # pytest-xdist's own workers would be taken for survivors
     left = list(_survivors())

@@ -29,6 +29,7 @@ from hpctrain.lab.layout import load_layout
 from hpctrain.lab.machine import this_machine
 
 FOLDER = Path("/run/hpctrain-lab-tests")
+PACE = Path(__file__).with_name("pace")
 PATIENCE = 3
 SAID_LAST = 40
 """Lines of each daemon's log."""
@@ -49,6 +50,7 @@ class Cluster:
             **{key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_", "SRUN_"))},
             "HPCTRAIN_LAB": str(folder),
             "SLURM_CONF": str(folder / "slurm.conf"),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(PACE), os.environ.get("PYTHONPATH")])),
         }
         if prefix is not None:
             self.env["PATH"] = f"{prefix / 'bin'}:{os.environ['PATH']}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+import forked_python
 
 from hpctrain.records.history.ledger import read_successors
 from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
@@ -38,10 +39,7 @@ class Project:
     path: Path
 
     def hpctrain(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "hpctrain", *words],
-            cwd=self.path, env=self.cluster.env, capture_output=True, text=True, timeout=800, check=False,
-        )  # fmt: skip
+        done = forked_python.run(words, self.path, self.cluster.env)
         assert done.returncode == 0 or not check, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

@@ -41,7 +41,7 @@ SPEC = DecoderSpec(layers=4, dim=32, heads=4, kv_heads=2, vocab=64)
 ODD = SPEC.model_copy(update={"vocab": 67})
 """A vocabulary that tensor parallelism cannot split evenly."""
 TIED, TIED_ODD = (spec.model_copy(update={"tied": True}) for spec in (SPEC, ODD))
-SEQ, ROWS, SEED, STEPS = 16, 8, 7, 3
+SEQ, ROWS, SEED, STEPS = 16, 8, 7, 2
 EPS = 1e-3
 """Of AdamW. Its first steps divide each gradient by its own size: with less, the rounding of a gradient of 1e-9 shows
 in the parameter, and how sums round depends on where their numbers lie in memory."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_python import run_program
 from train_site import Outcome, Site, once_there, small_topology, wait_for, wait_for_step, worker_of
 
 from hpctrain.checkpoint import published
@@ -98,8 +97,7 @@ def test_a_program_gets_the_whole_model_by_the_code_of_the_run(trained: Outcome,
     assert trained.folder is not None
     measured = read_run(trained.folder / "run.yaml").model.measured
     assert measured is not None
-    argv = [sys.executable, "-c", PROGRAM, str(trained.folder)]
-    done = subprocess.run(argv, cwd=site.path, capture_output=True, text=True, timeout=800, check=False)
+    done = run_program(PROGRAM, str(trained.folder), cwd=site.path)
     assert done.returncode == 0, done.stderr
     size, shape, refused = done.stdout.splitlines()
     assert size == f"{measured.parameters()} True {trained.folder / 'code' / 'gpt.py'}"
@@ -130,8 +128,7 @@ for parameter in saved.parameters():
 saved = dict(api.load_run(sys.argv[1]).load_checkpoint(16, model=saved).named_parameters())
 print(all(parameter.equal(saved[name]) for name, parameter in model.named_parameters()), len(saved))
 """
-    argv = [sys.executable, "-c", program, str(trained.folder)]
-    loaded = subprocess.run(argv, cwd=tmp_path / "out", capture_output=True, text=True, timeout=800, check=False)
+    loaded = run_program(program, str(trained.folder), cwd=tmp_path / "out")
     assert loaded.returncode == 0, loaded.stderr
     assert loaded.stdout == "True 53\n"
 

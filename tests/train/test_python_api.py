@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import nbclient
@@ -12,6 +10,7 @@ import nbformat
 import pytest
 import torch
 import yaml
+from forked_python import run_program
 from train_site import CPU_ONLY, Outcome, Site, processes_of, small_topology
 
 from hpctrain import api
@@ -40,10 +39,7 @@ def test_the_page_s_programs_do_what_it_says(repository: Path, workplace: Path) 
     page = (repository / "docs/python.md").read_text()
     blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
     first_run, one_job, _ = blocks  # the third one is a sweep, which needs a cluster: tests/unit/api
-    done = subprocess.run(
-        [sys.executable, "-c", f"{first_run}\n{one_job}"], cwd=workplace, env={**os.environ, **CPU_ONLY},
-        capture_output=True, text=True, timeout=800, check=False,
-    )  # fmt: skip
+    done = run_program(f"{first_run}\n{one_job}", cwd=workplace, env={**os.environ, **CPU_ONLY})
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "dp 2" in lines[0]

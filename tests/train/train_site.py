@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import forked_python
 import psutil
+from forked_python import ForkedCommand
 
 from hpctrain.base.process import WORKER_NAME
 from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
@@ -44,19 +46,12 @@ class Site:
 
     def command(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run hpctrain to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "hpctrain", *arguments],
-            cwd=self.path, env={**os.environ, **CPU_ONLY, **(env or {})}, capture_output=True, text=True, timeout=800,
-            check=False,
-        )  # fmt: skip
+        return forked_python.run(arguments, self.path, {**os.environ, **CPU_ONLY, **(env or {})})
 
-    def start(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, env: dict[str, str] | None = None) -> ForkedCommand:
         """Start hpctrain and come back at once."""
         argv = [sys.executable, "-m", "hpctrain", *arguments]
-        whole = {**os.environ, **CPU_ONLY, **(env or {})}
-        return subprocess.Popen(
-            argv, cwd=self.path, env=whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        return ForkedCommand(argv, self.path, {**os.environ, **CPU_ONLY, **(env or {})}, merged=True)
 
     def train(self, *arguments: str, env: dict[str, str] | None = None) -> Outcome:
         """`hpctrain train … --json` to its end."""

@@ -20,8 +20,8 @@ from hpctrain.cli.main import cli
 from hpctrain.records.history.generation import record_file
 from hpctrain.records.history.witness import WitnessEntry
 
-SEEDS = 2000
-PARTS = 4
+SEEDS = 600
+PARTS = 2
 
 
 @pytest.mark.parametrize("part", range(PARTS))
