@@ -5,7 +5,7 @@ folder."""
 import sys
 import time
 
-PAUSE_S = 0.0
+PAUSE_S = 0.2
 """Before each step."""
 ENDLESS = 1_000_000
 """Steps of such a run, or more."""
