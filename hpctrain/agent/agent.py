@@ -20,7 +20,7 @@ from hpctrain.agent.peers import PeerMesh, ReachabilityTracker
 from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase
 from hpctrain.agent.worker_messages import MemoryOrder, StartOrder, StepDone, StoreConnection, WeightsHash, WorkerReady
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import FileError, HpctrainError
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.records.history.generation import GENERATIONS, Generation, Member
 from hpctrain.records.history.memory_state import HeldState
@@ -28,6 +28,9 @@ from hpctrain.records.history.memory_state import HeldState
 TICK_S = 0.1
 """Longest time between two decisions, in seconds."""
 LINGER_S = 5.0
+PLAN_PATIENCE_S = 20.0
+"""Seconds for which an agent tries to read the plan of a generation; then it ends, so that the others go on without its
+node."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Agent:
         self._store_socket: socket.socket | None = None
         self._exit_code: int | None = None
         self._leave_at = 0.0
+        self._no_plan_since: float | None = None
 
     def run(self) -> int:
         """Take part in the attempt until the run is done, stopped or failed. End all workers; return the exit code."""
@@ -187,12 +191,22 @@ class Agent:
 
     def _adopt(self, record: Generation) -> int | None:
         """Enter a generation that the agents agreed on: end this node's workers, and start those of the new one. Return
-        the exit code if the generation cannot be announced, else None."""
+        the exit code if the generation cannot be announced, else None. If the plan cannot be read, the next turn tries
+        again."""
         if self._state.phase == "running":
             self._fault_at = self._clock.now()
         self._end_workers()
         self._stop_logged = False
-        plan = self._source.plan_of(record)
+        try:
+            plan = self._source.plan_of(record)
+        except FileError as error:
+            if self._no_plan_since is None:
+                self._no_plan_since = self._clock.now()
+                print(f"hpctrain agent: generation {record.number} begins later: {error}", flush=True)
+            if self._clock.now() - self._no_plan_since > PLAN_PATIENCE_S:
+                raise
+            return None
+        self._no_plan_since = None
         try:
             self._next.enter(self._clock.now(), record, plan, int(self._last_step.get("step", 0)))
         except HpctrainError as error:

@@ -25,6 +25,7 @@ from hpctrain.agent.agreement_messages import (
 from hpctrain.agent.consensus import WITNESS, AcceptorState, Ballot, Electorate, Proposer, Vote
 from hpctrain.agent.generation_store import ProposedGeneration
 from hpctrain.agent.witness import Journal, Witness
+from hpctrain.base.errors import StorageError
 from hpctrain.records.history.generation import Generation, Member
 from hpctrain.records.history.memory_state import HeldState
 
@@ -39,6 +40,7 @@ BACKOFF_S = 0.1
 `BACKOFF_MAX_TRIES`), times the place of its node among the sorted names of the acceptors' nodes, from 1. So two
 proposers do not outbid each other for ever."""
 BACKOFF_MAX_TRIES = 20
+"""Most refusals that `BACKOFF_S` counts. After so many, a file that cannot be read or written is an error."""
 
 Result = TypeVar("Result")
 
@@ -148,16 +150,16 @@ class Agreement:
             self._informed[node] = now
             self._send(node, Decided(record=self._record))
 
-    def poll(self, now: float) -> None:
-        """Take the answer of the witness, if there is one.
-
-        Raises:
-            HpctrainError: the run folder cannot be read or written.
-        """
+    def _take_witness_answer(self, now: float) -> None:
+        """Take the answer of the witness, if there is one."""
         if self._witness_call is None or not self._witness_call[2].done():
             return
         (ballot, voting, call), self._witness_call = self._witness_call, None
-        granted, state = call.result()
+        try:
+            granted, state = call.result()
+        except StorageError as error:
+            self._note_failure(now, error)
+            return
         if self._proposer is None or self._proposer.ballot != ballot:
             return
         if not granted:
@@ -180,8 +182,10 @@ class Agreement:
                 record is made.
 
         Raises:
-            HpctrainError: no record can be made, or the run folder cannot be written.
+            HpctrainError: no record can be made, or the run folder could not be read or written in
+                `BACKOFF_MAX_TRIES` ballots.
         """
+        self._take_witness_answer(now)
         if self._proposer is None or (self._refused and now >= self._retry_at):
             self._begin(now, reason)
         proposer = self._proposer
@@ -241,7 +245,12 @@ class Agreement:
             self._making = make(fit, held)
         if not self._making.done():
             return
-        record = self._making.result().record
+        try:
+            record = self._making.result().record
+        except StorageError as error:
+            self._making = None
+            self._note_failure(now, error)
+            return
         if not set(record.members) <= set(members):
             self._making = None  # a member is gone meanwhile
         elif proposer.is_prepared:
@@ -326,6 +335,14 @@ class Agreement:
             nodes = sorted(self._acceptors)
             turn = nodes.index(self._me.node) if self._me.node in nodes else len(nodes)
             self._retry_at = now + BACKOFF_S * self._refusals * (1 + turn)
+
+    def _note_failure(self, now: float, error: StorageError) -> None:
+        """Try again in a higher ballot, because the file system may come back. Ballots are idempotent, so it does not
+        matter whether the call had an effect."""
+        if self._refusals >= BACKOFF_MAX_TRIES:
+            raise error
+        print(f"hpctrain agent: generation {self._number + 1} is not agreed on yet: {error}", flush=True)
+        self._note_refusal(now, 0)
 
     def _note_decided(self, record: Generation) -> None:
         known = self._number if self.decided is None else self.decided.number

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from hpctrain.agent.worker_messages import MemoryOrder
 from hpctrain.base.atomic import storage_errors
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import FileError, HpctrainError, StorageError
 from hpctrain.records.format.document import Document
 from hpctrain.records.history.generation import Generation, Member, record_file
 from hpctrain.records.history.memory_state import HeldState
@@ -33,7 +33,12 @@ class GenerationStore:
         self._folder = folder
 
     def newest(self) -> Generation | None:
-        """Return the newest published record; None if none is published."""
+        """Return the newest published record; None if none is published.
+
+        Raises:
+            StorageError: the run folder cannot be read.
+            FileError: the record has errors.
+        """
         files = sorted(self.list_records())
         return self.read(files[-1], Generation) if files else None
 
@@ -43,16 +48,17 @@ class GenerationStore:
         members before it.
 
         Raises:
-            StorageError: the run folder cannot be written.
+            StorageError: the run folder cannot be read or written.
         """
         path = record_file(self._folder, record.number)
-        return record if self.create(path, record) else self._published(path)
+        return record if self.create(path, record) else self._existing(path, Generation)
 
     def publish(self, record: Generation) -> None:
         """Publish a record that the agents have agreed on, unless another agent has done it.
 
         Raises:
-            StorageError: the run folder cannot be written.
+            StorageError: the run folder cannot be read or written.
+            FileError: the record with this number has errors.
             HpctrainError: another record with this number is published.
         """
         path = record_file(self._folder, record.number)
@@ -64,7 +70,12 @@ class GenerationStore:
 
     def entry(self, number: int, place: int) -> WitnessEntry | None:
         """Return the entry at `place`, from 0, of the witness's journal about generation `number`; None if the journal
-        is shorter."""
+        is shorter.
+
+        Raises:
+            StorageError: the run folder cannot be read.
+            FileError: the entry has errors.
+        """
         return self.read(witness_file(self._folder, number, place), WitnessEntry)
 
     def append(self, number: int, place: int, entry: WitnessEntry) -> bool:
@@ -72,21 +83,37 @@ class GenerationStore:
         there is an entry at this place already.
 
         Raises:
-            StorageError: the run folder cannot be written.
+            StorageError: the run folder cannot be written, or the entry at this place cannot be read.
         """
-        return self.create(witness_file(self._folder, number, place), entry)
+        path = witness_file(self._folder, number, place)
+        created = self.create(path, entry)
+        if not created:
+            self._existing(path, WitnessEntry)
+        return created
 
     def list_records(self) -> list[Path]:
         """Return the paths of all published records, in no order."""
-        return list(self._folder.glob("gen-*.json"))
+        try:
+            return list(self._folder.glob("gen-*.json"))
+        except OSError as error:
+            raise _unreadable(self._folder, error) from error
 
     def read(self, path: Path, kind: type[DocumentKind]) -> DocumentKind | None:
         """Return the document in a file; None if there is no such file.
 
         Raises:
-            FileError: the file cannot be read, or has errors.
+            StorageError: the file cannot be read.
+            FileError: the file has errors.
         """
-        return kind.read(path, owned=True) if path.exists() else None
+        try:
+            return kind.read(path, owned=True)
+        except FileError as error:
+            cause = error.__cause__
+            if isinstance(cause, FileNotFoundError):
+                return None
+            if isinstance(cause, OSError):
+                raise _unreadable(path, cause) from error
+            raise
 
     def create(self, path: Path, document: Document) -> bool:
         """Create a file with its whole content. Return False if it exists already.
@@ -107,11 +134,17 @@ class GenerationStore:
                 proposal.unlink(missing_ok=True)
         return True
 
-    def _published(self, path: Path) -> Generation:
-        published = self.read(path, Generation)
-        if published is None:
-            raise HpctrainError(f"{path}: exists, and cannot be read; generations are removed only with their run")
-        return published
+    def _existing(self, path: Path, kind: type[DocumentKind]) -> DocumentKind:
+        document = self.read(path, kind)
+        if document is None:
+            raise StorageError(f"{path}: exists, and cannot be read; generations are removed only with their run")
+        return document
+
+
+def _unreadable(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path}: cannot read: {error.strerror or error}; the run folder may be on a file system that fails"
+    )
 
 
 @dataclass(frozen=True)

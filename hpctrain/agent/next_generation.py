@@ -122,17 +122,16 @@ class NextGeneration:
         self.first_number = 0 if last is None else last.number + (last.attempt != self._place.attempt)
 
     def receive(self, now: float) -> None:
-        """Process the messages of other agents, and the results of calls that use files.
+        """Process the messages of other agents, and go on publishing records.
 
         Args:
             now: seconds of the agent's clock.
 
         Raises:
-            HpctrainError: the run folder cannot be used.
+            HpctrainError: the run folder has another record of a generation than the agents agreed on.
         """
         for node, message in self._peers.take_messages():
             self._agreement.receive(now, node, message)
-        self._agreement.poll(now)
         self._publication.poll(now)
         for view in self._peers.views():
             if view.connected and view.generation < self.number:
@@ -240,7 +239,12 @@ class NextGeneration:
             self._look = self._in_files(self._store.newest)
         if self._look is None or not self._look.done():
             return None
-        newest, self._look = self._look.result(), None
+        look, self._look = self._look, None
+        try:
+            newest = look.result()
+        except HpctrainError as error:
+            print(f"hpctrain agent: the published generations cannot be read: {error}", flush=True)
+            return None
         if newest is None or newest.number <= self.number or newest.attempt != self._place.attempt:
             return None
         return newest

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from hpctrain.agent.agreement import Background
-from hpctrain.base.errors import StorageError
+from hpctrain.base.errors import FileError, StorageError
 from hpctrain.records.history.generation import Generation
 
 PATIENCE_S = 0.5
@@ -58,7 +58,7 @@ class Publication:
             _, record = self._waiting.popleft()
             try:
                 call.result()
-            except StorageError as error:
+            except (StorageError, FileError) as error:
                 print(f"hpctrain agent: generation {record.number} is not published yet: {error}", flush=True)
                 self._waiting.appendleft((now + AGAIN_AFTER_S, record))
         if self._call is None and self._waiting and now >= self._waiting[0][0]:

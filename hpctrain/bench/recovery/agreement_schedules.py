@@ -107,7 +107,7 @@ class _RandomSchedule:
         cluster.links.cut.clear()
         cluster.links.loss = 0.0
         cluster.disk.hangs_until.clear()
-        cluster.disk.fails = False
+        cluster.disk.fails = ""
         begin, core = cluster.now, set(self._core)
         if not core:
             cluster.run(begin + 3 * HEARTBEAT_TIMEOUT_S)
@@ -240,9 +240,10 @@ class _RandomSchedule:
             self._cluster.disk.hangs_until[node] = self._cluster.now + seconds
 
     def _fail_files(self) -> None:
-        self._note("records cannot be published")
-        self._cluster.disk.fails = True
-        self._cluster.at(self._chance.uniform(0.5, 5), lambda: setattr(self._cluster.disk, "fails", False))
+        kind = self._chance.choice(("*", "gen-*", "plan-*", "witness-*"))
+        self._note(f"{kind} can be neither read nor created")
+        self._cluster.disk.fails = kind
+        self._cluster.at(self._chance.uniform(0.5, 5), lambda: setattr(self._cluster.disk, "fails", ""))
 
 
 def _countdown(count: int, counts: Callable[[object], bool]) -> Callable[[object], bool]:

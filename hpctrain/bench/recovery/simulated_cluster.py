@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.bench.recovery.simulated_parts import (
     FOLDER,
     MemoryStore,
@@ -32,11 +32,17 @@ class SimulatedCluster(SimulatedWorld):
     """Agents, network, files and clock of one schedule."""
 
     def start(self, node: str) -> None:
-        """Start an agent on a node that has none, as another incarnation."""
-        if node not in self.processes:
-            self._count += 1
+        """Start an agent on a node that has none, as another incarnation; a second later if it cannot read the run
+        folder."""
+        if node in self.processes:
+            return
+        self._count += 1
+        try:
             self.processes[node] = SimulatedProcess(self, node, f"{node}-{self._count}")
-            self.processes[node].wake()
+        except StorageError:
+            self.at(1.0, lambda: self.start(node))
+            return
+        self.processes[node].wake()
 
     def kill(self, node: str) -> None:
         """Kill the agent of a node with its workers. The others notice, unless a cut hides it."""

@@ -16,7 +16,7 @@ from hpctrain.agent.group import WorkerUpdate
 from hpctrain.agent.peer_messages import Announcement
 from hpctrain.agent.peers import HEARTBEAT_S
 from hpctrain.agent.view import PeerView, WorkerView
-from hpctrain.base.errors import HpctrainError, StorageError
+from hpctrain.base.errors import FieldError, FileError, HpctrainError, StorageError
 from hpctrain.bench.recovery.simulated_world import SimulatedHost, SimulatedPlan
 from hpctrain.records.format.document import Document
 from hpctrain.records.history.generation import GENERATIONS, Generation, StoreAddress
@@ -235,17 +235,18 @@ class MemoryStore(GenerationStore):
         self._world = process.world
 
     def list_records(self) -> list[Path]:
+        self._world.disk.check("gen-")
         return [path for path in self._world.disk.files if path.name.startswith("gen-")]
 
     def read(self, path: Path, kind: type[Any]) -> Any:
+        self._world.disk.check(path.name)
         return self._world.disk.files.get(path)
 
     def create(self, path: Path, document: Document) -> bool:
+        self._world.disk.check(path.name)
         if path in self._world.disk.files:
             return False
         if isinstance(document, Generation):
-            if self._world.disk.fails and document.number:
-                raise StorageError(f"{path}: cannot write")
             self._world.note_record(document)
         self._world.disk.files[path] = document
         return True
@@ -260,6 +261,7 @@ class SimulatedSource:
     def make(self, proposal: Proposal) -> ProposedGeneration:
         world = self._process.world
         members = proposal.members
+        world.disk.check("plan-")
         name = f"{GENERATIONS}/plan-{proposal.number}-{len(world.plans)}.json"
         working = members[: max(1, len(members) - world.spares)]
         plan: Any = SimulatedPlan(tuple(_Device(member.node) for member in working))
@@ -274,6 +276,10 @@ class SimulatedSource:
         return None
 
     def plan_of(self, record: Generation) -> Any:
+        try:
+            self._process.world.disk.check("plan-")
+        except StorageError as error:
+            raise FileError(record.plan, [FieldError("", str(error))]) from error
         self._process.world.note_record(record)
         self._process.generation = record.number
         self._process.world.begun.setdefault(record.number, set()).add(self._process.incarnation)

@@ -10,11 +10,13 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpctrain.agent.agreement_messages import AgreementMessage
 from hpctrain.agent.view import DecisionLimits
+from hpctrain.base.errors import StorageError
 from hpctrain.records.format.document import Document
 from hpctrain.records.history.generation import Generation
 from hpctrain.records.run.recovery import Recovery
@@ -28,8 +30,6 @@ LIMITS = DecisionLimits(
     proposer_takeover_s=2.0,
 )
 """Limits shorter than those of a run, so that a schedule ends sooner."""
-TURN_S = 0.9
-"""Longest time between two turns of an agent, in simulated seconds."""
 
 
 class InvariantViolation(AssertionError):  # noqa: N818 - it names what it is in a report of schedules
@@ -77,9 +77,18 @@ class SimulatedDisk:
     hangs_until: dict[str, float] = field(default_factory=dict)
     """Node -> simulated second until which its calls for the witness and the publication hang. The making of a record
     does not hang; it takes `SimulatedWorld.make_s`."""
-    fails: bool = False
-    """Whether records cannot be published."""
+    fails: str = ""
+    """Pattern of the names of files that can be neither read nor created."""
     delay_s: tuple[float, float] = (0.0005, 0.01)
+
+    def check(self, name: str) -> None:
+        """Check that the file `name` can be read and created.
+
+        Raises:
+            StorageError: it cannot.
+        """
+        if fnmatch(name, self.fails):
+            raise StorageError(f"{name}: Input/output error")
 
 
 class SimulatedWorld:

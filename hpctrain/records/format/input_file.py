@@ -29,14 +29,15 @@ def read_input(
             run folder.
 
     Raises:
-        FileError: the file is missing, unreadable, larger than `limit_bytes`, or a folder, FIFO or device.
+        FileError: the file is missing, unreadable, larger than `limit_bytes`, or a folder, FIFO or device. Its cause is
+            the OSError, if there is one.
         UntrustedError: with `owned`, the file or its folder belongs to somebody else, or others can write to one of
             them.
     """
     try:
         return read_owned(path, limit_bytes) if owned else read_regular(os.path.realpath(path), limit_bytes)
     except (FileError, OSError, ValueError) as error:
-        raise _as_file_error(path, error, missing) from None
+        raise _as_file_error(path, error, missing) from error
 
 
 def read_input_text(

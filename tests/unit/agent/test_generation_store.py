@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from hpctrain.agent.generation_store import GenerationStore
+from hpctrain.base import owned_files
+from hpctrain.base.errors import StorageError
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 
 
@@ -30,3 +36,21 @@ def test_all_proposers_get_the_same_record(tmp_path: Path) -> None:
 def test_before_the_first_there_is_none(tmp_path: Path) -> None:
     store = GenerationStore(tmp_path / "generations")
     assert store.newest() is None
+
+
+def test_a_file_system_that_fails_is_a_storage_error_which_agents_survive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = GenerationStore(tmp_path / "generations")
+    store.publish(proposal(0, "a"))
+
+    def stale(*arguments: object, **options: object) -> int:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(owned_files, "open_regular", stale)
+    for call in (store.newest, lambda: store.publish(proposal(0, "a")), lambda: store.entry(0, 0)):
+        with pytest.raises(StorageError, match="cannot read: Stale file handle"):
+            call()
+    monkeypatch.setattr(Path, "glob", stale)
+    with pytest.raises(StorageError, match="cannot read: Stale file handle"):
+        store.newest()

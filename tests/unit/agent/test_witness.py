@@ -10,7 +10,7 @@ import pytest
 from hpctrain.agent.consensus import Ballot, Vote
 from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.witness import Witness
-from hpctrain.base.errors import FileError, HpctrainError
+from hpctrain.base.errors import FileError, HpctrainError, StorageError
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 from hpctrain.records.history.witness import witness_file
 
@@ -55,6 +55,22 @@ def test_a_damaged_entry_is_an_error_and_no_silence(tmp_path: Path) -> None:
     witness_file(tmp_path, 3, 0).write_text('{"number": 3}')
     with pytest.raises(FileError, match=r"witness-000003-0000\.json"):
         witness(tmp_path).prepare(Ballot(2, "a"))
+
+
+def test_an_entry_that_exists_and_cannot_be_read_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+    witness_file(tmp_path, 3, 0).symlink_to("/nonexistent")
+    with pytest.raises(HpctrainError, match=r"witness-000003-0000\.json"):
+        witness(tmp_path).prepare(Ballot(1, "a"))
+
+
+def test_a_name_that_the_client_does_not_see_yet_is_an_error_and_no_endless_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of NFS may remember for a while that the file did not exist."""
+    assert witness(tmp_path).prepare(Ballot(1, "a"))[0]
+    monkeypatch.setattr(GenerationStore, "read", lambda store, path, kind: None)
+    with pytest.raises(StorageError, match=r"witness-000003-0000\.json: exists, and cannot be read"):
+        witness(tmp_path).prepare(Ballot(2, "b"))
 
 
 def test_publishing_twice_is_once_and_another_record_is_an_error(tmp_path: Path) -> None:

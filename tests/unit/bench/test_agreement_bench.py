@@ -11,14 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.agent import agreement
+from hpctrain.agent.agent import PLAN_PATIENCE_S
 from hpctrain.agent.agreement_messages import Accepted, AcceptRequest, AgreementMessage, Decided, Promise
 from hpctrain.agent.consensus import AcceptorState, Ballot, Vote
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.bench.recovery.agreement_schedules import run_seed
 from hpctrain.bench.recovery.simulated_cluster import SimulatedCluster
 from hpctrain.bench.recovery.simulated_world import HEARTBEAT_TIMEOUT_S, InvariantViolation
 from hpctrain.cli.main import cli
-from hpctrain.records.history.generation import record_file
+from hpctrain.records.history.generation import Generation, record_file
 from hpctrain.records.history.witness import WitnessEntry
+from hpctrain.records.plan.plan import Plan
 
 SEEDS = 600
 PARTS = 2
@@ -183,16 +186,58 @@ def test_a_file_system_that_hangs_stops_no_majority() -> None:
 def test_records_are_published_in_order_when_the_file_system_is_back() -> None:
     cluster = cluster_of(3)
     folder = next(iter(cluster.disk.files)).parent
-    cluster.disk.fails = True
+    cluster.disk.fails = "gen-*"
     for _ in range(3):
         process = cluster.process("n1")
         assert process is not None
         process.group.die()
         assert_trains(cluster, *cluster.nodes)
     assert not [number for number in (1, 2, 3) if record_file(folder, number) in cluster.disk.files]
-    cluster.disk.fails = False
+    cluster.disk.fails = ""
     cluster.run(cluster.now + 3)
     assert [cluster.disk.files[record_file(folder, number)] for number in range(4)] == list(cluster.records.values())
+
+
+@pytest.mark.parametrize("what", ["*", "gen-*", "plan-*", "witness-*"])
+@pytest.mark.parametrize("lost", [(), ("n2", "n3")])
+def test_files_that_fail_for_seconds_end_no_agent(what: str, lost: tuple[str, ...]) -> None:
+    cluster = cluster_of(4)
+    cluster.disk.fails = what
+    for node in lost:
+        cluster.kill(node)
+    process = cluster.process("n0")
+    assert process is not None
+    process.group.die()
+    cluster.run(cluster.now + 3)
+    cluster.disk.fails = ""
+    assert_trains(cluster, *[node for node in cluster.nodes if node not in lost])
+    assert cluster.exits == {}
+
+
+def test_files_that_fail_for_good_end_the_attempt_with_the_error() -> None:
+    """The job must not wait until its time limit."""
+    cluster = cluster_of(4)
+    cluster.disk.fails = "witness-*"
+    cluster.kill("n2")
+    cluster.kill("n3")
+    cluster.run(cluster.now + 60)
+    assert cluster.exits == {"n0": 1, "n1": 1}
+
+
+def test_a_plan_that_cannot_be_read_ends_only_the_agent_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_of(3)
+    process = cluster.process("n2")
+    assert process is not None
+
+    def unreadable(record: Generation) -> Plan:
+        raise FileError(record.plan, [FieldError("", "cannot read: Stale file handle")])
+
+    monkeypatch.setattr(process.agent._source, "plan_of", unreadable)
+    process.group.die()
+    with pytest.raises(InvariantViolation, match=r"the agent of n2 crashed: .*Stale file handle"):
+        cluster.run(cluster.now + PLAN_PATIENCE_S + 5)
+    cluster.kill("n2")
+    assert_trains(cluster, "n0", "n1")
 
 
 def test_a_node_alone_with_its_workers_ends_them_when_the_spares_go_on() -> None:
