@@ -15,7 +15,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.loading import load
 from hpctrain.base.process import SystemRunner
-from hpctrain.checkpoint.published import listed
+from hpctrain.checkpoint.published import listed, step_of
 from hpctrain.corpus.read.tokens import Split
 from hpctrain.hf.output import ExportFormat
 from hpctrain.hf.tensors import BYTES, shard_bytes
@@ -121,7 +121,7 @@ class LoadedRun:
     @property
     def checkpoints(self) -> list[int]:
         """Steps of the run's checkpoints, ascending. Their files are verified when one is loaded."""
-        return [int(path.name.rpartition("-")[2]) for path in listed(self.folder / "checkpoints")]
+        return [step_of(path) for path in listed(self.folder / "checkpoints")]
 
     def status(self) -> RunStatus:
         """Return the status of the run, by its files and by Slurm; `status().to_json()` is what

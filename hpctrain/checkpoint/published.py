@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from hpctrain.records.history.manifest import FileEntry, Manifest
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
+_NAME = re.compile(r"step-[0-9]{8,18}")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class SkippedCheckpoint:
 def folder_name(step: int) -> str:
     """Return the name of a step's checkpoint folder, as 'step-00000100'."""
     return f"step-{step:08d}"
+
+
+def step_of(checkpoint: Path | None) -> int:
+    """Return the step of a checkpoint, by the name of its folder; 0 for None, the model before training."""
+    return 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
 
 
 def newest(
@@ -70,7 +77,7 @@ def newest(
 
 def listed(checkpoints: Path) -> list[Path]:
     """Return the folders of the published checkpoints, oldest step first; unfinished ones have other names."""
-    return sorted(path for path in checkpoints.glob("step-*") if path.is_dir())
+    return sorted(path for path in checkpoints.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir())
 
 
 def verify(path: Path, hashes: bool = True) -> Manifest:

@@ -11,11 +11,13 @@ device the memory is pinned, so that the device copies at the full rate of its l
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,8 +226,8 @@ class CheckpointSaver:
 
 
 class CheckpointReader(dcp.FileSystemReader):
-    """Reader of a verified checkpoint for several calls. It reads the checkpoint's list of tensors only once, because
-    reading the list of a large checkpoint takes as long as reading one of its tensors."""
+    """Reader of a verified checkpoint's folder for several calls. It reads the checkpoint's list of tensors only once,
+    because reading the list of a large checkpoint takes as long as reading one of its tensors."""
 
     _metadata: Metadata | None = None
 
@@ -234,47 +236,52 @@ class CheckpointReader(dcp.FileSystemReader):
             self._metadata = super().read_metadata(*args, **kwargs)
         return self._metadata
 
+    def entries(self, prefix: str) -> dict[str, TensorStorageMetadata]:
+        """Return name without the prefix -> size and type, for the tensors whose names begin with a prefix."""
+        return {
+            name.removeprefix(prefix): entry
+            for name, entry in self.read_metadata().state_dict_metadata.items()
+            if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+        }
 
-def load(
-    tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup | None, reader: CheckpointReader | None = None
-) -> None:
-    """Load a verified checkpoint into `tensors` in place. Collective; each rank reads only the parts that its tensors
-    need.
+    def load(self, tensors: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
+        """Load the checkpoint into `tensors` in place. Collective; each rank reads only the parts that its tensors
+        need.
 
-    Args:
-        tensors: this rank's part of the state, by name.
-        path: folder of the checkpoint.
-        group: the ranks that load; None: this process alone.
-        reader: a reader of the folder, for several calls; None: one of this call.
+        Args:
+            tensors: this rank's part of the state, by name.
+            group: the ranks that load; None: this process alone.
 
-    Raises:
-        CheckpointError: a tensor is missing or cannot be read.
-    """
-    reader = reader or CheckpointReader(path)
-    try:
-        dcp.load(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
-    except dcp.api.CheckpointException as error:
-        # torch's class does not derive from Exception, so `except Exception` would not catch it.
-        raise CheckpointError(f"{path}: cannot load: {_first_failure(error)[1]}") from None
+        Raises:
+            CheckpointError: a tensor is missing or cannot be read.
+        """
+        try:
+            with quiet_alone():
+                dcp.load(tensors, storage_reader=self, process_group=group, no_dist=group is None)
+        except dcp.api.CheckpointException as error:
+            # torch's class does not derive from Exception, so `except Exception` would not catch it.
+            raise CheckpointError(f"{self.path}: cannot load: {last_line(first_failure(error)[1])}") from None
+
+    def load_with_prefix(self, prefix: str, group: dist.ProcessGroup | None) -> dict[str, Tensor]:
+        """Return name without the prefix -> whole tensor, on the CPU, for the tensors whose names begin with a prefix.
+        Collective; each rank of `group` may give another prefix.
+
+        Raises:
+            CheckpointError: a tensor cannot be read.
+        """
+        tensors = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in self.entries(prefix).items()
+        }
+        self.load({f"{prefix}{name}": tensor for name, tensor in tensors.items()}, group)
+        return tensors
 
 
-def load_with_prefix(prefix: str, path: Path, group: dist.ProcessGroup) -> dict[str, Tensor]:
-    """Return name -> whole tensor, on the CPU, for the tensors of a verified checkpoint whose names begin with a
-    prefix; the returned names lack the prefix.
-
-    Collective; each rank of `group` may give another prefix.
-
-    Raises:
-        CheckpointError: a tensor cannot be read.
-    """
-    known = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in known.items()
-        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
-    }
-    load(tensors, path, group)
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+@contextlib.contextmanager
+def quiet_alone() -> Iterator[None]:
+    """Silence torch's warning that one process saves or loads alone, which takes that for a mistake."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
 
 
 def _make_folder(path: Path) -> None:
@@ -291,16 +298,20 @@ def failure_reason(error: dcp.api.CheckpointException, path: Path) -> str:
     refusal = _refusal(path)
     if refusal is not None:
         return f"{path}: cannot write: {refusal}"
-    rank, text = _first_failure(error)
-    return f"{path}: rank {rank} cannot write: {text}"
+    rank, cause = first_failure(error)
+    return f"{path}: rank {rank} cannot write: {last_line(cause)}"
 
 
-def _first_failure(error: dcp.api.CheckpointException) -> tuple[int, str]:
-    """Return the number of the first rank that failed, and the last line of its error."""
+def first_failure(error: dcp.api.CheckpointException) -> tuple[int, BaseException]:
+    """Return the number of the first rank that failed, and its error."""
     rank, failure = min(error.failures.items(), default=(0, error))
-    cause = failure[0] if isinstance(failure, tuple) else failure  # with a summary of its traceback
+    return rank, failure[0] if isinstance(failure, tuple) else failure  # with a summary of its traceback
+
+
+def last_line(cause: BaseException) -> str:
+    """Return the last line of an error's text, else the name of its class."""
     lines = str(cause).strip().splitlines()
-    return rank, lines[-1] if lines else type(cause).__name__
+    return lines[-1] if lines else type(cause).__name__
 
 
 def _refusal(folder: Path) -> str | None:

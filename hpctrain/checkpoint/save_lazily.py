@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.planner import WriteItem
 
 from hpctrain.base.errors import HpctrainError, StorageError
-from hpctrain.checkpoint.save_and_load import failure_reason
+from hpctrain.checkpoint.save_and_load import failure_reason, first_failure, quiet_alone
 
 
 class _LazyPlanner(dcp.DefaultSavePlanner):
@@ -46,13 +45,10 @@ def save_lazily(
     # torch 2.13 keeps the tensors of a file until the file is complete. So each tensor has a file of its own.
     writer = dcp.FileSystemWriter(folder, single_file_per_rank=False, sync_files=True, per_thread_copy_ahead=0)
     try:
-        with warnings.catch_warnings():
-            # torch warns that one process saves alone, as if that were a mistake.
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        with quiet_alone():
             dcp.save(tensors, storage_writer=writer, planner=_LazyPlanner(make))
     except dcp.api.CheckpointException as error:
-        for failure in error.failures.values():
-            cause = failure[0] if isinstance(failure, tuple) else failure
-            if isinstance(cause, HpctrainError):
-                raise cause from None
+        cause = first_failure(error)[1]
+        if isinstance(cause, HpctrainError):
+            raise cause from None
         raise StorageError(failure_reason(error, folder)) from error

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from hpctrain.base.errors import CheckpointError, HpctrainError, InputError
 from hpctrain.base.process import Runner
-from hpctrain.checkpoint.published import folder_name, listed, newest, verify
+from hpctrain.checkpoint.published import folder_name, listed, newest, step_of, verify
 from hpctrain.launch.worker_request import worker_reply
 
 Result = TypeVar("Result")
@@ -77,7 +77,7 @@ def _checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path | 
     path = checkpoints / folder_name(step)
     there = listed(checkpoints)
     if path not in there:
-        steps = ", ".join(str(int(item.name.rpartition("-")[2])) for item in there) or "none"
+        steps = ", ".join(str(step_of(item)) for item in there) or "none"
         raise InputError(f"--step {step}: {folder} has no checkpoint of that step; it has: {steps}")
     try:
         verify(path)
@@ -109,8 +109,3 @@ def ask_worker(
     if "error" in answer:
         raise (InputError if code == InputError.exit_code else HpctrainError)(answer["error"])
     return answer
-
-
-def step_of(checkpoint: Path | None) -> int:
-    """Return the step of a checkpoint's folder; 0 for None, the model before training."""
-    return 0 if checkpoint is None else int(checkpoint.name.rpartition("-")[2])

@@ -13,10 +13,11 @@ from typing import Any
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
+from hpctrain.checkpoint.published import step_of
 from hpctrain.corpus.prepare.options import PrepareOptions, Progress, no_progress
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.tokens import Split, describe_tokenizer, read_index, same_tokens, tokenizer_option
-from hpctrain.launch.checkpoints import ask_worker, read_checkpoint, step_of
+from hpctrain.launch.checkpoints import ask_worker, read_checkpoint
 from hpctrain.records.corpus import INDEX_NAME, CorpusIndex
 from hpctrain.records.history.run_log import perplexity
 from hpctrain.records.model.imported_spec import Spec

@@ -13,6 +13,7 @@ from hpctrain.base.atomic import write_json, write_text
 from hpctrain.base.package_data import render_template
 from hpctrain.base.process import Runner
 from hpctrain.base.system.disk_space import check_disk_space
+from hpctrain.checkpoint.published import step_of
 from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME
 from hpctrain.corpus.read.objective import SpecialTokens, special_tokens
 from hpctrain.hf.config import CONFIG_NAME, config_of, continued_config
@@ -27,7 +28,7 @@ from hpctrain.hf.source_settings import (
 )
 from hpctrain.hf.tensors import BYTES
 from hpctrain.hf.tokenizer import hf_tokenizer
-from hpctrain.launch.checkpoints import ask_worker, read_checkpoint, step_of
+from hpctrain.launch.checkpoints import ask_worker, read_checkpoint
 from hpctrain.records.model.families import BiasedSpec
 from hpctrain.records.model.hf_model import HfSpec
 from hpctrain.records.model.imported_spec import ImportedSpec

@@ -25,7 +25,7 @@ from hpctrain.base.atomic import append_line, storage_errors, write_text
 from hpctrain.base.errors import CommandError, FieldError, FileError, InputError
 from hpctrain.base.output_streams import first_control_character
 from hpctrain.base.owned_files import OwnedFolder, open_owned, owner_only
-from hpctrain.checkpoint.published import listed
+from hpctrain.checkpoint.published import listed, step_of
 from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.ledger import ExitClass
 from hpctrain.records.history.run_log import Event, EventKind
@@ -247,10 +247,10 @@ def lock_run_folder(path: Path) -> FileIO:
 def resume_text(path: Path) -> str:
     """Return a clause that says from which checkpoint the run in the folder `path` would continue, or that there is no
     checkpoint."""
-    name = RunFolder(path).newest_checkpoint()
-    if name is None:
+    checkpoints = listed(path / "checkpoints")
+    if not checkpoints:
         return "there is no checkpoint yet, nothing was saved"
-    return f"the newest checkpoint is that of step {int(name.rpartition('-')[2])}"
+    return f"the newest checkpoint is that of step {step_of(checkpoints[-1])}"
 
 
 def newest_plan(path: Path) -> Path | None:

@@ -21,7 +21,7 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.checkpoint.memory.live_state import LiveState
 from hpctrain.checkpoint.memory.restore import RestoredState
 from hpctrain.checkpoint.published import verify
-from hpctrain.checkpoint.save_and_load import CheckpointSaver, load, load_with_prefix
+from hpctrain.checkpoint.save_and_load import CheckpointReader, CheckpointSaver
 from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.gradient_reducer import build_plan_reducer
@@ -80,7 +80,12 @@ def reducer_state_tensors(reducer: Reducer, place: Coordinate) -> dict[str, Tens
 
 
 def restore_reducer_state(
-    reducer: Reducer, place: Coordinate, plan: Plan, manifest: Manifest, path: Path, group: dist.ProcessGroup
+    reducer: Reducer,
+    place: Coordinate,
+    plan: Plan,
+    manifest: Manifest,
+    reader: CheckpointReader,
+    group: dist.ProcessGroup,
 ) -> str | None:
     """Load the state that this rank's reducer had when the checkpoint was written. Collective over all ranks.
 
@@ -90,7 +95,7 @@ def restore_reducer_state(
     Args:
         place: this rank's mesh coordinate.
         manifest: the checkpoint's manifest.
-        path: folder of the checkpoint.
+        reader: reader of the checkpoint.
         group: the ranks that load together.
 
     Returns:
@@ -106,7 +111,7 @@ def restore_reducer_state(
             f"the checkpoint of step {manifest.step} is of another layout of ranks or another compression: what they "
             "had not sent yet of their gradients is dropped"
         )
-    reducer.load_state(load_with_prefix(_prefix(place), path, group))
+    reducer.load_state(reader.load_with_prefix(_prefix(place), group))
     return None
 
 
@@ -219,13 +224,15 @@ def build(folder: Path, order: StartOrder) -> Trainer:
         memory = StateMemory.open(order, run, plan, pipeline, optimizer, group)
         restored = memory.restore() if memory is not None else None
         if restored is None and order.restore is not None:
-            manifest = _restore(folder / order.restore, pipeline, optimizer, group)
+            reader = CheckpointReader(folder / order.restore)
+            manifest = verify(folder / order.restore, hashes=False)  # the proposer has already checked the hashes
+            reader.load(collect(named, optimizer), group)
             restored = RestoredState(manifest.step, manifest.loss_scale)
         if restored is not None:
             _set_progress(restored, named, optimizer, scaler)
         reducer = _reducer(mesh, plan, pipeline, scaled=scaler is not None)
-        if order.restore is not None and manifest is not None:
-            dropped = restore_reducer_state(reducer, coordinate, plan, manifest, folder / order.restore, group)
+        if manifest is not None:
+            dropped = restore_reducer_state(reducer, coordinate, plan, manifest, reader, group)
         elif memory is not None:
             dropped = memory.restore_reducer(reducer)
         if memory is not None:
@@ -307,18 +314,6 @@ def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline, scaled: bool) -> 
     if alone:
         reducer.overlap([parameter for _, parameter in pipeline.parameters()])
     return reducer
-
-
-def _restore(
-    path: Path,
-    pipeline: Pipeline,
-    optimizer: torch.optim.Optimizer,
-    group: dist.ProcessGroup,
-) -> Manifest:
-    """Load a checkpoint into model and optimizer; return its manifest. Collective over all ranks."""
-    manifest = verify(path, hashes=False)  # the proposer has already checked the hashes
-    load(collect(pipeline.parameters(), optimizer), path, group)
-    return manifest
 
 
 def _set_progress(

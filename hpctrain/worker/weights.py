@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from hpctrain.checkpoint.save_and_load import CheckpointReader, load
+from hpctrain.checkpoint.save_and_load import CheckpointReader
 from hpctrain.model.build import Fill, build_modules, build_part, initialise
 from hpctrain.model.hf_weights import HfWeights
 from hpctrain.model.layers import StageBlocks
@@ -44,14 +42,8 @@ class SavedWeights:
     """The weights in a verified checkpoint of any plan."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self._checkpoint = checkpoint
         self._reader = CheckpointReader(checkpoint)
-        entries = self._reader.read_metadata().state_dict_metadata
-        self._entries = {
-            name.removeprefix(PREFIX): entry
-            for name, entry in entries.items()
-            if name.startswith(PREFIX) and isinstance(entry, TensorStorageMetadata)
-        }
+        self._entries = self._reader.entries(PREFIX)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -60,10 +52,7 @@ class SavedWeights:
     def read(self, name: str) -> Tensor:
         entry = self._entries[name]
         tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
-        with warnings.catch_warnings():
-            # torch warns that one process loads alone, as if that were a mistake.
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            load({f"{PREFIX}{name}": tensor}, self._checkpoint, None, self._reader)
+        self._reader.load({f"{PREFIX}{name}": tensor}, None)
         return tensor
 
 

@@ -18,7 +18,7 @@ from processes import largest, launch, process_group
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.published import VerifiedCheckpoint, newest
-from hpctrain.checkpoint.save_and_load import CheckpointSaver, load
+from hpctrain.checkpoint.save_and_load import CheckpointReader, CheckpointSaver
 from hpctrain.checkpoint.state import collect, fingerprint, prepare_moments, set_optimizer_step
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.corpus.read.objective import SpecialTokens, examples
@@ -461,7 +461,7 @@ def load_into_plans(
         tensors = collect(named, optimizer)
         for tensor in tensors.values():
             tensor.fill_(9.0)
-        load(tensors, found.path, dist.group.WORLD)
+        CheckpointReader(found.path).load(tensors, dist.group.WORLD)
         set_optimizer_step(named, optimizer, found.manifest.step)
         results[name] = largest([deviation(tensor, expected[key]) for key, tensor in tensors.items()])
     return results

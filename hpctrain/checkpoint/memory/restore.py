@@ -29,6 +29,7 @@ from hpctrain.base.errors import CheckpointError, InputError
 from hpctrain.checkpoint.memory.mapping import DTYPES, MappedSegment
 from hpctrain.checkpoint.memory.segment import REGIONS, IndexEntry, SegmentError, StepVerdict, read_verdict
 from hpctrain.checkpoint.memory.update import finish
+from hpctrain.checkpoint.save_and_load import first_failure, last_line
 from hpctrain.records.format.input_file import parse_json_line
 from hpctrain.records.history.manifest import LossScale
 from hpctrain.records.history.run_log import MetricRow
@@ -102,9 +103,8 @@ def load_from_segments(tensors: dict[str, Tensor], segments: Sequence[MappedSegm
     try:
         dcp.load(tensors, storage_reader=reader, process_group=group)
     except dcp.api.CheckpointException as error:
-        cause = next(iter(error.failures.values()), error)
-        words = str(cause[0] if isinstance(cause, tuple) else cause).strip().splitlines()
-        raise CheckpointError(f"the state in memory cannot be loaded: {words[-1] if words else 'no reason'}") from None
+        words = last_line(first_failure(error)[1])
+        raise CheckpointError(f"the state in memory cannot be loaded: {words}") from None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.units import format_bytes, format_si
 from hpctrain.checkpoint.published import newest
-from hpctrain.checkpoint.save_and_load import load
+from hpctrain.checkpoint.save_and_load import CheckpointReader
 from hpctrain.checkpoint.state import collect, fingerprint
 from hpctrain.records.history.selfcheck import CheckOrder, CheckResult
 from hpctrain.records.plan.plan import Plan
@@ -83,7 +83,8 @@ def check_checkpoint(order: CheckOrder) -> CheckResult:
         checkpoint, _ = newest(folder / "checkpoints")
         if checkpoint is None:
             raise HpctrainError("no checkpoint was written")
-        load(collect(trainer.pipeline.parameters(), trainer.optimizer), checkpoint.path, dist.new_group(backend="gloo"))
+        state = collect(trainer.pipeline.parameters(), trainer.optimizer)
+        CheckpointReader(checkpoint.path).load(state, dist.new_group(backend="gloo"))
         loaded = fingerprint(trainer.pipeline.parameters())
     if saved == later:
         raise HpctrainError("the step beside the save changed no weight")
