@@ -35,8 +35,9 @@ def piece_of(plan: Plan, rank: int) -> Piece:
 def choose_restore(
     inventories: Mapping[str, Sequence[HeldState]], plans: Mapping[int, Plan], new: Plan, newer_than: int = -1
 ) -> MemoryChoice | None:
-    """Return the newest state of which the nodes of a new plan hold every piece; None if there is none. If two
-    generations left the same step, the one on which the new plan continues in place is chosen, else the newer one.
+    """Return the newest state of which the nodes of a new plan hold every piece; None if there is none. Of two
+    generations' states of the same step, the one on which the new plan continues in place is chosen, else the newer
+    generation's.
 
     A part that is one step behind the state counts if it has the complete gradients of the state's last step and any
     part has their norm.

@@ -171,7 +171,7 @@ class BucketedUpdate:
 
 
 def clip_factor(norm: Tensor, largest: float) -> Tensor:
-    """Return the factor by which gradients are clipped.
+    """Return the factor, at most 1, by which gradients are multiplied to clip them.
 
     Args:
         norm: norm of the whole model's gradient, in double precision. NaN gives the factor 1.

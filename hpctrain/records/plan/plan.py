@@ -367,8 +367,8 @@ class Plan(Document):
         ]
 
     def coordinate(self, rank: int) -> tuple[int, int, int]:
-        """Return pipeline rank, replica and tensor-parallel rank of a global rank. Ranks along tp are in ascending
-        order.
+        """Return pipeline rank, number of the replica and tensor-parallel rank of a global rank, each from 0. The
+        tensor-parallel ranks of a group follow its ascending global ranks.
 
         Raises:
             ValueError: the plan has fewer ranks.
