@@ -77,7 +77,10 @@ def _shards(parameter: nn.Parameter) -> int:
 
 
 def gradient_norm(
-    parameters: list[nn.Parameter], plan: Plan, tied_holders: Mapping[nn.Parameter, int] | None = None
+    parameters: list[nn.Parameter],
+    plan: Plan,
+    tied_holders: Mapping[nn.Parameter, int] | None = None,
+    together: bool = False,
 ) -> Tensor:
     """Return the L2 norm of the whole model's gradient, after the reduction over replicas. Collective over the world.
 
@@ -92,6 +95,7 @@ def gradient_norm(
         plan: the plan, which gives the number of holders.
         tied_holders: parameter -> number of pipeline ranks that hold it, for parameters with more than one; None: every
             parameter has one.
+        together: whether no rank may have the norm before all ranks have called this function.
     """
     gradients = local_gradients(parameters)
     total = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
@@ -99,7 +103,9 @@ def gradient_norm(
         holders = plan.dp * plan.tp // _shards(parameter) * (tied_holders or {}).get(parameter, 1)
         total += _square(grad.detach()) / holders
     if plan.world_size == plan.dp and plan.shards == 1 and plan.codec.sums_gradients:
-        total *= plan.dp  # every rank holds the whole gradient, so no collective is needed
+        total *= plan.dp  # every rank holds the whole gradient, so no sum is needed
+        if together:
+            dist.barrier()
     else:
         dist.all_reduce(total)
     return total.sqrt()

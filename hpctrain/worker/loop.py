@@ -115,7 +115,8 @@ class Loop:
             with ACTIVITY.doing("keep the gradients"):
                 keep_gradients(trainer, trainer.live, job, time.perf_counter() - start, scale)
         with ACTIVITY.doing("all-reduce of the gradient's norm", waits=True):
-            total = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.tied_holders())
+            holders, keeps = trainer.pipeline.tied_holders(), trainer.live is not None
+            total = gradient_norm(trainer.parameters, trainer.plan, holders, together=keeps)
         with ACTIVITY.doing("optimizer"):
             lr, norm = self._update(total)
         dp_bytes += trainer.reducer.after_step(trainer.step + 1)

@@ -85,21 +85,33 @@ class StateMemory:
         try:
             segments += [MappedSegment(descriptor) for descriptor in descriptors]
             restored = finish_everywhere(segments, source.step, self.group) if source is not None else None
-            named, padded = self.pipeline.parameters(), self._padded()
+            named = self.pipeline.parameters()
             if in_place:
                 self._adopted = segments[0]
-                self.live = LiveState.adopt(segments[0], named, self.optimizer, self.clip_norm, padded)
+                self.live = LiveState.adopt(segments[0], named, self.optimizer, self.clip_norm, self._padded())
                 return restored
-            if self.keeps_state and self.order.live is not None:
-                descriptor, owner = self.order.live, self.owner
-                self.live = LiveState.fill(descriptor, owner, named, self.optimizer, self.clip_norm, padded)
+            self.live = self._fill()
             if source is not None:
                 load_from_segments(collect(named, self.optimizer), segments, self.group)
             return restored
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             for segment in segments:
                 segment.control.set_state(None)
             raise MemoryUnusableError(str(error)) from error
+
+    def _fill(self) -> LiveState | None:
+        """Move the state of this rank into its new segment. Return None, on all ranks, if a rank has none or no memory
+        for it: the state is then lost with the processes. Collective."""
+        made = None
+        if self.keeps_state and self.order.live is not None:
+            named, padded = self.pipeline.parameters(), self._padded()
+            try:
+                made = LiveState.fill(self.order.live, self.owner, named, self.optimizer, self.clip_norm, padded)
+            except OSError as error:
+                print(f"hpctrain: no shared memory for the state, which ends with the workers: {error}", flush=True)
+        everywhere = torch.tensor(int(made is not None))
+        dist.all_reduce(everywhere, dist.ReduceOp.MIN, group=self.group)
+        return made if everywhere else None
 
     def restore_reducer(self, reducer: Reducer) -> str | None:
         """Load what the reducer kept between steps, if this rank continues on its own segment. Return why this state

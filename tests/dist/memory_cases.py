@@ -8,8 +8,10 @@ python memory_cases.py fewer 8 FOLDER    eight ranks, then five
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from real_text import TEXT
 from resume_cases import add_dropout
 
 from hpctrain.agent.worker_messages import MemoryOrder
-from hpctrain.checkpoint.memory.segment import held_state
+from hpctrain.checkpoint.memory.live_state import LiveState
+from hpctrain.checkpoint.memory.segment import held_state, read_state
 from hpctrain.checkpoint.state import collect
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
@@ -89,6 +92,8 @@ FEWER: dict[str, tuple[Plan, Plan]] = {
         make_plan(1, 5, 1, WHOLE, [(2, 1), (2, 1), (2, 1), (1, 1), (1, 1)]),
     ),
 }
+NO_ROOM, NO_ROOM_AS = "no room", "dp2 uneven"
+"""A run of which one rank gets no shared memory, and the case that it is otherwise equal to."""
 MEMORY: dict[tuple[str, str, int], int] = {}
 """Case, generation and rank -> the memory, which all processes of the launch have."""
 
@@ -121,6 +126,45 @@ def lose_last_row(place: Path) -> None:
     (place / "metrics.jsonl").write_text("".join(lines[:-1]))
 
 
+def keep_late(trainer: Trainer, other: int) -> list[int]:
+    """Keep the gradients of a step late. Return a list that gets the step if `other`, the segment of another rank, then
+    has its norm."""
+    assert trainer.live is not None
+    early: list[int] = []
+    keep = trainer.live.keep_gradients
+
+    def late(step: int, *args: Any) -> None:
+        deadline = time.monotonic() + 0.3
+        while step == HALFWAY and time.monotonic() < deadline and not early:
+            time.sleep(0.01)
+            if read_state(other).norm_step == step:
+                early.append(step)
+        keep(step, *args)
+
+    trainer.live.keep_gradients = late  # type: ignore[method-assign]
+    return early
+
+
+def without_room_on_one_rank(folder: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
+    """One rank gets no shared memory."""
+    fill = LiveState.fill
+
+    def full(*_: object) -> LiveState:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    if rank == 1:
+        LiveState.fill = full  # type: ignore[method-assign, assignment]
+    descriptor = MEMORY[NO_ROOM, "old", rank]
+    trainer = open_trainer(folder / NO_ROOM, SAME[NO_ROOM_AS][0], 0, None, rank, meeting, MemoryOrder(live=descriptor))
+    LiveState.fill = fill  # type: ignore[method-assign]
+    steps(trainer, END)
+    everyone: list[Any] = [None, None]
+    dist.all_gather_object(everyone, (trainer.live is None, held_state(descriptor)))
+    leave()
+    rows = figures(folder / NO_ROOM) == figures(folder / f"{NO_ROOM_AS}, straight")
+    return {"rows": rows, "kept": everyone}
+
+
 def on_the_same_plan(folder: Path, rank: int, world: int) -> dict[str, Any]:
     """Straight without such memory; with it, and half way a new generation that continues on the old segments."""
     meeting = dist.FileStore(str(folder / "meeting"), world)
@@ -137,6 +181,7 @@ def on_the_same_plan(folder: Path, rank: int, world: int) -> dict[str, Any]:
         trainer = open_trainer(place, plan, 0, None, rank, meeting, order)
         overflow(trainer)
         assert trainer.live is not None
+        early = keep_late(trainer, MEMORY[name, "old", 1]) if rank == 0 else []
         steps(trainer, HALFWAY)
         leave()
         if rank == 0:
@@ -149,6 +194,8 @@ def on_the_same_plan(folder: Path, rank: int, world: int) -> dict[str, Any]:
         found[name] = {"unequal": bits, "compared": len(expected), "rows": figures(straight) == figures(place)}
         found[name]["skipped"] = trainer.scaler.state.skipped if trainer.scaler is not None else None
         found[name]["dropped"] = trainer.residuals_dropped
+        found[name]["early"] = early
+    found[NO_ROOM] = without_room_on_one_rank(folder, rank, meeting)
     return found
 
 
@@ -213,7 +260,8 @@ def main(what: str, world: int, folder: Path) -> None:
     names: dict[str, dict[str, Any]]
     if what == "same":
         names = {f"{name}, {part}": changes for name, (_, changes) in SAME.items() for part in ("straight", "memory")}
-        cases = list(SAME)
+        names[NO_ROOM] = {}
+        cases = [*SAME, NO_ROOM]
     else:
         cases = list(OTHER if what == "other" else FEWER)
         names = {name: {} for name in cases}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memory_cases import FEWER, HALFWAY, OTHER, SAME
+from memory_cases import FEWER, HALFWAY, NO_ROOM, OTHER, SAME
 from processes import run_cases
 
 SCRIPT = Path(__file__).with_name("memory_cases.py")
@@ -37,7 +37,15 @@ def test_two_generations_in_memory_are_one_without_it_bit_by_bit(name: str, same
     assert same[name]["unequal"] == []
     assert same[name]["compared"] > 20
     assert same[name]["dropped"] is None
+    # No rank may update before all have kept what is needed to finish the step.
+    assert same[name]["early"] == []
     assert same[name]["skipped"] is None or same[name]["skipped"] > 0
+
+
+@pytest.mark.slow
+def test_without_shared_memory_on_one_rank_all_ranks_train_in_their_own(same: dict[str, dict[str, Any]]) -> None:
+    assert same[NO_ROOM]["kept"] == [[True, None], [True, None]]
+    assert same[NO_ROOM]["rows"]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.memory.mapping import DTYPES, MappedSegment
 from hpctrain.checkpoint.memory.segment import (
+    BUCKET_BYTES,
     AdamSettings,
     IndexEntry,
     SegmentError,
@@ -27,7 +28,7 @@ from hpctrain.checkpoint.memory.segment import (
     encode_index,
     layout_header,
 )
-from hpctrain.checkpoint.memory.update import BUCKET_BYTES, BucketedUpdate, begin
+from hpctrain.checkpoint.memory.update import BucketedUpdate, begin
 from hpctrain.checkpoint.state import MOMENTS
 from hpctrain.records.history.manifest import LossScale
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 
@@ -19,10 +20,8 @@ from hpctrain.checkpoint.memory.segment import (
     aligned,
     read_header,
     read_index,
-    read_slot,
+    read_record,
     read_slot_index,
-    read_state,
-    slot_index,
 )
 
 _BITS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
@@ -30,6 +29,8 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _BITS}
 """Name of a dtype in an index -> dtype. Parameters have one of these."""
 _ROW = "row of metrics"
 """Name of the row of metrics.jsonl among the tensors of a slot."""
+_SPARE_BYTES = 1 << 16
+"""Bytes behind a new slot, for longer rows of metrics.jsonl. Bytes that nobody has written take no memory."""
 
 
 class MappedSegment:
@@ -55,10 +56,12 @@ class MappedSegment:
         self._bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
         self._slots: dict[int, tuple[int, Tensor]] = {}
         """Parity of a step -> offset and bytes of the memory for its slot."""
-        step = read_state(descriptor).step
-        for known in () if step is None else (step, step + 1):
-            if (slot := read_slot(descriptor, known)) is not None:
-                self._map_slot(known % 2, *slot)
+        # A slot whose step is over is written again. The room of a slot ends where the other one's begins.
+        slots = [read_record(descriptor, parity)[1:] for parity in (0, 1)]
+        ends = [*(offset for offset, size in slots if size), os.fstat(descriptor).st_size]
+        for parity, (offset, size) in enumerate(slots):
+            if size:
+                self._map_slot(parity, offset, min(end for end in ends if end > offset) - offset)
 
     def flat(self, region: str, padding: bool = False) -> list[Tensor]:
         """Return each parameter's part of a region as a flat tensor, in the order of the index. The tensors share the
@@ -116,7 +119,8 @@ class MappedSegment:
             size = tensor.numel() * tensor.element_size()
             described[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end, size)
             end = aligned(end + size)
-        head = slot_index(described)
+        text = json.dumps(described).encode()
+        head = len(text).to_bytes(8, "little") + text
         start = aligned(len(head))
         offset, room = self._room(step % 2, start + end)
         room[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
@@ -131,14 +135,15 @@ class MappedSegment:
         small."""
         if parity not in self._slots or self._slots[parity][1].numel() < size:
             offset = -(-os.fstat(self.descriptor).st_size // PAGE) * PAGE
-            os.ftruncate(self.descriptor, offset + -(-size // PAGE) * PAGE)
-            self._map_slot(parity, offset, size)
+            room = -(-(size + _SPARE_BYTES) // PAGE) * PAGE
+            os.ftruncate(self.descriptor, offset + room)
+            self._map_slot(parity, offset, room)
         return self._slots[parity]
 
     def _map_slot(self, parity: int, offset: int, size: int) -> None:
-        if offset % PAGE:
+        if offset % PAGE or offset < self.header.slots:
             raise SegmentError("what reducers keep in memory is at a wrong place")
-        memory = mmap.mmap(self.descriptor, -(-size // PAGE) * PAGE, offset=offset)
+        memory = mmap.mmap(self.descriptor, size, offset=offset)
         self._slots[parity] = offset, torch.frombuffer(memory, dtype=torch.uint8)
 
     def read_row(self, step: int) -> bytes | None:
@@ -159,10 +164,10 @@ class MappedSegment:
         return {name: tensor for name, tensor in self._read_slot(step).items() if name != _ROW}
 
     def _read_slot(self, step: int) -> dict[str, Tensor]:
-        slot = read_slot(self.descriptor, step)
-        if slot is None:
+        known, offset, count = read_record(self.descriptor, step % 2)
+        if known != step or not count:
             return {}
-        described, start = read_slot_index(self.descriptor, slot)
+        described, start = read_slot_index(self.descriptor, (offset, count))
         tensors = {}
         for name, (dtype, shape, place, size) in described.items():
             raw = bytearray(os.pread(self.descriptor, size, start + place))

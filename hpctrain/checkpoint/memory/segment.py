@@ -22,9 +22,8 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, ValidationError
 
@@ -45,6 +44,12 @@ REGIONS = ("model", "exp_avg", "exp_avg_sq", "gradient")
 """Names of the regions, in their order; the first three are prefixes of names in a checkpoint."""
 ALIGNMENT = 64
 """Alignment in bytes of each tensor, a cache line."""
+
+BUCKET_BYTES = 1 << 20
+"""Bytes of parameters in one bucket of an update: with its moments, gradients and undo area it fits into the cache of a
+core."""
+UNDO_BYTES = 3 * BUCKET_BYTES
+"""Bytes of the undo area: a bucket's parameters and moments."""
 
 _HEADER = struct.Struct("<8sIIQ32sQQQQQI")
 _CRC = struct.Struct("<I")
@@ -289,18 +294,17 @@ def read_verdict(descriptor: int, step: int) -> StepVerdict | None:
     return StepVerdict(norm, lr, loss_scale)
 
 
-def read_slot(descriptor: int, step: int) -> tuple[int, int] | None:
-    """Return offset in the segment and bytes of the slot of a step; None if the segment has no slot of that step.
+def read_record(descriptor: int, parity: int) -> tuple[int, int, int]:
+    """Return the step of the record of even (0) or odd (1) steps, and offset and bytes of its slot; 0 bytes: it has
+    none.
 
     Raises:
         SegmentError: the slot lies outside of the segment.
     """
-    known, offset, size = _RECORD.unpack(os.pread(descriptor, _RECORD.size, _RECORDS + step % 2 * _RECORD_BYTES))
-    if known != step or not size:
-        return None
+    step, offset, size = _RECORD.unpack(os.pread(descriptor, _RECORD.size, _RECORDS + parity * _RECORD_BYTES))
     if offset + size > os.fstat(descriptor).st_size:
         raise SegmentError("what reducers keep lies outside of a rank's state in memory")
-    return offset, size
+    return step, offset, size
 
 
 def held_state(descriptor: int) -> HeldState | None:
@@ -358,12 +362,6 @@ class Control:
     def close(self) -> None:
         """Let go of the memory, so that its mapping can be closed."""
         self._words.release()
-
-
-def slot_index(tensors: Mapping[str, Any]) -> bytes:
-    """Return the index of a slot: 8 bytes with the length of a JSON text, and this text, which has `tensors`."""
-    data = json.dumps(tensors).encode()
-    return _WORD.pack(len(data)) + data
 
 
 def read_slot_index(descriptor: int, slot: tuple[int, int]) -> tuple[dict[str, tuple[str, list[int], int, int]], int]:

@@ -18,9 +18,6 @@ from torch import Tensor
 from hpctrain.checkpoint.memory.mapping import MappedSegment
 from hpctrain.checkpoint.memory.segment import IndexEntry, SegmentError, StepVerdict, read_state, read_verdict
 
-BUCKET_BYTES = 1 << 20
-"""Bytes of parameters in one bucket: with its moments, gradients and undo area it fits into the cache of a core."""
-
 GRAIN = 1024
 """A parameter is cut only at multiples of this count of numbers, so that a kernel rounds them as in the whole tensor:
 it treats the last few numbers of a tensor in another way than full vectors."""

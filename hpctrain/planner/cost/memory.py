@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.even_parts import even_parts
+from hpctrain.checkpoint.memory.segment import UNDO_BYTES
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.records.plan.compression import BUCKET_BYTES, LocalSteps
 from hpctrain.schedule.generate import (
@@ -22,8 +23,6 @@ from hpctrain.schedule.generate import (
 
 IN_FLIGHT_BYTES = 4 * BUCKET_BYTES
 """Bytes of the gradient buckets that a device is sending at one moment, if there are several replicas."""
-UNDO_BYTES = 3 << 20
-"""Bytes of the undo area of a state in memory: a bucket's parameters and moments."""
 HEAP_RETAINED_COPIES = {"cpu": (0.0, 2.0, 2.0, 3.3), "cuda": (0.0, 0.0, 0.0, 0.0)}
 """Kind of device -> [ZeRO level] -> fp32 copies of a rank's whole parameters that were freed but that glibc's heap
 still holds. Measured on CPU: 1.0 to 2.1 copies at level 1, 1.8 at level 2, 2.5 to 3.3 at level 3, with two replicas of
