@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from hpctrain.agent.agreement_messages import REASON_CHARS
-from hpctrain.agent.decide import Decision, decide, failures
+from hpctrain.agent.decide import Decision, decide
 from hpctrain.agent.event_log import EventLog, crash_message
 from hpctrain.agent.generation_store import GenerationSource, GenerationStore, StateKeeper
 from hpctrain.agent.group import WorkerGroup, WorkerUpdate, event_of
@@ -23,7 +23,6 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError, HpctrainError
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.records.history.generation import GENERATIONS, Generation, Member
-from hpctrain.records.history.memory_state import HeldState
 
 TICK_S = 0.1
 """Longest time between two decisions, in seconds."""
@@ -76,14 +75,14 @@ class Agent:
         self._state = AgentView(place.node, place.nodes, "joining", context.clock.now(), incarnation=place.incarnation)
         self._next = NextGeneration(
             place, peers, source, store or GenerationStore(place.folder / GENERATIONS), context.event_log,
-            (context.making, context.files), self._end_for_agreement, lambda: self._held,
+            (context.making, context.files), self._end_for_agreement,
+            context.memory.held if context.memory is not None else tuple,
         )  # fmt: skip
         self._stop_logged = False
         self._fault_at: float | None = None
         self._last_step: dict[str, float] = {}
         self._weights: dict[str, str] = {}
         self._places: Sequence[str] = []
-        self._held: tuple[HeldState, ...] = ()
         self._reachability = ReachabilityTracker(place.node, place.nodes, limits)
         self._announced_unheard: tuple[int, ...] = ()
         self._watched: list[LineChannel] = []
@@ -173,10 +172,12 @@ class Agent:
         self._end_workers()
         self._enter("fault", reason)
 
-    def _end_for_agreement(self, reason: str) -> None:
-        """End the running generation, if there is one, because this agent is about to vote on the next one."""
+    def _end_for_agreement(self, reason: str) -> bool:
+        """End the running generation, if there is one, because this agent is about to vote on the next one. Return
+        whether no worker runs any more."""
         if self._state.phase == "running":
             self._end_generation(reason)
+        return self._group.kill()
 
     def _propose(self, now: float, decision: Decision) -> int | None:
         """Go on proposing the next generation. Return the exit code if no generation can be made, else None."""
@@ -184,7 +185,7 @@ class Agent:
         known = {agent.node: _member(agent) for agent in agents}
         try:
             members = tuple(known[node] for node in decision.members)
-            self._next.propose(now, decision, members, failures(self._view()))
+            self._next.propose(now, decision, members)
         except ProposalFailure as failure:
             return self._fail(failure.decision)
         return None
@@ -294,7 +295,6 @@ class Agent:
 
     def _enter(self, phase: Phase, reason: str) -> None:
         self._state = replace(self._state, phase=phase, reason=reason, phase_since=self._clock.now())
-        self._held = self._memory.held() if self._memory is not None and phase == "fault" else ()
         self._peers.exchange(self._state.phase_since, self._announcement(), at_once=True)
 
     def _linger(self, code: int) -> int | None:
@@ -307,13 +307,11 @@ class Agent:
         return code if informed or self._clock.now() >= self._leave_at else None
 
     def _view(self) -> AgentView:
-        between = self._state.phase in ("joining", "fault")
         return replace(
             self._state,
             peers=self._peers.views(),
             workers=replace(self._group.view(), doing=self._doing()),
             stop_wanted=self._context.stop_wanted() is not None,
-            checkpoint=self._source.newest_checkpoint() if between else None,
             silent=self._reachability.silent,
         )
 

@@ -71,7 +71,7 @@ class Agreement:
         send: Send,
         journal: Journal,
         in_background: Background,
-        end_generation: Callable[[str], None],
+        end_generation: Callable[[str], bool],
         held: Callable[[], Sequence[HeldState]],
     ) -> None:
         """Prepare to take part.
@@ -81,7 +81,7 @@ class Agreement:
             journal: the files of the witness.
             in_background: begins the calls that use files.
             end_generation: ends this node's part of the running generation; its argument is the reason. It is called
-                before each promise and vote.
+                before each promise and vote, and returns whether no worker runs any more. Else this agent gives none.
             held: returns the parts of training states in this node's memory. It is called for each promise.
         """
         self._me = me
@@ -288,7 +288,8 @@ class Agreement:
         if not self._state.allows(message.ballot):
             self._reply(now, node, Refusal(**about, promised_round=self._state.promised.round))
             return
-        self._end_generation(message.reason if isinstance(message, Prepare) else message.record.reason)
+        if not self._end_generation(message.reason if isinstance(message, Prepare) else message.record.reason):
+            return  # the request comes again
         if isinstance(message, AcceptRequest):
             self._state = self._state.after_accept(Vote(message.ballot, message.record))
             self._reply(now, node, Accepted(**about, incarnation=self._me.incarnation))

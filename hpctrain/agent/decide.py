@@ -15,9 +15,8 @@ from typing import Literal
 from hpctrain.agent.hang_report import WorkerActivity, blocking_workers, describe_hang
 from hpctrain.agent.view import AgentView, DecisionLimits, PeerView
 from hpctrain.agent.worker_failure import WorkerFailure
-from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE
+from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.base.net.vertex_cover import NodePair, vertex_cover
-from hpctrain.records.history.ledger import is_new_checkpoint, retries_spent_text
 
 Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]
 
@@ -69,15 +68,6 @@ def alive(now: float, peer: PeerView, limits: DecisionLimits) -> bool:
         and peer.phase not in ("crashed", "cut_off")
         and now - peer.last_seen <= limits.recovery.heartbeat_timeout_s
     )
-
-
-def failures(view: AgentView) -> int:
-    """Return how many generations in a row have failed, the present one included; a generation that left a new
-    checkpoint counts as the first. 0 before the first generation.
-    """
-    if view.record is None:
-        return 0
-    return 1 if is_new_checkpoint(view.record.restore, view.checkpoint) else view.record.failures + 1
 
 
 def has_quorum(present: Collection[str], members: Collection[str]) -> bool:
@@ -310,9 +300,7 @@ def _cut_words(node: str, silent: list[NodePair], broken: list[NodePair]) -> str
 def _too_few(
     view: AgentView, members: tuple[str, ...], out: Mapping[str, str], limits: DecisionLimits
 ) -> Decision | None:
-    min_nodes, retries = limits.recovery.min_nodes, limits.recovery.retries
-    if (spent := retries_spent_text(failures(view), retries)) is not None:
-        return Decision("fail", f"{spent}; last: {view.reason}", exit_code=EXIT_NO_PROGRESS)
+    min_nodes = limits.recovery.min_nodes
     if len(members) < min_nodes:
         remaining = f"{len(members)} of the nodes are left ({', '.join(members)}), recovery.min_nodes is {min_nodes}"
         reason = "; ".join([remaining, *out.values(), *_crashes(view)])

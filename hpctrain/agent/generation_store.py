@@ -161,8 +161,6 @@ class Proposal:
     """The generation before; None for the first."""
     reason: str
     """Why a new generation begins."""
-    failures: int
-    """Number of failed generations in a row, as `failures` of `hpctrain.agent.decide` counts them."""
     proposer: str
     """Incarnation of the agent that proposes."""
     held: Mapping[str, Sequence[HeldState]] = field(default_factory=dict)
@@ -205,9 +203,6 @@ class GenerationSource(Protocol):
     def make(self, proposal: Proposal) -> ProposedGeneration:
         """Return the next generation's record, its plan, and the function that announces both once the agents agree on
         the record."""
-
-    def newest_checkpoint(self) -> str | None:
-        """Return the path of the newest published checkpoint, relative to the run folder; None if there is none."""
 
     def plan_of(self, record: Generation) -> Plan:
         """Return the plan that a generation runs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +45,9 @@ from hpctrain.base.process import WORKER, Process, Runner
 from hpctrain.records.history.fault import EXCEPTION, fault_named
 from hpctrain.records.history.run_log import EventKind
 
-KILL_WAIT_S = 10.0
-"""Seconds to wait for the end of a worker that was killed."""
+KILL_WAIT_S = 2.0
+"""Seconds to wait for the ends of workers that were killed; shorter than the heartbeat timeout, because the agent sends
+no heartbeat meanwhile."""
 
 
 @dataclass
@@ -119,6 +121,8 @@ class WorkerGroup:
         self._started = 0.0
         self.workers: list[WorkerProcess] = []
         self._last_progress = 0.0
+        self._stuck: list[Process] = []
+        """Killed workers that still run."""
 
     def start(self, now: float, orders: Sequence[StartOrder], store: socket.socket | None) -> None:
         """Start one worker for each order, and send it the order.
@@ -233,17 +237,23 @@ class WorkerGroup:
         for worker in self.workers:
             worker.channel.send(StopOrder().to_json())
 
-    def kill(self) -> None:
-        """Kill every worker with SIGKILL. When the call returns, none of them runs."""
+    def kill(self) -> bool:
+        """Kill every worker with SIGKILL, and wait for their ends, together at most `KILL_WAIT_S`. Return whether none
+        runs any more. A killed worker may stay in a call of the system (a hanging disk or driver); call again to ask
+        for it."""
         for worker in self.workers:
             if worker.exit_code is None:
                 worker.process.kill()
+        deadline = time.monotonic() + KILL_WAIT_S
         for worker in self.workers:
-            if worker.exit_code is None:
-                worker.exit_code = worker.process.wait(KILL_WAIT_S)
+            if worker.exit_code is None and worker.process.wait(max(0.0, deadline - time.monotonic())) is None:
+                self._stuck.append(worker.process)
+                print(f"hpctrain agent: the worker of rank {worker.rank} was killed and still runs", flush=True)
             worker.channel.close()
             os.close(worker.activity)
         self.workers = []
+        self._stuck = [process for process in self._stuck if process.poll() is None]
+        return not self._stuck
 
 
 def _receive(worker: WorkerProcess) -> list[Report]:

@@ -78,7 +78,7 @@ class NextGeneration:
         store: GenerationStore,
         event_log: EventLog,
         threads: tuple[Executor, Executor],
-        end_generation: Callable[[str], None],
+        end_generation: Callable[[str], bool],
         held: Callable[[], Sequence[HeldState]],
     ) -> None:
         """Prepare to take part.
@@ -86,7 +86,8 @@ class NextGeneration:
         Args:
             threads: one makes records, the other reads and writes the files of the agreement. The first may be busy for
                 minutes, because it hashes checkpoints.
-            end_generation: ends this node's part of the running generation; its argument is the reason.
+            end_generation: ends this node's part of the running generation; its argument is the reason. Returns whether
+                no worker runs any more.
             held: returns the parts of training states in this node's memory, once the generation has ended.
         """
         self._place = place
@@ -160,13 +161,12 @@ class NextGeneration:
             self._inform_all(record)
         return record
 
-    def propose(self, now: float, decision: Decision, members: tuple[Member, ...], failures: int) -> None:
+    def propose(self, now: float, decision: Decision, members: tuple[Member, ...]) -> None:
         """Go on proposing the next generation; to be called in each turn in which `decision` is to propose.
 
         Args:
             now: seconds of the agent's clock.
             members: the agents of the nodes that `decision` names.
-            failures: number of failed generations in a row.
 
         Raises:
             ProposalFailure: no record can be made, or the run folder cannot be written.
@@ -179,7 +179,6 @@ class NextGeneration:
                 members=fit,
                 previous=self._record or self._store.newest(),
                 reason=decision.reason,
-                failures=failures,
                 proposer=self._place.incarnation,
                 held=held,
             )

@@ -113,9 +113,6 @@ class AgentView:
     workers: WorkerView = field(default_factory=WorkerView)
     stop_wanted: bool = False
     """Whether this node was asked to save and stop."""
-    checkpoint: str | None = None
-    """The newest checkpoint on disk, which is looked up between two generations only; else None. A new one means that
-    the run made progress between two failures."""
     incarnation: str = ""
     """Incarnation of this agent. A restarted agent is no member of a generation that names its node's earlier agent."""
     silent: Mapping[NodePair, float] = field(default_factory=dict)

@@ -10,13 +10,12 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
+from hpctrain.agent.hang_report import MAX_WORKERS_PER_NODE
 from hpctrain.base.net.wire import Message
 from hpctrain.records.format.document import Part
 from hpctrain.records.format.message import parse_message
 from hpctrain.records.history.memory_state import MemorySource
 
-MAX_SEGMENTS = 64
-"""Most old segments that one worker reads."""
 TEXT_CHARS = 8000
 """Most characters of a text in a message."""
 
@@ -55,7 +54,7 @@ class MemoryOrder(Part):
     the worker's state ends with it."""
     source: MemorySource | None = None
     """State in memory from which the generation starts; None: it starts from a checkpoint or the first weights."""
-    segments: Annotated[tuple[Count, ...], Field(max_length=MAX_SEGMENTS, strict=False)] = ()
+    segments: Annotated[tuple[Count, ...], Field(max_length=MAX_WORKERS_PER_NODE, strict=False)] = ()
     """Descriptors of old segments that this worker reads for all ranks; no other worker gets them."""
 
     @property

@@ -115,6 +115,12 @@ class RefusedError(HpctrainError):
     exit_code = EXIT_REFUSED
 
 
+class NoProgressError(HpctrainError):
+    """Several generations in a row failed without a new checkpoint or a later step in memory."""
+
+    exit_code = EXIT_NO_PROGRESS
+
+
 class CommandError(HpctrainError):
     """A command that hpctrain ran could not start or ended with an error."""
 

@@ -26,7 +26,8 @@ from hpctrain.base.process import Process, SystemRunner, kill_group
 from hpctrain.base.system.kernel import set_child_subreaper
 
 MESSAGE_BYTES = 1 << 17
-MAX_FDS = 128
+MAX_FDS = 253
+"""Most descriptors in one message, by Linux (SCM_MAX_FD). A worker that inherits more is not forked, but started."""
 REPLY_TIMEOUT_S = 3.0
 """Seconds to wait for a reply. A loaded fork server forks within milliseconds; a server without a reply in this time
 counts as hanging and is replaced."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import Proposal, ProposedGeneration
-from hpctrain.base.errors import HpctrainError, InputError, RefusedError
+from hpctrain.base.errors import HpctrainError, InputError, NoProgressError, RefusedError
 from hpctrain.checkpoint import published
 from hpctrain.checkpoint.memory.choose import choose_restore
 from hpctrain.launch.preflight.checks import check_devices, check_plan
@@ -20,6 +20,7 @@ from hpctrain.planner import make_plan
 from hpctrain.planner.replan.calibration import learned_profile
 from hpctrain.planner.replan.replan import replan, with_fewer_spares
 from hpctrain.records.history.generation import GENERATIONS, Generation, StoreAddress, record_file
+from hpctrain.records.history.ledger import is_new_checkpoint, retries_spent_text
 from hpctrain.records.history.memory_state import MemorySource
 from hpctrain.records.history.run_log import EventKind, read_events
 from hpctrain.records.plan.plan import Plan
@@ -60,6 +61,7 @@ class GenerationMaker:
         Raises:
             RefusedError: the model does not fit on the members' nodes, the plan in the run folder is for other devices,
                 or all saved checkpoints are lost.
+            NoProgressError: more than `recovery.retries` generations in a row have failed without progress.
             FileError, InputError: topology or plan cannot be used.
         """
         pending = _PendingEvents()
@@ -74,6 +76,9 @@ class GenerationMaker:
         plan.write(self.folder / name)
         first = plan.ranks[0].node
         source = self._memory(proposal, plan)
+        failures, newest_start = self._progress(proposal, source)
+        restore = self._newest_path() if source is not None else self._checkpoint(proposal.number, pending)
+        started = source.step if source is not None else _step_of(restore)
         host = next(member for member in proposal.members if member.node == first)
         record = Generation(
             number=proposal.number,
@@ -81,14 +86,36 @@ class GenerationMaker:
             members=list(proposal.members),
             plan=name,
             store=StoreAddress(addr=host.addr, port=host.store_port, node=first),
-            restore=self._newest_path() if source is not None else self._checkpoint(proposal.number, pending),
+            restore=restore,
             memory=source,
             first_weights=self.run.first_weights,
             reason=proposal.reason,
             proposer=proposal.proposer,
-            failures=proposal.failures,
+            failures=failures,
+            newest_start=max(newest_start, started),
         )
         return ProposedGeneration(record, plan, lambda: self._publish(proposal.number, pending))
+
+    def _progress(self, proposal: Proposal, source: MemorySource | None) -> tuple[int, int]:
+        """Return how many generations of the attempt in a row have failed, and the newest step from which one of them
+        started. A generation that left a new checkpoint, or a later step in memory, counts as the first failure.
+
+        Args:
+            source: the state in memory from which the proposed generation starts.
+
+        Raises:
+            NoProgressError: more generations have failed than `recovery.retries` allows.
+        """
+        previous = proposal.previous
+        if previous is None or previous.attempt != proposal.attempt:
+            return 0, 0
+        progressed = is_new_checkpoint(previous.restore, self.newest_checkpoint())
+        # Not only than the step from which the last one started: from one that is lost again, nothing was gained.
+        progressed |= source is not None and source.step > previous.newest_start
+        failures = 1 if progressed else previous.failures + 1
+        if (spent := retries_spent_text(failures, self.run.recovery.retries)) is not None:
+            raise NoProgressError(f"{spent}; last: {proposal.reason}")
+        return failures, previous.newest_start
 
     def newest_checkpoint(self) -> str | None:
         """Return the path of the newest complete checkpoint folder, relative to the run folder; None without one."""
@@ -119,7 +146,7 @@ class GenerationMaker:
                 path = record.plan
                 plans[number] = path, Plan.read(self.folder / path, owned=True)
         saved = self.newest_checkpoint()
-        newer_than = int(saved.rpartition("-")[2]) - 1 if saved is not None else -1
+        newer_than = _step_of(saved) - 1
         by_number = {number: old for number, (_, old) in plans.items()}
         choice = choose_restore(proposal.held, by_number, plan, newer_than)
         if choice is None:
@@ -276,3 +303,8 @@ class GenerationMaker:
         words = lost_checkpoints_error(self.folder, step, refused)
         self.event_log.write("checkpoints_lost", number, words)
         raise RefusedError(words)
+
+
+def _step_of(checkpoint: str | None) -> int:
+    """Return the step of a checkpoint's path; 0 for None."""
+    return int(checkpoint.rpartition("-")[2]) if checkpoint is not None else 0

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hpctrain.agent.worker_messages import MAX_SEGMENTS, MemoryOrder
+from hpctrain.agent.worker_messages import MemoryOrder
 from hpctrain.checkpoint.memory.segment import held_state
 from hpctrain.records.history.generation import Generation
 from hpctrain.records.history.memory_state import HeldState
@@ -59,9 +59,7 @@ class StateSegments:
             if rank not in self._live and not plan.ranks[rank].device.startswith("cuda"):
                 self._live[rank] = os.memfd_create(f"hpctrain-state-{rank}")
         return {
-            rank: MemoryOrder(
-                live=self._live.get(rank), source=source, segments=tuple(self._old[place :: len(ranks)][:MAX_SEGMENTS])
-            )
+            rank: MemoryOrder(live=self._live.get(rank), source=source, segments=tuple(self._old[place :: len(ranks)]))
             for place, rank in enumerate(ranks)
         }
 

@@ -159,10 +159,11 @@ class SimulatedGroup:
     def stop(self) -> None:
         """Never called: no schedule asks a run to stop."""
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         """End the workers."""
         self._process.training = self._exit_code = self.hangs_since = None
         self._process.note_end()
+        return True
 
 
 class SimulatedThread(Executor):
@@ -271,9 +272,6 @@ class SimulatedSource:
             store=StoreAddress(addr="127.0.0.1", port=1, node=members[0].node), proposer=proposal.proposer,
         )  # fmt: skip
         return ProposedGeneration(record, plan, lambda: None)
-
-    def newest_checkpoint(self) -> str | None:
-        return None
 
     def plan_of(self, record: Generation) -> Any:
         try:

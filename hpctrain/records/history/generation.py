@@ -70,7 +70,9 @@ class Generation(Document):
     proposer: str = ""
     """Incarnation of the agent that proposed this record."""
     failures: int = 0
-    """Number of failures since the last new checkpoint, up to the start of this generation."""
+    """Number of failures since the last new checkpoint or later step in memory, up to the start of this generation."""
+    newest_start: int = Field(default=0, ge=0)
+    """Newest step from which a generation of the attempt has started, this one included."""
 
 
 def record_file(generations: Path, number: int) -> Path:

@@ -14,6 +14,7 @@ from fake_clock import FakeClock
 from steps_made import truth, write_generation
 
 from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
+from hpctrain.agent.agreement import Agreement
 from hpctrain.agent.agreement_messages import Accepted, AcceptRequest, AgreementMessage, Prepare, Promise
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import GenerationStore, Proposal, ProposedGeneration
@@ -23,7 +24,7 @@ from hpctrain.agent.view import DecisionLimits, PeerView, WorkerView
 from hpctrain.agent.worker_messages import MemoryOrder, StartOrder, StepDone, WorkerReady
 from hpctrain.base.errors import RefusedError
 from hpctrain.planner import make_plan
-from hpctrain.records.history.generation import Generation, StoreAddress
+from hpctrain.records.history.generation import Generation, Member, StoreAddress
 from hpctrain.records.history.memory_state import HeldState, MemorySource, StateHolder
 from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.plan.plan import Plan
@@ -99,7 +100,8 @@ class Workers:
     def channels(self) -> list[object]:
         return []
 
-    def kill(self) -> None: ...
+    def kill(self) -> bool:
+        return True
 
 
 class Source:
@@ -108,9 +110,6 @@ class Source:
     def __init__(self, make: Callable[[Proposal], ProposedGeneration], plan: Plan) -> None:
         self.make = make
         self._plan = plan
-
-    def newest_checkpoint(self) -> str | None:
-        return None
 
     def plan_of(self, record: Generation) -> Plan:
         return self._plan
@@ -263,3 +262,30 @@ def test_promises_tell_what_each_node_holds_and_workers_get_memory(tmp_path: Pat
     started = [event for event in read_events(tmp_path / "events.jsonl") if event.kind == "generation_started"][-1]
     assert started.data["memory"] == {"generation": 0, "step": 7, "in_place": True}
     assert (started.data["restore_step"], started.data["lost_steps"]) == (7, 2)
+
+
+def test_an_agent_promises_and_votes_only_once_no_worker_of_its_own_runs(tmp_path: Path) -> None:
+    members = [Member(node=node, incarnation=node, addr="127.0.0.1", store_port=1) for node in NODES]
+    store = StoreAddress(addr="127.0.0.1", port=1, node="a")
+    first = Generation(number=0, attempt=0, members=members, plan="p.json", store=store, reason="start")
+    sent: list[AgreementMessage] = []
+    ended = [False]
+
+    def begin(*_: object) -> Any:
+        raise AssertionError("an acceptor uses no files")
+
+    agreement = Agreement(
+        members[1], 0, lambda _, message: sent.append(message), GenerationStore(tmp_path), begin, lambda _: ended[0],
+        lambda: (state(1),),
+    )  # fmt: skip
+    agreement.enter(0.0, first)
+    ballot: dict[str, Any] = {"number": 1, "round": 1, "proposer": "a"}
+    second = first.model_copy(update={"number": 1})
+    requests = [Prepare(**ballot, attempt=0, reason="a worker died"), AcceptRequest(**ballot, record=second)]
+    for request in requests:
+        agreement.receive(1.0, "a", request)
+    assert sent == []
+    ended[0] = True
+    for request in requests:
+        agreement.receive(2.0, "a", request)
+    assert [type(message) for message in sent] == [Promise, Accepted]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.agent.decide import Decision, decide, failures
+from hpctrain.agent.decide import Decision, decide
 from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase, WorkerView
 from hpctrain.agent.worker_failure import WorkerFailure
@@ -20,18 +20,14 @@ SETTINGS = DecisionLimits(
 )
 
 
-def record(
-    number: int = 0, members: tuple[str, ...] = NODES, failed: int = 0, restore: str | None = None
-) -> Generation:
+def record(number: int = 0, members: tuple[str, ...] = NODES) -> Generation:
     return Generation(
         number=number,
         attempt=0,
         members=[Member(node=n, incarnation=f"{n}-a", addr="127.0.0.1", store_port=1) for n in members],
         plan="plan.json",
         store=StoreAddress(addr="127.0.0.1", port=1, node=members[0]),
-        restore=restore,
         reason="start",
-        failures=failed,
     )
 
 
@@ -245,17 +241,6 @@ def test_fewer_nodes_than_wanted_stop_the_run() -> None:
     assert "recovery.min_nodes is 3" in decision.reason
     # Those that are missing then are known to the job's end; a minority cannot say who is.
     assert decision.members == ("n0", "n1")
-
-
-def test_failures_in_a_row_end_the_run_unless_a_checkpoint_came_in_between() -> None:
-    tired = broken(record=record(5, failed=2, restore="checkpoints/step-00000050"))
-    same = replace(tired, checkpoint="checkpoints/step-00000050")
-    assert failures(same) == 3
-    decision = decide(100.0, same, SETTINGS)
-    assert (decision.act, decision.exit_code) == ("fail", 77)
-    progressed = replace(tired, checkpoint="checkpoints/step-00000100")
-    assert failures(progressed) == 1
-    assert decide(100.0, progressed, SETTINGS).act == "propose"
 
 
 def test_the_first_generation_waits_for_all_nodes_and_then_for_no_one() -> None:

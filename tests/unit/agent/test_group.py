@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from hpctrain.agent.group import WorkerGroup, WorkerUpdate, event_of
+from hpctrain.agent.group import KILL_WAIT_S, WorkerGroup, WorkerUpdate, event_of
 from hpctrain.agent.worker_messages import (
     Compiling,
     ErrorDetails,
@@ -370,6 +370,20 @@ def test_after_a_kill_there_is_nobody(group: WorkerGroup, runner: FakeRunner) ->
     # The channel is closed too: a worker that survived, however, would end by itself.
     assert second.channel.wait_message(0.0) is None
     group.kill()
+
+
+def test_killed_workers_that_stay_in_the_system_are_waited_for_together_and_not_forgotten(
+    group: WorkerGroup, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(FakeWorker, "wait", lambda _, timeout_s: waits.append(timeout_s))
+    monkeypatch.setattr("hpctrain.agent.group.time.monotonic", lambda: sum(waits))
+    group.start(10.0, ORDERS, None)
+    for worker in runner.workers:
+        assert not group.kill()
+        worker.ends(-9)
+    assert group.kill()
+    assert waits == [KILL_WAIT_S, 0.0]
 
 
 def test_a_group_starts_again_in_the_next_generation(group: WorkerGroup, runner: FakeRunner) -> None:

@@ -57,7 +57,7 @@ def plan_on(folder: Path, run: Run, *names: str, before: tuple[str, ...] = ()) -
     topology(*names).write(folder / "topology.json")
     store = StoreAddress(addr="127.0.0.1", port=1, node="n")
     previous = Generation(number=0, attempt=0, members=list(members(*before)), plan="p", store=store, reason="start")
-    proposal = Proposal(1, 1, members(*names), previous if before else None, "start", 0, "me")
+    proposal = Proposal(1, 1, members(*names), previous if before else None, "start", "me")
     maker = GenerationMaker(folder, run, names, EventLog(folder / "events.jsonl", names[0], 1, FakeClock()))
     proposed = maker.make(proposal)
     proposed.announce()
@@ -78,10 +78,15 @@ def test_a_plan_with_a_node_that_the_new_probe_excludes_is_made_anew(tmp_path: P
     plan_on(tmp_path, run, *names)
     measured = Topology.read(tmp_path / "topology.json")
     store = StoreAddress(addr="127.0.0.1", port=1, node="a")
-    previous = Generation(number=0, attempt=0, members=list(members(*names)), plan="p", store=store, reason="start")
+    previous = Generation(
+        number=0, attempt=0, members=list(members(*names)), plan="p", store=store, reason="start", failures=3,
+        newest_start=9,
+    )  # fmt: skip
     maker = GenerationMaker(tmp_path, run, names, EventLog(tmp_path / "events.jsonl", "a", 1, FakeClock()))
-    proposal = Proposal(1, 1, members(*names), previous, "start", 0, "me")
-    assert set(maker.make(proposal).plan.nodes) == {"a", "b"}
+    proposal = Proposal(1, 1, members(*names), previous, "start", "me")
+    made = maker.make(proposal)
+    assert set(made.plan.nodes) == {"a", "b"}
+    assert (made.record.failures, made.record.newest_start) == (0, 0)  # the failures were those of another attempt
 
     measured.model_copy(update={"verdict": Verdict(status="warn", exclude=["b"])}).write(tmp_path / "topology.json")
     assert maker.make(proposal).plan.nodes == ["a"]
@@ -136,10 +141,10 @@ def test_after_a_loss_only_the_node_that_takes_over_is_sent_state(tmp_path: Path
     run, names = run_of(mode="fixed", pp=2, dp=2, schedule="1f1b"), ("a", "b", "c", "d", "e")
     topology(*names).write(tmp_path / "topology.json")
     maker = GenerationMaker(tmp_path, run, names, EventLog(tmp_path / "events.jsonl", "a", 1, FakeClock()))
-    first = maker.make(Proposal(0, 1, members(*names), None, "start", 0, "a"))
+    first = maker.make(Proposal(0, 1, members(*names), None, "start", "a"))
     lost, spare = first.plan.nodes[0], (set(names) - set(first.plan.nodes)).pop()
     left = members(*(name for name in names if name != lost))
-    second = maker.make(Proposal(1, 1, left, first.record, "node_lost", 0, left[0].node))
+    second = maker.make(Proposal(1, 1, left, first.record, "node_lost", left[0].node))
     second.announce()
     assert second.plan.moves
     assert {move.target for move in second.plan.moves} == {f"{spare}:cpu0"}
@@ -154,8 +159,8 @@ def test_a_plan_by_hand_is_replaced_where_one_of_its_nodes_takes_no_part_from_th
     given = make_plan(run_of(mode="fixed", dp=2), run.spec(), topology("a", "b"))
     given.write(tmp_path / "plan.json")
     maker = GenerationMaker(tmp_path, run, names, EventLog(tmp_path / "events.jsonl", "a", 0, FakeClock()))
-    assert maker.make(Proposal(0, 0, members("a", "b"), None, "start", 0, "a")).plan == given
-    without_b = maker.make(Proposal(0, 0, members("a", "c"), None, "start", 0, "a"))
+    assert maker.make(Proposal(0, 0, members("a", "b"), None, "start", "a")).plan == given
+    without_b = maker.make(Proposal(0, 0, members("a", "c"), None, "start", "a"))
     without_b.announce()
     assert set(without_b.plan.nodes) <= {"a", "c"}
     assert Plan.read(tmp_path / "plan.json") == given
@@ -163,7 +168,7 @@ def test_a_plan_by_hand_is_replaced_where_one_of_its_nodes_takes_no_part_from_th
     # One that names a node which the job never had is somebody's mistake.
     elsewhere = GenerationMaker(tmp_path, run, ("a", "c"), EventLog(tmp_path / "events.jsonl", "a", 0, FakeClock()))
     with pytest.raises(RefusedError, match="it uses b, this run has a, c"):
-        elsewhere.make(Proposal(0, 0, members("a", "c"), None, "start", 0, "a"))
+        elsewhere.make(Proposal(0, 0, members("a", "c"), None, "start", "a"))
 
 
 @pytest.mark.parametrize(("steps", "learnt"), [(60, True), (20, False)])
@@ -174,7 +179,7 @@ def test_a_plan_after_a_loss_predicts_with_what_the_steps_before_it_taught(
     plan = make_plan(run, run.spec(), both)
     before = write_generation(tmp_path, plan, run, both, truth(compute={"cpu": 2.0}), steps)
     maker = GenerationMaker(tmp_path, run, ("a", "b"), EventLog(tmp_path / "events.jsonl", "a", 0, FakeClock()))
-    after = maker.make(Proposal(1, 0, members("a"), before, "b is lost", 0, "me")).plan
+    after = maker.make(Proposal(1, 0, members("a"), before, "b is lost", "me")).plan
     assert (after.profile is not None) == learnt
     if after.profile is not None:
         assert after.profile.compute == pytest.approx({"cpu": 2.0})
@@ -201,6 +206,6 @@ def test_other_software_is_told_once_in_an_attempt(tmp_path: Path) -> None:
         store=StoreAddress(addr="127.0.0.1", port=1, node="a"),
     )  # fmt: skip
     maker = GenerationMaker(tmp_path, run_of(), ("a", "b"), EventLog(tmp_path / "events.jsonl", "a", 1, FakeClock()))
-    maker.make(Proposal(2, 1, members("a", "b"), previous, "a worker was lost", 0, "me")).announce()
+    maker.make(Proposal(2, 1, members("a", "b"), previous, "a worker was lost", "me")).announce()
     kinds = [event.kind for event in read_events(tmp_path / "events.jsonl")]
     assert kinds.count("environment_changed") == 1

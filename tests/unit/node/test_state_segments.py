@@ -11,6 +11,7 @@ from fake_clock import FakeClock
 
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import Proposal
+from hpctrain.base.errors import NoProgressError
 from hpctrain.checkpoint.memory.segment import (
     CONTROL,
     AdamSettings,
@@ -135,24 +136,31 @@ RUN = Run.model_validate(
 )  # fmt: skip
 
 
-def proposed(folder: Path, saved: int | None, published: bool = True) -> Generation:
-    """The record of a generation after one whose two replicas left the state of step 7."""
+def proposed(
+    folder: Path, saved: int | None, published: bool = True, left: int | None = 7, **before: object
+) -> Generation:
+    """The record of a generation after one whose two replicas left the state of step `left`; None: no state.
+
+    Args:
+        before: fields of the record of the generation before.
+    """
     plan = plan_on("a:cpu0", "b:cpu0")
-    (folder / GENERATIONS).mkdir()
+    (folder / GENERATIONS).mkdir(exist_ok=True)
     plan.write(folder / "generations" / "p.json")
-    previous = record(0).model_copy(update={"plan": "generations/p.json"})
+    previous = record(0).model_copy(update={"plan": "generations/p.json", **before})
     if published:
         previous.write(record_file(folder / GENERATIONS, 0))
     if saved is not None:
-        (folder / "checkpoints" / f"step-{saved:08}").mkdir(parents=True)
+        (folder / "checkpoints" / f"step-{saved:08}").mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints" / f"step-{saved:08}" / "manifest.json").touch()
     members = tuple(Member(node=node, incarnation=node, addr="127.0.0.1", store_port=1) for node in "ab")
     held = {
-        node: [HeldState(generation=0, plan_sha256=plan.sha256(), rank=rank, step=7, norm_step=7, size_bytes=1)]
+        node: [HeldState(generation=0, plan_sha256=plan.sha256(), rank=rank, step=left, norm_step=left, size_bytes=1)]
         for rank, node in enumerate("ab")
+        if left is not None
     }
     maker = GenerationMaker(folder, RUN, ("a", "b"), EventLog(folder / "events.jsonl", "a", 0, FakeClock()))
-    return maker.make(Proposal(1, 0, members, previous, "a worker died", 0, "me", held)).record
+    return maker.make(Proposal(1, 0, members, previous, "a worker died", "me", held)).record
 
 
 def test_a_generation_starts_from_memory_and_reads_no_checkpoint(tmp_path: Path) -> None:
@@ -167,6 +175,42 @@ def test_the_record_of_the_generation_before_need_not_be_published(tmp_path: Pat
     made = proposed(tmp_path, saved=None, published=False)
     assert made.memory is not None
     assert (made.memory.plan, made.memory.step) == ("generations/p.json", 7)
+
+
+def test_a_later_step_in_memory_is_progress_and_the_same_one_is_none(tmp_path: Path) -> None:
+    checkpoint = "checkpoints/step-00000005"
+    made = proposed(tmp_path, saved=5, restore=checkpoint, failures=3, newest_start=6)
+    assert (made.failures, made.newest_start) == (1, 7)
+    again = proposed(tmp_path, saved=5, restore=checkpoint, failures=made.failures, newest_start=made.newest_start)
+    assert (again.failures, again.newest_start) == (2, 7)
+    saved = proposed(tmp_path, saved=7, restore=checkpoint, failures=2, newest_start=7)
+    assert saved.failures == 1
+
+
+def test_a_crash_at_the_same_step_spends_the_retries_though_each_time_memory_is_later_than_the_start(
+    tmp_path: Path,
+) -> None:
+    """Step 8 kills the workers, and the state of step 7 in memory cannot be loaded: every other generation starts from
+    the seed."""
+    failures, newest_start = 0, 0
+    for left in (7, None, 7, None):
+        made = proposed(tmp_path, saved=None, left=left, failures=failures, newest_start=newest_start)
+        failures, newest_start = made.failures, made.newest_start
+        if failures == RUN.recovery.retries:
+            break
+    with pytest.raises(NoProgressError, match=r"4 failures in a row without a new checkpoint .* last: a worker died"):
+        proposed(tmp_path, saved=None, failures=failures, newest_start=newest_start)
+
+
+def test_one_worker_of_a_new_plan_reads_all_the_memory_of_a_large_node(segments: StateSegments) -> None:
+    count = 70
+    plan = plan_on(*(f"a:cpu{index}" for index in range(count)))
+    before = segments.orders(record(0), plan, range(count))
+    for rank, order in before.items():
+        assert order.live is not None
+        fill(order.live, rank)
+    after = segments.orders(record(1, source(False, *((rank, "a") for rank in range(count)))), plan_on("a:cpu0"), [0])
+    assert sorted(after[0].segments) == sorted(order.live for order in before.values() if order.live is not None)
 
 
 def test_a_checkpoint_of_a_later_step_than_the_memory_is_taken(tmp_path: Path) -> None:
