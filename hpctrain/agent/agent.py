@@ -27,6 +27,7 @@ from hpctrain.records.history.generation import GENERATIONS, Generation, Member
 TICK_S = 0.1
 """Longest time between two decisions, in seconds."""
 LINGER_S = 5.0
+"""Longest time, in seconds, for which an agent stays when its part in the attempt is over."""
 PLAN_PATIENCE_S = 20.0
 """Seconds for which an agent tries to read the plan of a generation; then it ends, so that the others go on without its
 node."""
@@ -140,6 +141,7 @@ class Agent:
             self._apply_update(now, news)
         self._pass_on_stop()
         self._next.receive(now)
+        self._next.publish(now)
         decided = self._next.decided(now, between=self._state.phase in ("joining", "fault"))
         if decided is not None:
             return self._adopt(decided)
@@ -298,13 +300,15 @@ class Agent:
         self._peers.exchange(self._state.phase_since, self._announcement(), at_once=True)
 
     def _linger(self, code: int) -> int | None:
-        """Stay reachable until the other agents also know that the run ends, so that none takes this node for lost.
-        Return `code` then, or after `LINGER_S`; else None."""
+        """Stay reachable until the other agents also know that the run ends, so that none takes this node for lost, and
+        until all records are published, because the next attempt knows no others. Return `code` then, or after
+        `LINGER_S`; else None."""
         self._peers.exchange(self._clock.now(), self._announcement())
         self._peers.take_messages()
         over = ("done", "stopped", "failed", "cut_off")
         informed = all(not view.connected or view.phase in over for view in self._peers.views())
-        return code if informed or self._clock.now() >= self._leave_at else None
+        published = self._next.publish(self._clock.now())
+        return code if (informed and published) or self._clock.now() >= self._leave_at else None
 
     def _view(self) -> AgentView:
         return replace(

@@ -29,10 +29,12 @@ from hpctrain.base.errors import StorageError
 from hpctrain.records.history.generation import Generation, Member
 from hpctrain.records.history.memory_state import HeldState
 
-GATHER_S = 1.0
-"""Seconds for which a proposer waits for the promises and votes of all living members, before it goes on with a
-quorum of them. A member without a promise is left out of the next generation, and the fewer members a generation has,
-the fewer losses it survives."""
+PROMISES_S = 5.0
+"""Longest time, in seconds, for which a proposer waits for the promises of all living members, before it goes on with a
+quorum of them. A member promises when its workers have ended, which takes seconds on some systems. A member without a
+promise is left out of the next generation, and the fewer members a generation has, the fewer losses it survives."""
+VOTES_S = 1.0
+"""Seconds for which a proposer waits for the votes of all living members, before it asks the witness."""
 RESEND_S = 0.5
 """Seconds after which a request without an answer is sent again: a connection may have closed."""
 BACKOFF_S = 0.1
@@ -196,7 +198,7 @@ class Agreement:
             return
         if proposer.value is None:
             self._bring_value(now, members, make, proposer)
-        elif WITNESS in proposer.promises or now - self._since >= GATHER_S:
+        elif WITNESS in proposer.promises or now - self._since >= VOTES_S:
             self._let_witness_vote(proposer)
 
     def _begin(self, now: float, reason: str) -> None:
@@ -217,7 +219,7 @@ class Agreement:
         }
         request: Prepare | AcceptRequest
         if proposer.value is None:
-            request = Prepare(**about, attempt=self._attempt, reason=reason[:REASON_CHARS])
+            request = Prepare(**about, reason=reason[:REASON_CHARS])
         else:
             request = AcceptRequest(**about, record=proposer.value)
         answered = proposer.promises if proposer.value is None else proposer.accepted_by
@@ -232,7 +234,7 @@ class Agreement:
         promised = proposer.promises
         voters = [member for member in members if member.incarnation in self._electorate.members]
         everybody = all(member.incarnation in promised for member in voters)
-        if not everybody and now - self._since < GATHER_S:
+        if not everybody and now - self._since < PROMISES_S:
             return
         if proposer.is_prepared and (bound := proposer.bound_value()) is not None:
             self._put_to_vote(now, bound, proposer)
@@ -280,9 +282,8 @@ class Agreement:
         if message.number <= self._number:
             self.inform(now, node)
             return
-        foreign = isinstance(message, Prepare) and message.attempt != self._attempt
         # A request about a later generation comes again when this agent has been informed of the generations between.
-        if message.number != self._number + 1 or not self._is_acceptor or foreign:
+        if message.number != self._number + 1 or not self._is_acceptor:
             return
         about: dict[str, Any] = {"number": message.number, "round": message.round, "proposer": message.proposer}
         if not self._state.allows(message.ballot):

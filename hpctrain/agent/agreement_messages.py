@@ -70,8 +70,6 @@ class Prepare(_BallotMessage):
 
     kind: Literal["prepare"] = "prepare"
 
-    attempt: Number
-    """Number of the attempt."""
     reason: Annotated[str, Field(max_length=REASON_CHARS)]
     """Why the last generation ended."""
 

@@ -355,4 +355,5 @@ def _is_spectator(view: AgentView) -> bool:
 def _spectate(waited: float, limits: DecisionLimits) -> Decision:
     if waited < limits.join_timeout_s:
         return Decision("wait", "waiting for the nodes of the last generation")
-    return Decision("fail", "the nodes of the last generation cannot be reached", exit_code=EXIT_RESUMABLE)
+    words = "the nodes of the last generation cannot be reached"
+    return Decision("fail", words, exit_code=EXIT_RESUMABLE, cut_off=True)

@@ -1,21 +1,16 @@
 """The files on which agents agree: the records of generations, and the journal of the witness. Each file can be created
-only once, by a hard link.
-
-link(2) fails with EEXIST on local file systems and on NFS alike. O_EXCL does not promise this on old NFS, nor does
-flock on every parallel file system.
+only once.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from hpctrain.agent.worker_messages import MemoryOrder
-from hpctrain.base.atomic import storage_errors
+from hpctrain.base.atomic import create_json, storage_errors
 from hpctrain.base.errors import FileError, HpctrainError, StorageError
 from hpctrain.records.format.document import Document
 from hpctrain.records.history.generation import Generation, Member, record_file
@@ -116,23 +111,14 @@ class GenerationStore:
             raise
 
     def create(self, path: Path, document: Document) -> bool:
-        """Create a file with its whole content. Return False if it exists already.
+        """Create a file with its whole content, on disk when this returns. Return False if it exists already.
 
         Raises:
             StorageError: the run folder cannot be written.
         """
         with storage_errors(self._folder):
             self._folder.mkdir(exist_ok=True)
-        proposal = self._folder / f".proposal-{secrets.token_hex(6)}"
-        document.write(proposal)
-        with storage_errors(path):
-            try:
-                os.link(proposal, path)
-            except FileExistsError:
-                return False
-            finally:
-                proposal.unlink(missing_ok=True)
-        return True
+        return create_json(path, document.to_json())
 
     def _existing(self, path: Path, kind: type[DocumentKind]) -> DocumentKind:
         document = self.read(path, kind)

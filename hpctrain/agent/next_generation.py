@@ -17,7 +17,7 @@ from hpctrain.agent.generation_events import note_members, note_start
 from hpctrain.agent.generation_store import GenerationSource, GenerationStore, Proposal, ProposedGeneration
 from hpctrain.agent.publication import PATIENCE_S, Publication
 from hpctrain.agent.view import PeerView
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import HpctrainError, Superseded
 from hpctrain.records.history.generation import Generation, Member
 from hpctrain.records.history.memory_state import HeldState
 from hpctrain.records.plan.plan import Plan
@@ -123,20 +123,25 @@ class NextGeneration:
         self.first_number = 0 if last is None else last.number + (last.attempt != self._place.attempt)
 
     def receive(self, now: float) -> None:
-        """Process the messages of other agents, and go on publishing records.
+        """Process the messages of other agents, and inform those that are in an older generation.
 
         Args:
             now: seconds of the agent's clock.
+        """
+        for node, message in self._peers.take_messages():
+            self._agreement.receive(now, node, message)
+        for view in self._peers.views():
+            if view.connected and view.generation < self.number:
+                self._agreement.inform(now, view.node)
+
+    def publish(self, now: float) -> bool:
+        """Go on publishing records. Return whether all that this agent knows are published.
 
         Raises:
             HpctrainError: the run folder has another record of a generation than the agents agreed on.
         """
-        for node, message in self._peers.take_messages():
-            self._agreement.receive(now, node, message)
         self._publication.poll(now)
-        for view in self._peers.views():
-            if view.connected and view.generation < self.number:
-                self._agreement.inform(now, view.node)
+        return self._publication.is_done
 
     def decided(self, now: float, between: bool) -> Generation | None:
         """Return a generation that the agents agreed on and that this agent has to enter now; None if there is none.
@@ -227,6 +232,12 @@ class NextGeneration:
             self._first = self._in_files(self._store.decide, making.result().record)
         if self._first is not None and self._first.done():
             record = self._first.result()
+            if record.attempt > self._place.attempt:
+                raise Superseded(f"attempt {record.attempt} has begun")
+            if record.attempt < self._place.attempt:
+                # Agents of an earlier attempt went on, cut off from Slurm, after this agent had looked.
+                self.first_number, self._making, self._first = record.number + 1, None, None
+                return
             self._agreement.receive(0.0, self._place.node, Decided(record=record))
             self._inform_all(record)
 

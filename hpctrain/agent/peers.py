@@ -269,6 +269,12 @@ def _channel(connection: socket.socket, line_limit: int) -> LineChannel:
     return LineChannel(connection, send_timeout_s=0.0, line_limit=line_limit, strict=True)
 
 
+def attempt_key(key: str, attempt: int) -> str:
+    """Return the key of the agents of one attempt, made from the run's key. Agents of another attempt, which may still
+    run where Slurm does not reach them, do not get a connection."""
+    return derive_key(key.encode(), "attempt", attempt).hex()
+
+
 class ReachabilityTracker:
     """The pairs of nodes that do not hear each other, as one agent knows them, and since when."""
 

@@ -54,26 +54,57 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result
         mode: permission bits of the new file, from which the umask is taken off.
         like: status of a file whose owner, group and mode the new file gets instead, whatever the umask is.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
-    with storage_errors(path):
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "wb") as file:
-                if like is not None:
-                    os.fchown(descriptor, like.st_uid, like.st_gid)
-                    os.fchmod(descriptor, stat.S_IMODE(like.st_mode))  # after fchown, which clears bits
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with storage_errors(path), _temporary_file(path, data, mode, like) as temporary:
+        temporary.replace(path)
+        sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Replace a file by `value` as indented JSON, with its keys in their order, as `write_text` replaces it."""
-    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+    write_text(path, _json_text(value))
+
+
+def create_json(path: Path, value: Any) -> bool:
+    """Create a file with `value` as indented JSON, unless it exists. Return whether this call created it. After return,
+    the new file is on disk.
+
+    Of many processes that call this, one creates the file: link(2) fails with EEXIST on local file systems and on NFS
+    alike. O_EXCL does not promise this on old NFS, nor does flock on every parallel file system.
+
+    Raises:
+        StorageError: disk full, missing permission or missing folder. The file may exist if only its folder could not
+            be forced to disk.
+    """
+    with storage_errors(path), _temporary_file(path, _json_text(value).encode()) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        sync(path.parent)
+    return True
+
+
+@contextlib.contextmanager
+def _temporary_file(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result | None = None) -> Iterator[Path]:
+    """Write a file beside `path`, force it to disk, and give its path to the `with` block, which may rename it. A file
+    that is not renamed is removed. The other arguments are those of `write_bytes`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            if like is not None:
+                os.fchown(descriptor, like.st_uid, like.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(like.st_mode))  # after fchown, which clears bits
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
 def append_line(path: Path, text: str) -> None:

@@ -18,7 +18,7 @@ from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
 from hpctrain.agent.event_log import EventLog, crash_message
 from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.group import WorkerGroup, process_incarnation
-from hpctrain.agent.peers import PeerMesh
+from hpctrain.agent.peers import PeerMesh, attempt_key
 from hpctrain.agent.view import DecisionLimits
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, EXIT_RESUMABLE, HpctrainError, RefusedError, StorageError
@@ -288,7 +288,7 @@ def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local:
 
 def _agent(place: AgentIdentity, run: Run, topology: Topology, group: WorkerGroup, context: AgentContext) -> Agent:
     key = read_owned(place.folder / "key", private=True).decode().strip()
-    peers = PeerMesh(place.folder / "agents", place.node, place.nodes, place.addr, key)
+    peers = PeerMesh(place.folder / "agents", place.node, place.nodes, place.addr, attempt_key(key, place.attempt))
     limits = DecisionLimits(
         run.recovery,
         run.step_timeout_s,

@@ -28,6 +28,10 @@ TURN_S = 0.9
 """Longest time between two turns of an agent, in simulated seconds."""
 
 
+ATTEMPT = 1
+"""The attempt to which the agents belong. An earlier one left no file."""
+
+
 class SimulatedCluster(SimulatedWorld):
     """Agents, network, files and clock of one schedule."""
 
@@ -98,7 +102,7 @@ class SimulatedProcess(SimulatedHost):
         threads: Any = (making, self.files, SilentSocket)
         log: Any = SilentLog()
         context = AgentContext(log, self, lambda: None, *threads)
-        place = AgentIdentity(node, cluster.nodes, "127.0.0.1", incarnation, 0, FOLDER)
+        place = AgentIdentity(node, cluster.nodes, "127.0.0.1", incarnation, ATTEMPT, FOLDER)
         self.agent = Agent(place, cluster.limits, context=context, **fakes)
         self.agent.start()
 

@@ -268,8 +268,9 @@ class SimulatedSource:
         plan: Any = SimulatedPlan(tuple(_Device(member.node) for member in working))
         world.plans[name] = plan
         record = Generation(
-            number=proposal.number, attempt=0, members=list(members), plan=name, reason=proposal.reason[:100],
-            store=StoreAddress(addr="127.0.0.1", port=1, node=members[0].node), proposer=proposal.proposer,
+            number=proposal.number, attempt=proposal.attempt, members=list(members), plan=name,
+            reason=proposal.reason[:100], proposer=proposal.proposer,
+            store=StoreAddress(addr="127.0.0.1", port=1, node=members[0].node),
         )  # fmt: skip
         return ProposedGeneration(record, plan, lambda: None)
 

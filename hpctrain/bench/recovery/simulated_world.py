@@ -232,10 +232,11 @@ class SimulatedHost:
 
     def wake(self, delay_s: float = 0.0) -> None:
         """Let the agent take its next turn after `delay_s` at the latest."""
-        due = max(self.world.now + delay_s, self.paused_until)
+        delay_s = max(delay_s, self.paused_until - self.world.now)
+        due = self.world.now + delay_s  # as `at` computes it: `_take_turn` compares the two
         if due < self._turn_at:
             self._turn_at = due
-            self.world.at(due - self.world.now, self._take_turn)
+            self.world.at(delay_s, self._take_turn)
 
     def note_end(self) -> None:
         """Note that this agent's part of its generation is over."""

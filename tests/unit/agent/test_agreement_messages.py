@@ -38,7 +38,7 @@ RECORD = Generation(
 HELD = HeldState(generation=3, plan_sha256="ab" * 32, rank=1, step=7, finishable=True, norm_step=8, size_bytes=99)
 BALLOT: dict[str, Any] = {"number": 4, "round": 2, "proposer": "n0-a"}
 MESSAGES: list[AgreementMessage] = [
-    Prepare(**BALLOT, attempt=1, reason="node n2 is gone"),
+    Prepare(**BALLOT, reason="node n2 is gone"),
     Promise(**BALLOT, incarnation="n1-a"),
     Promise(**BALLOT, incarnation="n1-a", vote=PastVote(round=1, proposer="n2-a", record=RECORD)),
     Refusal(**BALLOT, promised_round=7),

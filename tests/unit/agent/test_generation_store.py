@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.base import owned_files
 from hpctrain.base.errors import StorageError
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
+from hpctrain.records.history.witness import WitnessEntry
 
 
 def proposal(number: int, who: str) -> Generation:
@@ -31,6 +33,22 @@ def test_all_proposers_get_the_same_record(tmp_path: Path) -> None:
         assert len({record.reason for record in decided}) == 1
         assert GenerationStore(tmp_path).newest() == decided[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"gen-{number:06d}.json" for number in range(10)]
+
+
+def test_a_file_is_on_disk_with_its_name_before_the_agent_counts_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An acceptor must not forget: after a crash of the machine, the entry of the witness must be there."""
+    calls, link, fsync = [], os.link, os.fsync
+
+    def noting_fsync(descriptor: int) -> None:
+        calls.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "link", lambda *paths: (calls.append("link"), link(*paths)))
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    assert GenerationStore(tmp_path).append(0, 0, WitnessEntry(number=0, round=1, proposer="a"))
+    assert calls == ["file", "link", "folder"]
 
 
 def test_before_the_first_there_is_none(tmp_path: Path) -> None:

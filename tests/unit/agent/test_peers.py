@@ -13,7 +13,7 @@ from loopback_agents import KEY, NODES, Cluster, RawPeer, heartbeat
 
 from hpctrain.agent.agreement_messages import REASON_CHARS
 from hpctrain.agent.peer_connector import publish_address, published_address
-from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S
+from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S, attempt_key
 from hpctrain.base.net.authentication import SPARE_CONNECTIONS, HandshakeClient
 from hpctrain.base.net.wire import LineChannel
 
@@ -91,9 +91,12 @@ def test_waiting_ends_when_a_peer_speaks(cluster: Cluster) -> None:
     one.peers.wait(NEVER_S)
 
 
-def test_who_has_another_key_never_becomes_a_peer(cluster: Cluster) -> None:
-    cluster.start("n0", NODES[:2])
-    cluster.start("n1", NODES[:2], key="another run's key")
+@pytest.mark.parametrize(
+    "keys", [(KEY, "another run's key"), (attempt_key(KEY, 1), attempt_key(KEY, 0))], ids=["run", "attempt"]
+)
+def test_who_has_another_key_never_becomes_a_peer(cluster: Cluster, keys: tuple[str, str]) -> None:
+    cluster.start("n0", NODES[:2], key=keys[0])
+    cluster.start("n1", NODES[:2], key=keys[1])
     for _ in range(40):
         cluster.turn()
         time.sleep(0.001)

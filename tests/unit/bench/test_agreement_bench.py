@@ -16,10 +16,10 @@ from hpctrain.agent.agreement_messages import Accepted, AcceptRequest, Agreement
 from hpctrain.agent.consensus import AcceptorState, Ballot, Vote
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.bench.recovery.agreement_schedules import run_seed
-from hpctrain.bench.recovery.simulated_cluster import SimulatedCluster
-from hpctrain.bench.recovery.simulated_world import HEARTBEAT_TIMEOUT_S, InvariantViolation
+from hpctrain.bench.recovery.simulated_cluster import ATTEMPT, SimulatedCluster
+from hpctrain.bench.recovery.simulated_world import HEARTBEAT_TIMEOUT_S, LIMITS, InvariantViolation
 from hpctrain.cli.main import cli
-from hpctrain.records.history.generation import Generation, record_file
+from hpctrain.records.history.generation import Generation, Member, StoreAddress, record_file
 from hpctrain.records.history.witness import WitnessEntry
 from hpctrain.records.plan.plan import Plan
 
@@ -212,6 +212,63 @@ def test_files_that_fail_for_seconds_end_no_agent(what: str, lost: tuple[str, ..
     cluster.disk.fails = ""
     assert_trains(cluster, *[node for node in cluster.nodes if node not in lost])
     assert cluster.exits == {}
+
+
+def test_an_agent_that_leaves_publishes_what_was_decided_first() -> None:
+    """Without the file, the next attempt would use the number of this generation again."""
+    cluster = cluster_of(3)
+    folder = next(iter(cluster.disk.files)).parent
+    cluster.disk.fails = "gen-*"
+    process = cluster.process("n0")
+    assert process is not None
+    process.group.die()
+    assert_trains(cluster, *cluster.nodes)
+    cluster.kill("n1")
+    cluster.kill("n2")
+    cluster.run(cluster.now + 30, lambda: process.agent._exit_code is not None)
+    assert cluster.exits == {}
+    cluster.disk.fails = ""
+    cluster.run(cluster.now + 5)
+    assert (cluster.exits, record_file(folder, 1) in cluster.disk.files) == ({"n0": 75}, True)
+
+
+@pytest.mark.parametrize("attempt", [ATTEMPT - 1, ATTEMPT + 1])
+def test_a_record_of_another_attempt_under_the_first_number_is_passed_over_or_ends_the_older_attempt(
+    attempt: int,
+) -> None:
+    """An attempt that Slurm has given up may go on for a while on nodes that are cut off from it."""
+    path = record_file(next(iter(cluster_of(2).disk.files)).parent, 0)
+    cluster = SimulatedCluster(2, seed=1)
+    for node in cluster.nodes:
+        cluster.start(node)
+    member = Member(node="n0", incarnation="n0-old", addr="127.0.0.1", store_port=1)
+    foreign = Generation(
+        number=0, attempt=attempt, members=[member], plan="generations/plan.json", reason="it went on",
+        store=StoreAddress(addr="127.0.0.1", port=1, node="n0"),
+    )  # fmt: skip
+    cluster.disk.files[path] = foreign
+    if attempt < ATTEMPT:
+        assert_trains(cluster, *cluster.nodes)
+        assert list(cluster.records) == [1]
+    else:
+        cluster.run(cluster.now + 20)
+        assert (cluster.exits, cluster.records) == ({"n0": 1, "n1": 1}, {})
+    assert cluster.disk.files[path] == foreign
+
+
+def test_a_member_that_ends_its_workers_slowly_is_a_member_of_the_next_generation() -> None:
+    recovery = LIMITS.recovery.model_copy(update={"heartbeat_timeout_s": 10.0})
+    cluster = SimulatedCluster(4, seed=1, limits=replace(LIMITS, recovery=recovery))
+    for node in cluster.nodes:
+        cluster.start(node)
+    assert_trains(cluster, *cluster.nodes)
+    first, slow = cluster.process("n0"), cluster.process("n3")
+    assert first is not None
+    assert slow is not None
+    slow.pause(LIMITS.collect_s + 4.0)
+    first.group.die()
+    assert_trains(cluster, *cluster.nodes)
+    assert len(cluster.records[1].members) == 4
 
 
 def test_files_that_fail_for_good_end_the_attempt_with_the_error() -> None:
