@@ -249,7 +249,7 @@ class Agreement:
             return
         try:
             record = self._making.result().record
-        except StorageError as error:
+        except (StorageError, OSError) as error:
             self._making = None
             self._note_failure(now, error)
             return
@@ -338,7 +338,7 @@ class Agreement:
             turn = nodes.index(self._me.node) if self._me.node in nodes else len(nodes)
             self._retry_at = now + BACKOFF_S * self._refusals * (1 + turn)
 
-    def _note_failure(self, now: float, error: StorageError) -> None:
+    def _note_failure(self, now: float, error: StorageError | OSError) -> None:
         """Try again in a higher ballot, because the file system may come back. Ballots are idempotent, so it does not
         matter whether the call had an effect."""
         if self._refusals >= BACKOFF_MAX_TRIES:

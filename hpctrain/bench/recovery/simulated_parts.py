@@ -206,10 +206,11 @@ class SimulatedThread(Executor):
             world.at(wait_s + 0.001, self._take_effect)
             return
         future, call = self._waiting.popleft()
-        result, error = None, None
+        result: Any = None
+        error: Exception | None = None
         try:
             result = call()
-        except HpctrainError as failure:
+        except (HpctrainError, OSError) as failure:
             error = failure
         if self.dies_after is not None and self.dies_after(result):
             process.die()

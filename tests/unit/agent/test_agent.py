@@ -281,7 +281,7 @@ def test_an_agent_promises_and_votes_only_once_no_worker_of_its_own_runs(tmp_pat
     agreement.enter(0.0, first)
     ballot: dict[str, Any] = {"number": 1, "round": 1, "proposer": "a"}
     second = first.model_copy(update={"number": 1})
-    requests = [Prepare(**ballot, attempt=0, reason="a worker died"), AcceptRequest(**ballot, record=second)]
+    requests = [Prepare(**ballot, reason="a worker died"), AcceptRequest(**ballot, record=second)]
     for request in requests:
         agreement.receive(1.0, "a", request)
     assert sent == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +19,7 @@ from hpctrain.agent.consensus import AcceptorState, Ballot, Vote
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.bench.recovery.agreement_schedules import run_seed
 from hpctrain.bench.recovery.simulated_cluster import ATTEMPT, SimulatedCluster
+from hpctrain.bench.recovery.simulated_parts import SimulatedSource
 from hpctrain.bench.recovery.simulated_world import HEARTBEAT_TIMEOUT_S, LIMITS, InvariantViolation
 from hpctrain.cli.main import cli
 from hpctrain.records.history.generation import Generation, Member, StoreAddress, record_file
@@ -269,6 +272,20 @@ def test_a_member_that_ends_its_workers_slowly_is_a_member_of_the_next_generatio
     first.group.die()
     assert_trains(cluster, *cluster.nodes)
     assert len(cluster.records[1].members) == 4
+
+
+def test_checkpoints_that_cannot_be_read_for_seconds_end_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(*arguments: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    cluster = cluster_of(2)
+    process = cluster.process("n0")
+    assert process is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedSource, "make", stale)
+        process.group.die()
+        cluster.run(cluster.now + 2)
+    assert_trains(cluster, *cluster.nodes)
 
 
 def test_files_that_fail_for_good_end_the_attempt_with_the_error() -> None:
