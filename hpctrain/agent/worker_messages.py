@@ -46,6 +46,14 @@ class StoreConnection(Part):
     workers."""
 
 
+class SnapshotMemory(Part):
+    """The two memories in which the snapshots of a rank's state lie in turn."""
+
+    rank: Count
+    """Rank whose state it is."""
+    descriptors: Annotated[tuple[Count, Count], Field(strict=False)]
+
+
 class MemoryOrder(Part):
     """The shared memory in which a worker's training state outlives the worker. Its descriptors are inherited."""
 
@@ -57,10 +65,14 @@ class MemoryOrder(Part):
     segments: Annotated[tuple[Count, ...], Field(max_length=MAX_WORKERS_PER_NODE, strict=False)] = ()
     """Descriptors of old segments that this worker reads for all ranks; no other worker gets them."""
 
+    snapshots: Annotated[tuple[SnapshotMemory, ...], Field(max_length=MAX_WORKERS_PER_NODE, strict=False)] = ()
+    """Memory for snapshots of the worker's own state and of states of ranks on other nodes; empty: none are made."""
+
     @property
     def descriptors(self) -> list[int]:
         """Return all descriptors, which the worker inherits."""
-        return [*([] if self.live is None else [self.live]), *self.segments]
+        snapshots = [descriptor for memory in self.snapshots for descriptor in memory.descriptors]
+        return [*([] if self.live is None else [self.live]), *self.segments, *snapshots]
 
 
 class StartOrder(Part):

@@ -31,7 +31,7 @@ from hpctrain.node.exit_markers import name_closing_node, write_exit_marker
 from hpctrain.node.generation_maker import GenerationMaker
 from hpctrain.node.probe import Parent, add_node_arguments, node_address
 from hpctrain.node.staging import stage_data, staging_limit_s
-from hpctrain.node.state_segments import StateSegments
+from hpctrain.node.state_segments import StateSegments, switches_of
 from hpctrain.probe.measure.settings import ProbeSettings, local_settings, preflight_mode, with_shared_nodes
 from hpctrain.probe.protocol.run import ProbeNode, probe_nodes
 from hpctrain.probe.system.host import interface_of
@@ -118,7 +118,8 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
         staged = stage_data(run.data, event_log, os.environ, SystemClock(), stop)
         threads = thread_environment(topology, place.node, usable_cpus(), given)
         group = WorkerGroup(folder, logs, place.node, runner, env | staged | threads)
-        memory = StateSegments(place.node) if run.recovery.memory == "auto" else None
+        switches = switches_of(topology) if run.recovery.snapshot_every != "off" else None
+        memory = StateSegments(place.node, switches) if run.recovery.memory == "auto" else None
         code = _agent(place, run, topology, group, AgentContext(event_log, SystemClock(), stop, memory=memory)).run()
     if code == 0:
         (folder / FINISHED_FILE).touch()

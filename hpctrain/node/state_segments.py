@@ -7,14 +7,19 @@ A memfd has no name, so its memory is free when the last process closes it. Noth
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpctrain.agent.worker_messages import MemoryOrder
+from hpctrain.agent.worker_messages import MemoryOrder, SnapshotMemory
+from hpctrain.checkpoint.memory.neighbours import hosts_of
 from hpctrain.checkpoint.memory.segment import held_state
 from hpctrain.records.history.generation import Generation
-from hpctrain.records.history.memory_state import HeldState
+from hpctrain.records.history.memory_state import HeldState, MemorySource, StateHolder, StateKind
 from hpctrain.records.plan.plan import Plan
+from hpctrain.records.topology.topology import Topology
+
+Pair = tuple[int, int]
+"""Descriptors of the two memories in which the snapshots of a rank lie in turn."""
 
 
 @dataclass
@@ -23,10 +28,14 @@ class StateSegments:
     each worker, and `held` once no worker runs any more."""
 
     node: str
+    switches: Mapping[str, str] | None = None
+    """Node -> name of its switch, to choose nodes for snapshots; None: no snapshots are made."""
     _live: dict[int, int] = field(default_factory=dict)
     """Rank of the newest generation -> descriptor of its segment."""
-    _old: list[int] = field(default_factory=list)
-    """Segments that the newest generation starts from."""
+    _snapshots: dict[int, Pair] = field(default_factory=dict)
+    """Rank of the newest generation, of this node or another -> memory for the snapshots of its state."""
+    _old: dict[int, StateKind] = field(default_factory=dict)
+    """Segments that the newest generation starts from -> how their state came there."""
     _starting: set[int] = field(default_factory=set)
     """Ranks that have not reported yet that they are ready."""
 
@@ -39,29 +48,62 @@ class StateSegments:
             plan: its plan.
             ranks: the ranks on this node.
         """
-        before = [*self._live.values(), *self._old]
-        self._live, self._old, self._starting = {}, [], set(ranks)
-        source = record.memory
-        known = {descriptor: state for descriptor in before if (state := held_state(descriptor)) is not None}
-        wanted = {holder.rank for holder in source.holders if holder.node == self.node} if source is not None else set()
-        used = {
-            state.rank: descriptor
-            for descriptor, state in known.items()
-            if source is not None and state.generation == source.generation and state.rank in wanted
-        }
+        before, source = self._kinds(), record.memory
+        live, snapshots = self._live, self._snapshots
+        self._live, self._snapshots, self._old, self._starting = {}, {}, {}, set(ranks)
+        used = {fd: state for fd, state in self._read(before) if source and self._is_source(state, source)}
         if source is not None and source.in_place:
-            self._live = {rank: used[rank] for rank in ranks if rank in used}
+            self._live = {rank: fd for rank, fd in live.items() if fd in used and rank in ranks}
+            self._snapshots = snapshots
         elif ranks:
-            self._old = list(used.values())
-        for descriptor in set(before) - set(self._live.values()) - set(self._old):
+            self._old = {fd: state.kind for fd, state in used.items()}
+        for descriptor in before.keys() - self._kinds().keys():
             os.close(descriptor)
         for rank in ranks:
             if rank not in self._live and not plan.ranks[rank].device.startswith("cuda"):
                 self._live[rank] = os.memfd_create(f"hpctrain-state-{rank}")
+        owners = self._owners(plan, ranks)
+        old = list(self._old)
         return {
-            rank: MemoryOrder(live=self._live.get(rank), source=source, segments=tuple(self._old[place :: len(ranks)]))
+            rank: MemoryOrder(
+                live=self._live.get(rank), source=source, segments=tuple(old[place :: len(ranks)]),
+                snapshots=tuple(self._snapshot_memory(owner) for owner in owners.get(rank, ())),
+            )
             for place, rank in enumerate(ranks)
-        }
+        }  # fmt: skip
+
+    def _owners(self, plan: Plan, ranks: Sequence[int]) -> dict[int, list[int]]:
+        """Return rank of this node -> the ranks whose snapshots its worker writes: its own first."""
+        if self.switches is None or any(device.device.startswith("cuda") for device in plan.ranks):
+            return {}
+        hosts = hosts_of(plan, self.switches)
+        return {rank: [rank, *(guest for guest, host in hosts.items() if host == rank)] for rank in ranks if hosts}
+
+    def _snapshot_memory(self, rank: int) -> SnapshotMemory:
+        if rank not in self._snapshots:
+            self._snapshots[rank] = (
+                os.memfd_create(f"hpctrain-snapshot-{rank}"),
+                os.memfd_create(f"hpctrain-snapshot-{rank}"),
+            )
+        return SnapshotMemory(rank=rank, descriptors=self._snapshots[rank])
+
+    def _is_source(self, state: HeldState, source: MemorySource) -> bool:
+        """Whether a generation starts from a segment of this node."""
+        wanted = StateHolder(rank=state.rank, node=self.node, kind=state.kind)
+        return state.generation == source.generation and wanted in source.holders and state.reaches(source.step)
+
+    def _kinds(self) -> dict[int, StateKind]:
+        """Return descriptor of each segment -> how its state came there."""
+        kinds: dict[int, StateKind] = dict.fromkeys(self._live.values(), "live")
+        kinds |= self._old
+        for rank, pair in self._snapshots.items():
+            kinds |= dict.fromkeys(pair, "snapshot" if rank in self._live else "guest")
+        return kinds
+
+    @staticmethod
+    def _read(kinds: Mapping[int, StateKind]) -> list[tuple[int, HeldState]]:
+        states = [(descriptor, held_state(descriptor, kind)) for descriptor, kind in kinds.items()]
+        return [(descriptor, state) for descriptor, state in states if state is not None]
 
     def ready(self, rank: int) -> None:
         """Note that the worker of `rank` has its state. When all workers of the node have theirs, the segments that
@@ -70,15 +112,20 @@ class StateSegments:
         self._starting.discard(rank)
         if not self._starting:
             while self._old:
-                os.close(self._old.pop())
+                os.close(self._old.popitem()[0])
 
     def held(self) -> tuple[HeldState, ...]:
         """Return the parts of states that the segments hold, each of one rank. Only call it when no worker runs."""
-        states = (held_state(descriptor) for descriptor in [*self._live.values(), *self._old])
-        return tuple(state for state in states if state is not None)
+        return tuple(state for _, state in self._read(self._kinds()))
 
     def close(self) -> None:
         """Give up all segments."""
-        for descriptor in [*self._live.values(), *self._old]:
+        for descriptor in self._kinds():
             os.close(descriptor)
-        self._live, self._old = {}, []
+        self._live, self._snapshots, self._old = {}, {}, {}
+
+
+def switches_of(topology: Topology) -> dict[str, str]:
+    """Return node -> name of the switch next to it, for the nodes whose switch is known."""
+    clusters = [cluster for cluster in topology.fabric.clusters if cluster.level == 1]
+    return {node: cluster.id for cluster in clusters for node in cluster.members}

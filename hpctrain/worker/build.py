@@ -20,6 +20,7 @@ from hpctrain.agent.worker_messages import StartOrder
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.checkpoint.memory.live_state import LiveState
 from hpctrain.checkpoint.memory.restore import RestoredState
+from hpctrain.checkpoint.memory.snapshots import SnapshotRing
 from hpctrain.checkpoint.published import verify
 from hpctrain.checkpoint.save_and_load import CheckpointReader, CheckpointSaver
 from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
@@ -174,6 +175,8 @@ class Trainer:
     """Why the residuals in the checkpoint were not restored; None if they were, or if there are none."""
     live: LiveState | None = None
     """The state in memory that outlives this process; None: parameters and moments are this process's alone."""
+    ring: SnapshotRing | None = None
+    """The snapshots of the state in memory, here and on other nodes; None: none are made."""
     from_memory: bool = False
     """Whether the trainer started from state in memory. A checkpoint of that step may be missing."""
     restored_row: MetricRow | None = None
@@ -263,6 +266,7 @@ def build(folder: Path, order: StartOrder) -> Trainer:
         past_scale=restored.loss_scale if restored is not None else None,
         residuals_dropped=dropped,
         live=memory.live if memory is not None else None,
+        ring=memory.open_ring(run) if memory is not None else None,
         from_memory=restored is not None and manifest is None,
         restored_row=restored.row if restored is not None else None,
     )

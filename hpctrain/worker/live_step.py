@@ -38,6 +38,8 @@ def update_live(trainer: Trainer, live: LiveState, norm: float, lr: float) -> bo
         norm: norm of the whole model's gradient.
         lr: learning rate of the step.
     """
+    if trainer.ring is not None:
+        trainer.ring.wait_copied()
     skipped = trainer.scaler is not None and trainer.scaler.skips(norm)
     if not skipped and not math.isfinite(norm):
         return False

@@ -127,6 +127,8 @@ class Loop:
         # In fp16 a non-finite norm may only mean that the loss scale is too large; the loss itself does not contain it.
         if not math.isfinite(job.loss):
             raise self._no_number(trainer.step, norm)
+        if trainer.ring is not None:
+            trainer.ring.begin_if_due(trainer.step, seconds, job.snapshot_step, job.snapshot_every)
         placed = rank_placements(trainer, counters) if self._first else None
         self._first = False
         self.save_if_due()
@@ -188,6 +190,8 @@ class Loop:
             writes = PendingWrites(self.trainer.step, self._save_again, self._metrics.try_flush)
             self._save_error = disk_full.retry_until_written(writes, self._save_error, limit_s, self.agent_channel)
         self.trainer.saver.close()
+        if self.trainer.ring is not None:
+            self.trainer.ring.close()
         self._metrics.flush()
         if self._save_error is not None:
             self.trainer.fence.check()

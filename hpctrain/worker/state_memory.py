@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from hpctrain.checkpoint.memory.live_state import LiveState, SegmentOwner, dtype
 from hpctrain.checkpoint.memory.mapping import MappedSegment
 from hpctrain.checkpoint.memory.restore import RestoredState, finish_everywhere, load_from_segments
 from hpctrain.checkpoint.memory.segment import SegmentError
+from hpctrain.checkpoint.memory.snapshots import SnapshotRing, check_snapshot
 from hpctrain.checkpoint.state import collect
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.fsdp import padded_shards
@@ -80,10 +82,13 @@ class StateMemory:
         """
         source = self.order.source
         in_place = source is not None and source.in_place
-        descriptors = self.order.descriptors if in_place else self.order.segments
+        descriptors = (self.order.live,) if in_place else self.order.segments
         segments: list[MappedSegment] = []
         try:
-            segments += [MappedSegment(descriptor) for descriptor in descriptors]
+            segments += [MappedSegment(descriptor) for descriptor in descriptors if descriptor is not None]
+            if not in_place:
+                for segment in segments:
+                    check_snapshot(segment)
             restored = finish_everywhere(segments, source.step, self.group) if source is not None else None
             named = self.pipeline.parameters()
             if in_place:
@@ -138,6 +143,20 @@ class StateMemory:
         if self.order.source is not None:
             # From here on the old segments are not needed, on any node.
             dist.barrier(self.group)
+
+    def open_ring(self, run: Run) -> SnapshotRing | None:
+        """Return the snapshots of the state, here and on other nodes; None if the agents gave no memory for them, or a
+        rank's state is not in its segment. Collective over all ranks."""
+        memory = {part.rank: part.descriptors for part in self.order.snapshots}
+        able = torch.tensor(int(self.live is not None and self.owner.rank in memory))
+        dist.all_reduce(able, dist.ReduceOp.MIN, group=self.group)
+        if not able or self.live is None:
+            return None
+        every = run.recovery.snapshot_every
+        # A separate group: the thread that sends snapshots must not mix its messages with those of training.
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * run.step_timeout_s))
+        own = memory.pop(self.owner.rank)
+        return SnapshotRing(self.live.segment, own, memory, every if isinstance(every, int) else None, group)
 
     def _padded(self) -> dict[torch.nn.Parameter, torch.Tensor]:
         parts = [padded_shards(stage.submod) for stage in self.pipeline.stages]

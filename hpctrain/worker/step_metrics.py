@@ -103,6 +103,10 @@ class StepFigures(NamedTuple):
     """Whether the agent of any rank has ordered a stop."""
     row: dict[str, Any]
     """The fields of `MetricRow` that are gathered over the ranks, the loss included."""
+    snapshot_step: int
+    """Newest step of which all snapshots of states in memory are complete; -1 without one."""
+    snapshot_every: int
+    """Steps between two such snapshots."""
 
 
 def gather_step_metrics(
@@ -133,6 +137,8 @@ def gather_step_metrics(
         "memory_bytes": peak_memory_bytes(trainer.device),
         "replica": trainer.coordinate.dp,
         "micro_batches": max(stage.forwards for stage in counters.values()),
+        "snapshot_step": -1 if trainer.ring is None else trainer.ring.complete(trainer.step + 1),
+        "snapshot_every": 0 if trainer.ring is None else trainer.ring.interval(),
         **{name: compression.get(name, math.nan) for name in REDUCER_METRICS},
     }
     vector = torch.tensor([*figures.values(), *times], dtype=torch.float64)
@@ -167,7 +173,8 @@ def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> 
         "micro_batches": micro_batches,
         "memory_bytes_max": float(columns["memory_bytes"].max()),
     }
-    return StepFigures(sums["loss"], sums["stop"] > 0, row)
+    snapshot, every = int(columns["snapshot_step"].min()), int(columns["snapshot_every"].max())
+    return StepFigures(sums["loss"], sums["stop"] > 0, row, snapshot, every)
 
 
 def _compression_figures(columns: Mapping[str, Tensor]) -> CompressionFigures | None:

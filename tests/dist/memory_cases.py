@@ -4,6 +4,7 @@ beside it.
 python memory_cases.py same 2 FOLDER     train, start again from memory on the same plan
 python memory_cases.py other 4 FOLDER    start again from memory on another plan, and from a checkpoint
 python memory_cases.py fewer 8 FOLDER    eight ranks, then five
+python memory_cases.py snapshots 2 FOLDER   start again from snapshots after the loss of a node
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from processes import launch
 from real_text import TEXT
 from resume_cases import add_dropout
 
-from hpctrain.agent.worker_messages import MemoryOrder
+from hpctrain.agent.worker_messages import MemoryOrder, SnapshotMemory
 from hpctrain.checkpoint.memory.live_state import LiveState
-from hpctrain.checkpoint.memory.segment import held_state, read_state
+from hpctrain.checkpoint.memory.segment import held_state, read_header, read_state
 from hpctrain.checkpoint.state import collect
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
@@ -36,6 +37,7 @@ from hpctrain.records.plan.compression import CodecSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import train
+from hpctrain.worker.state_memory import MemoryUnusableError
 
 HALFWAY, END = 4, 6
 MODEL = SPEC.model_copy(update={"vocab": 320})
@@ -99,7 +101,7 @@ MEMORY: dict[tuple[str, str, int], int] = {}
 
 
 def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """A copy of this rank's part of parameters and moments."""
+    """A snapshot of this rank's part of parameters and moments."""
     parts = collect(trainer.pipeline.parameters(), trainer.optimizer).items()
     return {name: (t.to_local() if hasattr(t, "to_local") else t).clone() for name, t in parts}
 
@@ -254,6 +256,48 @@ def fewer(folder: Path, rank: int, world: int) -> dict[str, Any]:
     return on_another_plan(FEWER, folder, rank, world)
 
 
+def from_snapshots(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    """A run with sharded moments of which the second node is lost. The first one has snapshots of both parts."""
+    meeting = dist.FileStore(str(folder / "meeting"), world)
+    place, old = folder / "snapshots", sharded(1)
+    pairs = {
+        owner: (MEMORY[f"snapshot of {owner}", "old", rank], MEMORY[f"snapshot of {owner}", "new", rank])
+        for owner in (0, 1)
+    }
+    memory = tuple(SnapshotMemory(rank=owner, descriptors=pair) for owner, pair in pairs.items())
+    order = MemoryOrder(live=MEMORY["snapshots", "old", rank], snapshots=memory)
+    trainer = open_trainer(place, old, 0, None, rank, meeting, order)
+    assert trainer.ring is not None
+    steps(trainer, HALFWAY)
+    leave()
+    if rank == 1:
+        return {}
+    held = {fd: held_state(fd, "guest") for pair in pairs.values() for fd in pair}
+    by_step: dict[int, list[int]] = {}
+    for descriptor, state in held.items():
+        by_step.setdefault(state.step if state is not None else -1, []).append(descriptor)
+    step = max(step for step, both in by_step.items() if len(both) == 2)
+    one = make_plan(1, 1, 1, WHOLE, [(4, 2)])
+    trainer = open_trainer(place, one, 1, f"checkpoints/step-{step:08}", 0, meeting)
+    expected = state_of(trainer)
+    leave()
+    source = source_of(old, "plan-0.json", False).model_copy(update={"step": step})
+    order = MemoryOrder(live=MEMORY["snapshots", "new", 0], source=source, segments=tuple(by_step[step]))
+    trainer = open_trainer(place, one, 2, None, 0, meeting, order)
+    found = {"step": step, "unequal": same_bits(expected, state_of(trainer)), "snapshots": sorted(by_step)}
+    leave()
+    damaged = read_header(by_step[step][1])
+    os.pwrite(by_step[step][1], b"damage", damaged.region("exp_avg") + 100)
+    os.ftruncate(MEMORY["snapshots", "new", 0], 0)
+    try:
+        open_trainer(place, one, 3, None, 0, meeting, order)
+    except MemoryUnusableError as error:
+        found["damaged"] = str(error)
+    leave()
+    found["afterwards"] = [held_state(fd, "guest") is None for fd in by_step[step]]
+    return {"snapshots": found}
+
+
 def main(what: str, world: int, folder: Path) -> None:
     data = folder / "data"
     prepare([TEXT], data, PrepareOptions(valid_fraction=0.1, limit_bytes=200_000))
@@ -262,6 +306,9 @@ def main(what: str, world: int, folder: Path) -> None:
         names = {f"{name}, {part}": changes for name, (_, changes) in SAME.items() for part in ("straight", "memory")}
         names[NO_ROOM] = {}
         cases = [*SAME, NO_ROOM]
+    elif what == "snapshots":
+        cases = ["snapshots", "snapshot of 0", "snapshot of 1"]
+        names = {"snapshots": {"recovery": {"snapshot_every": 1}, "checkpoint": {"every": 1, "keep": 9}}}
     else:
         cases = list(OTHER if what == "other" else FEWER)
         names = {name: {} for name in cases}
@@ -271,7 +318,8 @@ def main(what: str, world: int, folder: Path) -> None:
         for which in ("old", "new"):
             for rank in range(world):
                 MEMORY[name, which, rank] = os.memfd_create("state")
-    launch({"same": on_the_same_plan, "other": others, "fewer": fewer}[what], world, str(folder))
+    bodies = {"same": on_the_same_plan, "other": others, "fewer": fewer, "snapshots": from_snapshots}
+    launch(bodies[what], world, str(folder))
 
 
 if __name__ == "__main__":

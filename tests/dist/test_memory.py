@@ -59,6 +59,17 @@ def test_another_plan_starts_from_memory_as_from_a_checkpoint(name: str, other: 
 
 
 @pytest.mark.slow
+def test_after_the_loss_of_a_node_the_snapshots_have_every_part(tmp_path: Path) -> None:
+    found = run_cases(SCRIPT, "snapshots", 2, tmp_path)["snapshots"]
+    # The last snapshots are complete before the workers end.
+    assert found["step"] == HALFWAY
+    assert found["snapshots"] == [HALFWAY - 1, HALFWAY]
+    assert found["unequal"] == []
+    assert found["damaged"] == "the snapshot of the state of rank 1 in memory is damaged"
+    assert found["afterwards"] == [True, True]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fused", "not fused", "overflow"])
 def test_an_update_that_was_killed_anywhere_is_finished_bit_by_bit(
     name: str, killed: dict[str, dict[str, Any]]

@@ -25,6 +25,7 @@ ENCODER = ("model={dims: {family: encoder, layers: 2, dim: 64, heads: 2}}", "par
 ENCODER_DECODER = (
     "model={dims: {family: encoder_decoder, layers: 2, dim: 64, heads: 2}}",
     "parallel={mode: fixed, pp: 2, micro_batch: 4}",
+    "recovery.memory=off",
 )
 
 pytestmark = pytest.mark.slow

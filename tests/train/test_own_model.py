@@ -25,6 +25,7 @@ SMALL = (
     "checkpoint.every=4",
     "validation={every: 16, batches: 1}",
     "parallel={mode: fixed, pp: 2, micro_batch: 2}",
+    "recovery.memory=off",
 )
 SETTINGS = [word for text in SMALL for word in ("--set", text)]
 

@@ -38,7 +38,10 @@ def finish(process, folder: Path) -> Outcome:  # type: ignore[no-untyped-def]
 def worker_killed(site: Site) -> Outcome:
     """Four nodes by a hand-edited plan; a worker is killed after the first checkpoint."""
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", "--local", "4", "--topology", "four.json", "--plan", "plan4.json")
+    process = site.start(
+        "train", "run.yaml", "--local", "4", "--topology", "four.json", "--plan", "plan4.json",
+        "--set", "recovery.memory=off",
+    )  # fmt: skip
     folder = site.run_folder(known)
     worker = once_there(worker_of, folder, "local1")
     wait_for_step(folder, 10)

@@ -14,18 +14,18 @@ from hpctrain.records.history.run_log import Event
 
 pytestmark = pytest.mark.slow
 
-MEMORY = ("--set", "recovery.memory=auto")
 LONG = ("--set", "steps=80", "--set", "checkpoint.every=1000", "--set", "validation.every=1000")
 """The only checkpoint is that of the last step."""
-PLAN = ("--local", "4", "--topology", "four.json", "--plan", "plan4.json")
 SHARDED = ("--local", "2", "--topology", "four.json", "--set", "parallel={mode: fixed, dp: 2, zero: 1, micro_batch: 4}")
+SNAPSHOTS = (*SHARDED, "--set", "recovery.snapshot_every=1")
 REPLICAS = ("--local", "2", "--topology", "four.json", "--set", "parallel={mode: fixed, dp: 2, micro_batch: 4}")
+THREE = ("--local", "3", "--topology", "four.json", "--set", "parallel={mode: fixed, dp: 3, micro_batch: 1}")
 
 
 def disturbed(site: Site, arguments: tuple[str, ...], fault: Callable[[Path, str], None]) -> Outcome:
     """A run of which local1, or its worker, is killed after some steps."""
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", *LONG, *MEMORY, *arguments)
+    process = site.start("train", "run.yaml", *LONG, *arguments)
     folder = site.run_folder(known)
     once_there(worker_of, folder, "local1")
     wait_for_step(folder, 10)
@@ -46,7 +46,7 @@ def by_step(outcome: Outcome) -> dict[int, float]:
     return {row.step: row.loss for row in outcome.rows}
 
 
-@pytest.mark.parametrize("arguments", [PLAN, SHARDED], ids=["pp2 dp2", "zero1"])
+@pytest.mark.parametrize("arguments", [REPLICAS, SNAPSHOTS], ids=["replicas", "zero1"])
 def test_a_killed_worker_costs_no_step_and_changes_no_bit(arguments: tuple[str, ...], site: Site) -> None:
     alone = by_step(site.train("run.yaml", *LONG, *arguments))
     outcome = disturbed(site, arguments, kill_worker)
@@ -58,12 +58,13 @@ def test_a_killed_worker_costs_no_step_and_changes_no_bit(arguments: tuple[str, 
 
 
 def test_a_killed_node_costs_no_step_if_another_has_the_same_state(site: Site) -> None:
-    alone = by_step(site.train("run.yaml", *LONG, *REPLICAS))
-    outcome = disturbed(site, REPLICAS, kill_node)
+    alone = by_step(site.train("run.yaml", *LONG, *THREE))
+    outcome = disturbed(site, THREE, kill_node)
     start = second_start(outcome)
     assert not start.data["memory"]["in_place"]
     assert start.data["lost_steps"] == 0
-    assert any(event.kind == "replanned" for event in outcome.events)
+    replanned = [event for event in outcome.events if event.kind == "replanned"]
+    assert "on 2 nodes" in replanned[0].reason
     assert by_step(outcome) == pytest.approx(alone, abs=1e-4)
 
 
@@ -80,3 +81,13 @@ def test_without_memory_a_killed_worker_means_the_checkpoint(site: Site) -> None
     arguments = (*SHARDED, "--set", "checkpoint.every=5", "--set", "recovery.memory=off")
     outcome = disturbed(site, arguments, kill_worker)
     assert "memory" not in second_start(outcome).data
+
+
+def test_a_lost_shard_is_in_the_snapshot_of_the_step_before(site: Site) -> None:
+    outcome = disturbed(site, SNAPSHOTS, kill_node)
+    start = second_start(outcome)
+    assert not start.data["memory"]["in_place"]
+    assert start.data["lost_steps"] <= 1
+    assert start.data["memory"]["step"] >= 9
+    again = [row.step for row in outcome.rows if row.generation == 1]
+    assert again == list(range(start.data["memory"]["step"] + 1, 81))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpctrain.records.history.memory_state import HeldState, StateHolder
+from hpctrain.records.history.memory_state import KINDS, HeldState, StateHolder
 from hpctrain.records.plan.plan import Plan
 
 Piece = tuple[int, int, int]
@@ -23,13 +23,17 @@ class MemoryChoice:
     in_place: bool
     """Whether every rank of the new plan continues on its own segment."""
     holders: tuple[StateHolder, ...]
-    """The parts that can be read, by rank of the old plan; of one rank, the part of kind `live` first."""
+    """The parts that are read, by rank of the old plan: of each rank one, of kind `live` if there is one."""
 
 
-def piece_of(plan: Plan, rank: int) -> Piece:
-    """Return which piece of the training state a rank of a plan holds."""
-    pp, dp, tp = plan.coordinate(rank)
-    return pp, dp % plan.shards, tp
+def pieces_of(plan: Plan) -> dict[int, Piece]:
+    """Return rank -> which part of the training state the rank holds."""
+    return {
+        rank: (pp, dp % plan.shards, tp)
+        for pp, column in enumerate(plan.mesh())
+        for dp, row in enumerate(column)
+        for tp, rank in enumerate(sorted(row))
+    }
 
 
 def choose_restore(
@@ -49,12 +53,13 @@ def choose_restore(
         newer_than: a step; only a state of a later step is chosen. -1: a state of any step.
     """
     choices: list[MemoryChoice] = []
+    nodes = set(new.nodes)
     for generation, plan in plans.items():
         sha256 = plan.sha256()
         held = [
             (node, state)
             for node, states in sorted(inventories.items())
-            if node in new.nodes
+            if node in nodes
             for state in states
             if state.generation == generation and state.plan_sha256 == sha256 and state.rank < plan.world_size
         ]
@@ -65,20 +70,16 @@ def choose_restore(
 
 
 def _newest(generation: int, plan: Plan, held: Sequence[tuple[str, HeldState]], new: Plan) -> MemoryChoice | None:
-    needed = {piece_of(plan, rank) for rank in range(plan.world_size)}
+    pieces = pieces_of(plan)
+    needed = set(pieces.values())
     for step in sorted({state.step + ahead for _, state in held for ahead in (0, 1)}, reverse=True):
-        usable = [(node, state) for node, state in held if _reaches(state, step)]
+        usable = [(node, state) for node, state in held if state.reaches(step)]
         # A part that has to be finished needs the norm of the step, which any part may have.
         if not any(state.norm_step >= step for _, state in usable):
             usable = [(node, state) for node, state in usable if state.step == step]
-        if needed <= {piece_of(plan, state.rank) for _, state in usable}:
+        if needed <= {pieces[state.rank] for _, state in usable}:
             return MemoryChoice(generation, step, _in_place(usable, plan, new), tuple(_holders(usable)))
     return None
-
-
-def _reaches(state: HeldState, step: int) -> bool:
-    begun = state.norm_step > state.step
-    return (state.step == step and not begun) or (state.step == step - 1 and state.finishable)
 
 
 def _in_place(usable: Iterable[tuple[str, HeldState]], plan: Plan, new: Plan) -> bool:
@@ -88,5 +89,8 @@ def _in_place(usable: Iterable[tuple[str, HeldState]], plan: Plan, new: Plan) ->
 
 
 def _holders(usable: Iterable[tuple[str, HeldState]]) -> Iterable[StateHolder]:
-    for node, state in sorted(usable, key=lambda pair: (pair[1].rank, pair[1].kind != "live", pair[0])):
+    first: dict[int, tuple[str, HeldState]] = {}
+    for node, state in sorted(usable, key=lambda pair: (pair[1].rank, KINDS.index(pair[1].kind), pair[0])):
+        first.setdefault(state.rank, (node, state))
+    for node, state in first.values():
         yield StateHolder(rank=state.rank, node=node, kind=state.kind)

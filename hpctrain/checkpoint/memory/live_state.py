@@ -57,7 +57,7 @@ class LiveState:
     """The parameters, moments and kept gradients of this rank in its segment."""
 
     def __init__(self, segment: MappedSegment) -> None:
-        self._segment = segment
+        self.segment = segment
         self._update = BucketedUpdate(segment)
         self._gradients = segment.flat("gradient")
 
@@ -123,8 +123,8 @@ class LiveState:
             loss_scale: the loss scale after that step; None without one.
             reducer_state: what reducers keep between steps, by name.
         """
-        control = self._segment.control
-        self._segment.write_slot(step, reducer_state)
+        control = self.segment.control
+        self.segment.write_slot(step, reducer_state)
         control.write_verdict(step, StepVerdict(0.0, 0.0, loss_scale))
         control.set_gradients(step)
         control.set_norm(step)
@@ -141,10 +141,10 @@ class LiveState:
             gradients: this rank's part of each parameter's gradient.
             row: the row of metrics.jsonl of the step, as far as it is known.
         """
-        self._segment.write_slot(step, reducer_state, row)
+        self.segment.write_slot(step, reducer_state, row)
         for target, gradient in zip(self._gradients, gradients, strict=True):
             target.view(gradient.shape).copy_(gradient)
-        self._segment.control.set_gradients(step)
+        self.segment.control.set_gradients(step)
 
     def update(self, step: int, verdict: StepVerdict, gradients: Sequence[Tensor]) -> None:
         """Clip the gradients and update parameters and moments; the segment then holds the state after `step`. If the
@@ -154,7 +154,7 @@ class LiveState:
             gradients: the gradients that `keep_gradients` copied; they are clipped in place.
         """
         flat = [gradient.reshape(-1) for gradient in gradients]
-        begin(self._segment, step, verdict)
+        begin(self.segment, step, verdict)
         self._update.run(step, verdict, lambda number: flat[number])
 
 

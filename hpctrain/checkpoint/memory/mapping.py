@@ -87,6 +87,10 @@ class MappedSegment:
             for entry, flat in zip(self.index.entries, self.flat(region), strict=True)
         }
 
+    def state_bytes(self) -> Tensor:
+        """Return the bytes of parameters and moments, which share the segment's memory."""
+        return self._bytes[self.header.regions : self.header.regions + len(REGIONS[:3]) * self.header.region_bytes]
+
     def remember(self, start: int, end: int) -> None:
         """Copy the bytes from `start` to below `end` of each region of parameters and moments to the undo area."""
         for target, source in self._undo_pairs(start, end):

@@ -30,7 +30,7 @@ from pydantic import Field, ValidationError
 from hpctrain.base.errors import CheckpointError
 from hpctrain.records.format.document import Part
 from hpctrain.records.history.manifest import LossScale
-from hpctrain.records.history.memory_state import HeldState
+from hpctrain.records.history.memory_state import HeldState, StateKind
 
 MAGIC = b"hpctrain"
 VERSION = 1
@@ -307,14 +307,14 @@ def read_record(descriptor: int, parity: int) -> tuple[int, int, int]:
     return step, offset, size
 
 
-def held_state(descriptor: int) -> HeldState | None:
+def held_state(descriptor: int, kind: StateKind = "live") -> HeldState | None:
     """Return what a segment holds, for an agent; None if it holds no state. Only call it when no worker writes."""
     try:
         header, state = read_header(descriptor), read_state(descriptor)
         if state.step is None:
             return None
         return HeldState(
-            generation=header.generation, plan_sha256=header.plan_sha256, rank=header.rank, step=state.step,
+            generation=header.generation, plan_sha256=header.plan_sha256, rank=header.rank, kind=kind, step=state.step,
             finishable=state.finishable, norm_step=state.norm_step, size_bytes=os.fstat(descriptor).st_size,
         )  # fmt: skip
     except (SegmentError, OSError, ValidationError):

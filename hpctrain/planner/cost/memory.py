@@ -23,6 +23,8 @@ from hpctrain.schedule.generate import (
 
 IN_FLIGHT_BYTES = 4 * BUCKET_BYTES
 """Bytes of the gradient buckets that a device is sending at one moment, if there are several replicas."""
+SNAPSHOT_BYTES = 12
+"""Bytes of a parameter and its two moments in a snapshot of the state in memory."""
 HEAP_RETAINED_COPIES = {"cpu": (0.0, 2.0, 2.0, 3.3), "cuda": (0.0, 0.0, 0.0, 0.0)}
 """Kind of device -> [ZeRO level] -> fp32 copies of a rank's whole parameters that were freed but that glibc's heap
 still holds. Measured on CPU: 1.0 to 2.1 copies at level 1, 1.8 at level 2, 2.5 to 3.3 at level 3, with two replicas of
@@ -145,14 +147,17 @@ class MemoryModel:
 
     def _segment_bytes(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         """Return the bytes that the segment of a CPU worker has in addition to weights and moments: the reduced
-        gradients, the codec's state after two steps, and the undo area."""
+        gradients, the codec's state after two steps, the undo area, and snapshots of states that no other node has."""
         work = self.work
         if not work.state_outlives or memory_role.kind != "cpu" or isinstance(work.codec, LocalSteps):
             return 0.0
         parameters = sum(self._count(share, memory_role.tp) for share in shares)
         shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
+        alone = work.snapshots and memory_role.shards == memory_role.dp
+        # With snapshots, two of the rank's own state and two of another rank's.
+        snapshots = 4 * SNAPSHOT_BYTES * parameters / memory_role.shards if alone else 0.0
         residuals = 2 * work.codec.state_bytes(work.spec.dim) * parameters / shards if memory_role.dp > 1 else 0.0
-        return work.framework.gradient_bytes * parameters / memory_role.shards + residuals + UNDO_BYTES
+        return work.framework.gradient_bytes * parameters / memory_role.shards + snapshots + residuals + UNDO_BYTES
 
     def _activation_sizes(self, micro_batch: int, tp: int) -> tuple[float, float, float, float]:
         """Return the bytes of one micro-batch's activations on a device, which are equal for every stage.

@@ -95,6 +95,8 @@ class Workload:
     """Share of a device's memory that a plan may fill."""
     state_outlives: bool = False
     """Whether the state of CPU workers lies in memory that outlives them (`recovery.memory`)."""
+    snapshots: bool = False
+    """Whether snapshots of this state are sent to other nodes (`recovery.snapshot_every`)."""
 
     @property
     def value_bytes(self) -> int:
@@ -310,7 +312,7 @@ def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
     work = Workload(
         spec, run.batch.global_, run.data.seq_len, run.precision, fixed, memory_options, run.compile, codec=codec,
         messages="none" if asked.messages == "auto" else asked.messages,
-        state_outlives=run.recovery.memory == "auto",
+        state_outlives=run.recovery.memory == "auto", snapshots=run.recovery.snapshot_every != "off",
     )  # fmt: skip
     work.micro_batch_sizes()
     return work, notes

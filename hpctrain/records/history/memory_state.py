@@ -3,7 +3,7 @@ starts."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ StateKind = Literal["live", "snapshot", "guest"]
 """`live`: the state that a worker trained on. `snapshot`: a copy of it, made between two steps. `guest`: the snapshot
 of a rank of another node."""
 
+KINDS: tuple[StateKind, ...] = get_args(StateKind)
 Number = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
@@ -39,6 +40,11 @@ class HeldState(Part):
     have begun, and the state of step `step` is gone."""
     size_bytes: Number
     """Size of the segment."""
+
+    def reaches(self, step: int) -> bool:
+        """Return whether the part has the state of a step, or can be brought to it by the step's norm."""
+        begun = self.norm_step > self.step
+        return (self.step == step and not begun) or (self.step == step - 1 and self.finishable)
 
 
 class StateHolder(Part):

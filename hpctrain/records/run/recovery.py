@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -34,12 +34,17 @@ class Recovery(Part):
     """Seconds of silence after which a node counts as lost; a node whose connection closes counts as lost at once."""
     progress_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds without a step after which a worker counts as hanging and its generation is ended."""
-    memory: Literal["auto", "off"] = "off"
+    memory: Literal["auto", "off"] = "auto"
     """Whether a generation can start from state in memory. auto: the state of CPU workers outlives them, except with
     compression mode local_steps. off: every generation starts from a checkpoint, or from the first weights."""
+    snapshot_every: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=STEPS_MAX)] = "off"
+    """Steps between two snapshots of the state in memory, which go to another node, too, if no other node has that part
+    of the state. auto: so many that snapshots take at most 3 % of the time. off: no snapshots."""
 
     @model_validator(mode="after")
-    def _successors_are_new_jobs(self) -> Recovery:
+    def _fits_together(self) -> Recovery:
         if self.successors and self.requeue == "same_job":
             raise ValueError(f"successors is {self.successors}, and requeue is same_job: use requeue: new_job, or none")
+        if self.snapshot_every != "off" and self.memory == "off":
+            raise ValueError(f"snapshot_every is {self.snapshot_every}, and memory is off: use memory: auto")
         return self

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.checkpoint.memory.choose import choose_restore, piece_of
+from hpctrain.checkpoint.memory.choose import choose_restore, pieces_of
 from hpctrain.records.history.memory_state import HeldState
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 
@@ -140,9 +140,10 @@ def crashes(draw: st.DrawFn) -> tuple[Plan, dict[str, list[HeldState]], int]:
 def test_what_is_chosen_is_whole_and_the_newest(crash: tuple[Plan, dict[str, list[HeldState]], bool]) -> None:
     plan, inventories, begun = crash
     choice = choose_restore(inventories, {2: plan}, plan)
-    pieces = {piece_of(plan, rank) for rank in range(plan.world_size)}
+    piece = pieces_of(plan)
+    pieces = set(piece.values())
     there = [state for states in inventories.values() for state in states]
-    if {piece_of(plan, state.rank) for state in there} < pieces:
+    if {piece[state.rank] for state in there} < pieces:
         assert choice is None
         return
     known = any(state.norm_step == 8 for state in there)
@@ -153,7 +154,7 @@ def test_what_is_chosen_is_whole_and_the_newest(crash: tuple[Plan, dict[str, lis
         return
     assert choice is not None
     assert choice.step == (8 if begun else 7)
-    assert {piece_of(plan, holder.rank) for holder in choice.holders} == pieces
+    assert {piece[holder.rank] for holder in choice.holders} == pieces
     assert choice.in_place == (len(there) == plan.world_size)
 
 

@@ -112,6 +112,52 @@ def test_on_another_plan_new_memory_is_filled_from_the_old_which_stays_until_all
     assert not any(is_open(descriptor) for descriptor in old)
 
 
+def sharded_on(*devices: str) -> Plan:
+    return plan_on(*devices).model_copy(update={"zero": 1})
+
+
+def test_each_worker_gets_memory_for_its_snapshots_and_for_those_of_a_neighbour() -> None:
+    segments = StateSegments("a", {})
+    order = segments.orders(record(0), sharded_on("a:cpu0", "b:cpu0", "c:cpu0"), [0])[0]
+    assert [memory.rank for memory in order.snapshots] == [0, 2]
+    descriptors = {order.live, *(descriptor for memory in order.snapshots for descriptor in memory.descriptors)}
+    assert len(descriptors) == 5
+    assert set(order.descriptors) == descriptors
+    # With replicas another node has the state anyway, and on one node there is no neighbour.
+    assert segments.orders(record(1), plan_on("a:cpu0", "b:cpu0"), [0])[0].snapshots == ()
+    assert segments.orders(record(2), sharded_on("a:cpu0", "a:cpu1"), [0, 1])[0].snapshots == ()
+    segments.close()
+    assert StateSegments("a").orders(record(0), sharded_on("a:cpu0", "b:cpu0"), [0])[0].snapshots == ()
+
+
+def test_a_generation_starts_from_the_snapshots_of_one_step() -> None:
+    segments = StateSegments("a", {})
+    order = segments.orders(record(0), sharded_on("a:cpu0", "b:cpu0"), [0])[0]
+    own, guest = (memory.descriptors for memory in order.snapshots)
+    fill(order.live, 0, step=9)
+    for descriptor, rank, step in ((own[0], 0, 8), (own[1], 0, 7), (guest[0], 1, 8), (guest[1], 1, 7)):
+        fill(descriptor, rank, step)
+    assert sorted((state.kind, state.rank, state.step) for state in segments.held()) == [
+        ("guest", 1, 7), ("guest", 1, 8), ("live", 0, 9), ("snapshot", 0, 7), ("snapshot", 0, 8),
+    ]  # fmt: skip
+    holders = [StateHolder(rank=0, node="a", kind="snapshot"), StateHolder(rank=1, node="a", kind="guest")]
+    memory = source(False, (0, "a")).model_copy(update={"step": 8, "holders": holders})
+    after = segments.orders(record(1, memory), plan_on("a:cpu0"), [0])[0]
+    assert sorted(after.segments) == sorted((own[0], guest[0]))
+    assert not is_open(own[1]) or own[1] == after.live
+    segments.close()
+
+
+def test_a_worker_that_continues_on_its_memory_keeps_its_snapshots() -> None:
+    segments = StateSegments("a", {})
+    plan = sharded_on("a:cpu0", "b:cpu0")
+    before = segments.orders(record(0), plan, [0])[0]
+    fill(before.live, 0)
+    after = segments.orders(record(1, source(True, (0, "a"), (1, "b"))), plan, [0])[0]
+    assert (after.live, after.snapshots) == (before.live, before.snapshots)
+    segments.close()
+
+
 def test_what_no_generation_starts_from_is_given_up(segments: StateSegments) -> None:
     before = segments.orders(record(0), PLAN, [0, 1])
     fill(before[0].live, 0)

@@ -65,10 +65,10 @@ def topology_of(
 
 
 def run_of(rows: int = 16, seq_len: int = 64, **fields: Any) -> Run:
-    """A small model with a settled vocabulary."""
+    """A small model with a settled vocabulary, whose state ends with its workers."""
     dims = {"layers": 6, "dim": 128, "heads": 4, "vocab": 512} | fields.pop("dims", {})
     values = {"steps": 10, "model": {"dims": dims}, "data": {"train": ["data"], "seq_len": seq_len}}
-    return Run.model_validate(values | {"batch": {"global": rows}} | fields)
+    return Run.model_validate(values | {"batch": {"global": rows}, "recovery": {"memory": "off"}} | fields)
 
 
 @pytest.fixture

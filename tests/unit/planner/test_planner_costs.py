@@ -83,3 +83,14 @@ def test_state_that_outlives_a_cpu_worker_takes_reduced_gradients_and_two_codec_
     parameters = cost.work.parameters(ModelPart(6, True, True), 1)
     more = 0 if numbers is None else numbers * parameters + UNDO_BYTES
     assert need("auto") - need("off") == pytest.approx(more)
+
+
+@pytest.mark.parametrize(("shards", "numbers"), [(2, 4 * 12 / 2), (1, 0)])
+def test_snapshots_of_a_state_that_is_sharded_over_all_replicas_take_four_states(topology, run, shards, numbers):
+    def need(every: str | int) -> float:
+        cost, _ = model(topology, run, kind="cpu", recovery={"snapshot_every": every})
+        return cost.memory.need(RankRole("cpu", "1f1b", 1, 0, 1, 2, 1, shards, 2, 4), (6,))
+
+    cost, _ = model(topology, run, kind="cpu")
+    parameters = cost.work.parameters(ModelPart(6, True, True), 1)
+    assert need(5) - need("off") == pytest.approx(numbers * parameters)

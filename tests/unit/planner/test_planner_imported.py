@@ -42,6 +42,7 @@ def run(**parallel: object) -> Run:
             "data": {"train": ["d"], "seq_len": 64},
             "batch": {"global": 8},
             "parallel": {"mode": "fixed", **parallel} if parallel else {"mode": "auto"},
+            "recovery": {"memory": "off"},
         }
     )
 

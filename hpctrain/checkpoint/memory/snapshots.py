@@ -1,0 +1,213 @@
+"""Snapshots of a rank's state every few steps: two on its own node, taken in turn, and two on a neighbour's node. So
+all parts of one step are still there when a node is lost that alone held a part of the state.
+
+A thread copies the state while the next step computes its gradients, and sends the snapshot to the neighbour. A
+snapshot holds no step until all of its bytes are there. The last one stays until every rank has the next one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.base.activity import ACTIVITY
+from hpctrain.checkpoint.memory.mapping import MappedSegment
+from hpctrain.checkpoint.memory.segment import (
+    CONTROL,
+    INDEX,
+    PAGE,
+    REGIONS,
+    SegmentError,
+    read_state,
+    read_verdict,
+)
+
+SHARE = 0.03
+"""Most of the time of a step that snapshots may take, as a share, with `recovery.snapshot_every: auto`."""
+SEND_BYTES = 1 << 28
+"""Most bytes of one message to a neighbour."""
+_CHECKSUM = struct.Struct("<QI")
+_CHECKSUM_OFFSET = CONTROL + 512
+Pair = Sequence[int]
+"""Descriptors of the two memories in which the snapshots of a rank lie in turn."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the parts of a rank's segment are."""
+
+    head: bytes
+    """Header, control block and index."""
+    size: int
+    """Bytes of the segment, without slots."""
+
+    def prepare(self, pair: Pair) -> tuple[MappedSegment, MappedSegment]:
+        """Map the memory for two snapshots. Those of the same rank, plan and generation that are there stay. Gradients
+        and undo area of a snapshot are never written, and so take no memory."""
+        for descriptor in pair:
+            if os.pread(descriptor, PAGE, 0) != self.head[:PAGE]:
+                os.ftruncate(descriptor, 0)
+                os.ftruncate(descriptor, self.size)
+                os.pwrite(descriptor, self.head[INDEX:], INDEX)
+                os.pwrite(descriptor, self.head[:PAGE], 0)
+        first, second = map(MappedSegment, pair)
+        return first, second
+
+
+class SnapshotRing:
+    """The snapshots that this rank makes, and those of its neighbours that it receives."""
+
+    def __init__(
+        self, live: MappedSegment, own: Pair, guests: Mapping[int, Pair], every: int | None, group: dist.ProcessGroup
+    ) -> None:
+        """Prepare the memory for the snapshots. Collective over all ranks.
+
+        Args:
+            live: the segment of this rank.
+            own: memory for this rank's snapshots.
+            guests: other rank -> memory for its snapshots.
+            every: steps between two snapshots; None: as many as `SHARE` allows.
+            group: all ranks; no other thread uses it.
+        """
+        self._live = live
+        self._group = group
+        self._given = every
+        layout = _Layout(os.pread(live.descriptor, INDEX + live.header.index_bytes, 0), live.header.slots)
+        everyone: list[tuple[_Layout, list[int]]] = [(layout, [])] * dist.get_world_size(group)
+        dist.all_gather_object(everyone, (layout, sorted(guests)), group=group)
+        rank = dist.get_rank(group)
+        self._hosts = [host for host, (_, hosted) in enumerate(everyone) if rank in hosted]
+        self._own = layout.prepare(own)
+        self._guests = {guest: everyone[guest][0].prepare(pair) for guest, pair in sorted(guests.items())}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
+        self._pending: Future[None] | None = None
+        self._copied = threading.Event()
+        self._copied.set()
+        self._begun: int | None = None
+        self._seconds = 0.0
+        self._step_s = 0.0
+
+    def complete(self, step: int) -> int:
+        """Return the newest step of which this rank's snapshot is complete, here and on its neighbour; -1 while one is
+        made. If the interval is given, and the next snapshot is due after this step, wait for the last.
+
+        Args:
+            step: the step under way.
+
+        Raises:
+            Exception: a snapshot could not be sent.
+        """
+        if self._begun is None or self._pending is None:
+            return -1
+        if not self._pending.done() and (self._given is None or step < self._begun + self._given):
+            return -1
+        with ACTIVITY.doing("wait for the snapshot of the state", waits=True):
+            self._pending.result()
+        return self._begun
+
+    def interval(self) -> int:
+        """Return how many steps are to lie between two snapshots, as far as this rank knows."""
+        if self._given is not None:
+            return self._given
+        return max(1, math.ceil(self._seconds / (SHARE * self._step_s))) if self._step_s else 1
+
+    def begin_if_due(self, step: int, step_s: float, complete: int, every: int) -> None:
+        """Begin a snapshot of the present step, if the last one is complete on every rank and long enough ago.
+
+        Args:
+            step: the present step.
+            step_s: seconds that it took.
+            complete: the smallest `complete` of all ranks.
+            every: the largest `interval` of all ranks.
+        """
+        self._step_s = 0.9 * self._step_s + 0.1 * step_s if self._step_s else step_s
+        if self._begun is not None and (complete != self._begun or step < self._begun + every):
+            return
+        self._begun = step
+        self._copied.clear()
+        self._pending = self._thread.submit(self._snapshot, step)
+
+    def wait_copied(self) -> None:
+        """Wait until the state may change."""
+        self._copied.wait()
+
+    def close(self) -> None:
+        """Wait for a snapshot that is being made, and end the thread."""
+        self._thread.shutdown(wait=True)
+
+    def _snapshot(self, step: int) -> None:
+        start = time.perf_counter()
+        own = _older(self._own)
+        try:
+            own.control.set_state(None)
+            own.state_bytes().copy_(self._live.state_bytes())
+            verdict = read_verdict(self._live.descriptor, step)
+        finally:
+            self._copied.set()
+        if verdict is None:
+            raise SegmentError(f"the state in memory has no verdict of step {step}")
+        own.control.write_slot(step)
+        own.control.write_verdict(step, verdict)
+        _write_checksum(own, step)
+        own.control.set_norm(step)
+        own.control.set_state(step)
+        self._exchange(step, own)
+        self._seconds = time.perf_counter() - start
+
+    def _exchange(self, step: int, own: MappedSegment) -> None:
+        """Send a snapshot to the neighbour, and receive those of others."""
+        works: list[dist.Work | None] = []
+        page = torch.frombuffer(bytearray(os.pread(own.descriptor, PAGE, CONTROL)), dtype=torch.uint8)
+        for host in self._hosts:
+            for part in (page, *own.state_bytes().split(SEND_BYTES)):
+                works.append(dist.isend(part, dist.get_global_rank(self._group, host), group=self._group))
+        guests = {rank: (_older(pair), torch.empty(PAGE, dtype=torch.uint8)) for rank, pair in self._guests.items()}
+        for rank, (guest, control) in guests.items():
+            guest.control.set_state(None)
+            for part in (control, *guest.state_bytes().split(SEND_BYTES)):
+                works.append(dist.irecv(part, dist.get_global_rank(self._group, rank), group=self._group))
+        for work in works:
+            assert work is not None, "this rank is in the group"
+            work.wait()
+        for guest, control in guests.values():
+            # All but the words, which say that the snapshot is complete.
+            guest.memory[CONTROL + 64 : CONTROL + PAGE] = bytes(control.numpy()[64:])
+            guest.control.set_norm(step)
+            guest.control.set_state(step)
+
+
+def check_snapshot(segment: MappedSegment) -> None:
+    """Compare a snapshot with its checksum. A segment on which a worker trained has none.
+
+    Raises:
+        SegmentError: the bytes are not those that were copied.
+    """
+    step, crc = _CHECKSUM.unpack(os.pread(segment.descriptor, _CHECKSUM.size, _CHECKSUM_OFFSET))
+    if step and (read_state(segment.descriptor).step != step or zlib.crc32(_state_view(segment)) != crc):
+        raise SegmentError(f"the snapshot of the state of rank {segment.header.rank} in memory is damaged")
+
+
+def _write_checksum(segment: MappedSegment, step: int) -> None:
+    packed = _CHECKSUM.pack(step, zlib.crc32(_state_view(segment)))
+    segment.memory[_CHECKSUM_OFFSET : _CHECKSUM_OFFSET + len(packed)] = packed
+
+
+def _state_view(segment: MappedSegment) -> memoryview:
+    start = segment.header.regions
+    return memoryview(segment.memory)[start : start + len(REGIONS[:3]) * segment.header.region_bytes]
+
+
+def _older(pair: Sequence[MappedSegment]) -> MappedSegment:
+    """Return the one of two snapshots that is written next."""
+    steps = [read_state(segment.descriptor).step for segment in pair]
+    return pair[0] if steps[0] is None or (steps[1] is not None and steps[0] < steps[1]) else pair[1]
