@@ -39,7 +39,7 @@ from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import train
 from hpctrain.worker.state_memory import MemoryUnusableError
 
-HALFWAY, END = 4, 6
+HALFWAY, END = 2, 4
 MODEL = SPEC.model_copy(update={"vocab": 320})
 TIED_MODEL = TIED.model_copy(update={"vocab": 320})
 TOO_LARGE = 2.0**20

@@ -27,7 +27,7 @@ _WARM = mp.get_context("forkserver")
 _WARM.set_forkserver_preload(["hpctrain.worker.train"])
 """Torch takes seconds to load: it is loaded once for all launches."""
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-_LIMIT_S = 240
+_LIMIT_S = 800
 
 
 def run_cases(script: Path, what: str, world: int, folder: Path) -> dict[str, dict[str, Any]]:
