@@ -307,4 +307,4 @@ class GenerationMaker:
 
 def _step_of(checkpoint: str | None) -> int:
     """Return the step of a checkpoint's path; 0 for None."""
-    return int(checkpoint.rpartition("-")[2]) if checkpoint is not None else 0
+    return published.step_of(Path(checkpoint) if checkpoint is not None else None)

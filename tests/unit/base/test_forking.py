@@ -16,7 +16,7 @@ import pytest
 
 from hpctrain.base import forking
 from hpctrain.base.errors import EXIT_USAGE
-from hpctrain.base.forking import ForkingRunner, ForkServerExit
+from hpctrain.base.forking import ForkedProcess, ForkingRunner, ForkServerExit
 from hpctrain.base.process import Process
 from hpctrain.base.system.kernel import set_child_subreaper
 
@@ -128,6 +128,22 @@ def test_a_fork_is_a_child_with_what_it_was_promised(
         {"A": None, "B": "2", "C": None},
     ]
     assert log.read_text() == "before\nsaid\nsaid\n"
+
+
+@pytest.mark.parametrize(("count", "forked"), [(200, True), (300, False)])
+def test_a_worker_inherits_any_number_of_descriptors(
+    runner: ForkingRunner, program: tuple[str, ...], tmp_path: Path, count: int, forked: bool
+) -> None:
+    """One message takes 253 of them; with more, the process is started without the fork server."""
+    ours, theirs = os.pipe()
+    more = [os.dup(theirs) for _ in range(count)]
+    process = runner.start([*program, "tell", str(more[-1]), "3"], ENV, tmp_path / "log", [theirs, *more])
+    for descriptor in (theirs, *more):
+        os.close(descriptor)
+    with open(ours) as said:  # noqa: PTH123 - a descriptor
+        assert json.load(said)["parent"] == os.getpid()
+    assert process.wait() == 3
+    assert isinstance(process, ForkedProcess) == forked
 
 
 def test_orphans_are_let_go_and_no_exit_code_is_taken(
