@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -16,7 +14,9 @@ from hpctrain.base.errors import EXIT_FAILED, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes, format_seconds, format_si
 from hpctrain.cli.bench.compression import compression
+from hpctrain.cli.bench.lab import on_lab
 from hpctrain.cli.bench.output import bench_console, check_kind, check_rates, echo_json, machine_text, say
+from hpctrain.cli.bench.recovery import recovery
 from hpctrain.cli.views.console import Console
 
 
@@ -195,7 +195,7 @@ def _compare_with_iperf3(rates: tuple[str, ...], repeats: int, people: Console) 
     from hpctrain.bench.probe.lab_probe import RateSettings, measure
 
     check_rates(rates)
-    record = _on_lab(measure, RateSettings(rates=rates, repeats=repeats))
+    record = on_lab(measure, RateSettings(rates=rates, repeats=repeats))
     table = Table("rate", "ours", "iperf3", "error", "spread, ours and iperf3", "repeats bound by a processor")
     for row in record["rows"]:
         table.add_row(
@@ -215,7 +215,7 @@ def _inject_faults(clean: int, people: Console) -> dict[str, Any]:
     """
     from hpctrain.bench.probe.faults import measure_faults
 
-    record = _on_lab(measure_faults, clean)
+    record = on_lab(measure_faults, clean)
     table = Table("fault", "expected", "found", "right", "time")
     for row in record["rows"]:
         codes, right = ", ".join(row["reported"]) or "nothing", "yes" if row["right"] else "no"
@@ -230,31 +230,13 @@ def _time_probes(people: Console) -> dict[str, Any]:
     """Time whole probes of the lab that is up, print the table, and return the record."""
     from hpctrain.bench.probe.lab_probe import measure_times
 
-    record = _on_lab(measure_times)
+    record = on_lab(measure_times)
     table = Table("probe", "time", "pairs measured", "said")
     for row in record["rows"]:
         codes = ", ".join(row["codes"]) or "nothing"
         table.add_row(row["case"], f"{row['seconds']:.1f} s", f"{row['complete']} of {row['pairs']}", codes)
     people.print(table)
     return record
-
-
-def _on_lab(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict[str, Any]:
-    """Call `measure` for the lab that is up, and return its record; root is required, because the bench changes links.
-
-    Args:
-        measure: called as `measure(machine, layout, *arguments, say)`; `say` prints on stderr what is being
-            measured.
-    """
-    from hpctrain.lab.layout import load_layout, state_folder
-    from hpctrain.lab.machine import lab_lock, this_machine
-    from hpctrain.lab.requirements import require_root
-
-    machine = this_machine()
-    require_root(machine, "shape")
-    layout = load_layout(state_folder(os.environ))
-    with lab_lock():
-        return measure(machine, layout, *arguments, say)
 
 
 RUNTIME_CASES = ("one_process", "dp2", "pp2")
@@ -371,5 +353,5 @@ def _table(record: dict[str, Any]) -> Table:
     return table
 
 
-for _command in (plan, probe, compression):
+for _command in (plan, probe, compression, recovery):
     bench_command.add_command(_command)
