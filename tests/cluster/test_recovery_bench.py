@@ -15,7 +15,7 @@ BENCH = (sys.executable, "-m", "hpctrain", "bench", "recovery", "--lab", "--syst
 
 
 def test_a_worker_is_killed(cluster, tmp_path: Path) -> None:
-    words = ["--repeats", "1", "--case", "worker_killed", "--reference", "15", "-o", str(tmp_path), "--json"]
+    words = ["--repeats", "1", "--case", "worker_killed", "--reference", "10", "-o", str(tmp_path), "--json"]
     record = json.loads(cluster.run(*BENCH, *words).stdout)
     (row,) = record["rows"]
     assert (row["case"], row["system"], row["n"], row["not_recovered"]) == ("worker_killed", "hpctrain", 1, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,8 @@ from hpctrain.records.history.run_log import read_metrics
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.run.cluster import Cluster
 from hpctrain.records.run.optimizer import Optimizer
-from hpctrain.records.run.run import Checkpoint, Recovery
+from hpctrain.records.run.recovery import Recovery
+from hpctrain.records.run.run import Checkpoint
 from hpctrain.records.topology.topology import Device, Node
 
 PLAIN = "hpctrain.bench.recovery.plain_training"
@@ -60,8 +62,8 @@ class TrainingSettings:
     collective_timeout_s: float = 10.0
     """Seconds after which a collective of the plain loop fails if a peer is silent."""
     torchrun_conf: str = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3"
-    """`--rdzv-conf` of torchrun; its defaults are 30, 5 and 3. With shorter times agents may not find together on a busy
-    machine."""
+    """`--rdzv-conf` of torchrun; its defaults are 30, 5 and 3. With shorter times still, agents on a busy machine may
+    not find together."""
 
 
 def spec_of(state_bytes: int) -> DecoderSpec:
@@ -130,8 +132,9 @@ class TrainingJob(ABC):
 
     def __init__(self, site: LabSite, number: int) -> None:
         self.site = site
-        self.number = number
         self.folder = site.folder / f"job{number}"
+        self.name = f"bench-{secrets.token_hex(4)}"
+        """Name of its Slurm jobs; no other job has it."""
 
     @abstractmethod
     def start(self) -> None:
@@ -149,9 +152,9 @@ class TrainingJob(ABC):
     def why_over(self) -> str | None:
         """Return why the job makes no further step; None while it may."""
 
-    @abstractmethod
     def end(self) -> None:
-        """End the job and everything that belongs to it, also if it has not quite started."""
+        """End the job and everything that belongs to it, also if its start was interrupted."""
+        self.site.slurm("scancel", f"--name={self.name}", check=False)
 
 
 class HpctrainJob(TrainingJob):
@@ -173,7 +176,7 @@ class HpctrainJob(TrainingJob):
             make_corpus(corpus)
         make_run(
             self.folder / "given", corpus, training.spec, training.rows, training.seq_len, steps=ENDLESS,
-            name=f"bench{self.number}", deterministic=True, checkpoint=Checkpoint(every=training.save_every),
+            name=self.name, deterministic=True, checkpoint=Checkpoint(every=training.save_every),
             optimizer=Optimizer(lr=training.lr, clip_norm=training.clip_norm),
             cluster=Cluster(
                 kind="slurm", device="cpu", nodes=str(len(site.nodes)), nodelist=",".join(site.nodes),
@@ -221,8 +224,10 @@ class HpctrainJob(TrainingJob):
         return None
 
     def end(self) -> None:
-        if self._run is not None:
-            self.site.run([*program("hpctrain"), "cancel", "--now", str(self._run)], check=False)
+        # Without this, the run would go on in another job. An interrupted start has not told the folder.
+        for run in (self.site.folder / "runs").glob(f"{self.name}-*"):
+            self.site.run([*program("hpctrain"), "cancel", "--now", str(run)], check=False)
+        super().end()
 
 
 class PlainJob(TrainingJob):
@@ -242,10 +247,6 @@ class PlainJob(TrainingJob):
                 return pid
         return None
 
-    def end(self) -> None:
-        if self._job_id:
-            self.site.slurm("scancel", "--full", self._job_id, check=False)
-
     def _submit(self, text: str, *options: str) -> None:
         training, script = self.site.training, self.folder / "job.sh"
         self.folder.mkdir()
@@ -257,7 +258,7 @@ class PlainJob(TrainingJob):
         others = ",".join(name for name in self.site.layout.names if name not in self.site.nodes)
         where = (f"--exclude={others}",) if others else ()
         output = ("--open-mode=append", f"--output={self.folder}/job.log")
-        fixed = ("--parsable", f"--time={TIME_LIMIT_MIN}", *where, *output)
+        fixed = ("--parsable", f"--job-name={self.name}", f"--time={TIME_LIMIT_MIN}", *where, *output)
         self._job_id = self.site.slurm("sbatch", *fixed, *options, str(script))
 
     def _state(self) -> str:

@@ -46,7 +46,8 @@ from hpctrain.lab.status import node_states
 MakeJob = Callable[[LabSite, int], TrainingJob]
 OWN = "hpctrain"
 SYSTEMS: dict[str, MakeJob] = {
-    OWN: lambda site, number: HpctrainJob(site, number, {}),
+    OWN: lambda site, number: HpctrainJob(site, number, {"memory": "auto"}),
+    "hpctrain-memory-off": lambda site, number: HpctrainJob(site, number, {"memory": "off"}),
     "torchrun": TorchrunJob,
     "requeue": RequeuedJob,
 }

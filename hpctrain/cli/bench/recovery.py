@@ -18,7 +18,7 @@ from hpctrain.cli.bench.output import bench_console, echo_json, machine_text
 from hpctrain.cli.views.console import Console
 
 CASES = ("worker_killed", "node_killed", "node0_killed", "node_silent")
-SYSTEMS = ("hpctrain", "torchrun", "requeue")
+SYSTEMS = ("hpctrain", "hpctrain-memory-off", "torchrun", "requeue")
 
 
 @click.command("recovery")

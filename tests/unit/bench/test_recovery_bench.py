@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from hpctrain.base.errors import InputError
 from hpctrain.bench.recovery.lab_faults import (
     CASES,
     FaultSample,
@@ -111,6 +112,6 @@ def test_the_model_has_the_state_that_was_asked_for(state_bytes: float) -> None:
 
 def test_the_command_needs_a_lab() -> None:
     done = CliRunner().invoke(cli, ["bench", "recovery"])
-    assert done.exit_code == 2
-    assert "give --lab" in done.output
+    assert isinstance(done.exception, InputError)
+    assert "give --lab" in str(done.exception)
     assert set(CASES) == {"worker_killed", "node_killed", "node0_killed", "node_silent"}
