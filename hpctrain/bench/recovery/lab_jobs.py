@@ -188,8 +188,8 @@ class HpctrainJob(TrainingJob):
         )  # fmt: skip
         self._write_topology()
         words = ["submit", str(self.folder / "given" / "run.yaml"), "--topology", str(self.folder / "topology.json")]
-        told = json.loads(site.run([*program("hpctrain"), *words, "--json"]).stdout)
-        self._run = Path(told["folder"])
+        answer = json.loads(site.run([*program("hpctrain"), *words, "--json"]).stdout)
+        self._run = Path(answer["folder"])
 
     def _write_topology(self) -> None:
         """Write figures of nodes and links with which the planner gives each node a replica. Measured ones would give

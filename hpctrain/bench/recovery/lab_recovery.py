@@ -135,13 +135,13 @@ def summary(lines: Sequence[dict[str, Any]], settings: RecoverySettings) -> dict
             system: [sample for sample in samples if (sample.case, sample.system) == (case, system)]
             for system in settings.systems
         }
-        rows += [row_of(found) for found in by_system.values() if found]
+        rows += [row_of(group) for group in by_system.values() if group]
         ours = {sample.number: sample.seconds for sample in by_system.get(OWN, [])}
-        for system, found in by_system.items():
+        for system, group in by_system.items():
             pairs = [
-                (TimeSample(mine, 0.0), TimeSample(sample.seconds, 0.0))
-                for sample in found
-                if system != OWN and (mine := ours.get(sample.number)) is not None and sample.seconds is not None
+                (TimeSample(own_s, 0.0), TimeSample(sample.seconds, 0.0))
+                for sample in group
+                if system != OWN and (own_s := ours.get(sample.number)) is not None and sample.seconds is not None
             ]
             if pairs:
                 ratios.append(compare(case, system, pairs, cpu=False))
