@@ -20,9 +20,9 @@ SLURM = {
 }  # fmt: skip
 """Slurm's letters and names, as sbatch(1) has them."""
 SUBMITTING = {"submit", "resubmit", "probe", "selfcheck"}
-OTHER_KINDS = {"--local"}
-"""Options with a number in some commands only: `--local` is this machine, and has the number of virtual nodes where
-there may be several."""
+OTHER_KINDS = {"--local", "--lab"}
+"""Options with a value in some commands only: `--local` is this machine, and has the number of virtual nodes where
+there may be several; `--lab` is the lab, and has the spec of one where the command brings it up."""
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
