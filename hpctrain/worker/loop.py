@@ -134,6 +134,9 @@ class Loop:
         self.save_if_due()
         self._validate_and_report(job, LocalStepInfo(seconds, lr, norm, {}, placed, scale))
         self._report_saved(trainer.saver.finished())
+        if placed is not None and self.saved_step != trainer.step:
+            # Not before: after a fault, the first step must not wait for memory that only a save needs.
+            trainer.saver.prepare(collect(trainer.pipeline.parameters(), trainer.optimizer))
         return job
 
     def complete_restored_step(self) -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ from hpctrain.checkpoint.published import newest
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.tokens import Corpus
-from hpctrain.model.build import build_stage
+from hpctrain.model.build import build_stage, initialise
 from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer, build
@@ -183,7 +184,10 @@ def training(folder: Path, rank: int, world: int, meeting: dist.Store) -> dict[s
         place, step = folder / name, 0
         for generation, (plan, last) in enumerate(generations):
             restore = f"checkpoints/step-{step:08}" if step else None
-            trainer = open_trainer(place, plan, generation, restore, rank, meeting)
+            with mock.patch("hpctrain.model.build.initialise", wraps=initialise) as draws:
+                trainer = open_trainer(place, plan, generation, restore, rank, meeting)
+            # Weights that a checkpoint replaces are not drawn first: after a fault, everybody would wait for it.
+            assert draws.called == (restore is None)
             assert trainer.step == step
             assert not train(trainer, StoppingOrders(last))  # type: ignore[arg-type]
             step = trainer.step
