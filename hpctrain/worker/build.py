@@ -56,7 +56,7 @@ def make_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     # Nothing here reads memory before it is written. Filling all of it took a third of the start of a worker.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _keep(stage: nn.Module) -> None:
