@@ -55,7 +55,7 @@ def make_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    # Nothing here reads memory before it is written. Filling all of it took a third of the start of a worker.
+    # Nothing here reads memory before it is written, and filling it would delay each start of a worker.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
