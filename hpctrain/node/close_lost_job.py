@@ -1,9 +1,9 @@
 """`python -m hpctrain.node close`: ends an attempt and its job from another node, because the batch node with the job
 script was lost.
 
-The command runs outside any image, on the node that `left/<attempt>.closer` names, after this node's task has ended.
-Without the command nothing would queue the run's next job, and the job's nodes would stay allocated until its time
-limit, although no process of the job runs.
+The command runs outside any image after a node's task has ended: on the node that `left/<attempt>.closer` names, and
+on every other node whose task failed, except for the batch node. Without the command nothing would queue the run's next
+job, and the job's nodes would stay allocated until its time limit, although no process of the job runs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from hpctrain.base.clock import Clock, SystemClock
+from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Runner, SystemRunner
 from hpctrain.jobs.dependencies import refresh_dependent_runs
 from hpctrain.node import attempt
-from hpctrain.node.exit_markers import is_job_script_alive
+from hpctrain.node.exit_markers import ScriptWatch, closing_node, departed_nodes, name_closer, write_departure
 from hpctrain.runs.folder import RunFolder, check_trusted
 from hpctrain.runs.locate import job_of_process
 from hpctrain.slurm.commands import Slurm
@@ -26,6 +28,8 @@ SCRIPT_WAIT_S = 10.0
 """Seconds to wait for a sign of the job script, which may still be alive: it checks every second whether the attempt is
 over."""
 POLL_S = 0.25
+JOB_POLL_S = 15.0
+"""Seconds between two questions to Slurm whether it has given up the lost nodes, which takes minutes."""
 
 
 def main(argv: list[str]) -> int:
@@ -50,8 +54,12 @@ def main(argv: list[str]) -> int:
 
 def close(folder: Path, number: int, code: int, again: str, runner: Runner, clock: Clock) -> bool:
     """End the attempt: complete its line in attempts.jsonl, queue the run's next job if one follows, cancel the Slurm
-    job in which this process runs, and return True. Return False and do nothing if the job script is alive or has
-    completed the line already. A job that Slurm put back into the queue is not cancelled.
+    job in which this process runs, and return True. Return False and do nothing if the job script is alive, if another
+    node ends the attempt, or if its line is complete already. A job that Slurm put back into the queue is not
+    cancelled.
+
+    Wait first while nobody is named in `left/<attempt>.closer` and other nodes of the job have not left: they may train
+    on, or are dead and Slurm has not given them up yet.
 
     Args:
         folder: the run folder.
@@ -59,21 +67,40 @@ def close(folder: Path, number: int, code: int, again: str, runner: Runner, cloc
         code: exit code of this node's task.
         again: value of the option `--again` of `hpctrain.node end`.
     """
+    slurm, job, node = Slurm(runner, os.environ), job_of_process(os.environ), os.environ["SLURMD_NODENAME"]
+    assert job is not None, "a task runs in a job"
+    script = ScriptWatch(folder, number, os.environ.get("HPCTRAIN_BATCH_HOST"))
+    if code != 0:
+        write_departure(folder, number, node, code)  # an agent that crashed did not
     deadline = clock.now() + SCRIPT_WAIT_S
-    while clock.now() < deadline:
-        if is_job_script_alive(folder, number, os.environ.get("HPCTRAIN_BATCH_HOST")):
+    while clock.now() < deadline or closing_node(folder, number) is None:
+        if script.is_alive() or closing_node(folder, number) not in (None, node):
             return False
-        clock.sleep(POLL_S)
+        if clock.now() < deadline:
+            clock.sleep(POLL_S)
+        elif _have_all_left(slurm, job, {script.batch_host, *departed_nodes(folder, number)}):
+            name_closer(folder, number, node)
+        else:
+            clock.sleep(JOB_POLL_S)
+    if closing_node(folder, number) != node:
+        return False
     if number not in {line["attempt"] for line in RunFolder(folder).open_attempts()}:
         return False
     requeued = attempt.end_attempt(folder, number, code, again)[1]
-    slurm = Slurm(runner, os.environ)
     # For Slurm a cancelled job has not succeeded: runs that wait for this run's success are updated first.
     for line in refresh_dependent_runs(folder, slurm, os.environ):
         print(f"hpctrain node: {line}", file=sys.stderr)
-    job = job_of_process(os.environ)
-    assert job is not None, "a task runs in a job"
     if not requeued:
         print(f"hpctrain node: the attempt is over and its script lost: job {job} is cancelled", file=sys.stderr)
         slurm.cancel(job)
     return True
+
+
+def _have_all_left(slurm: Slurm, job: str, departed: Collection[str | None]) -> bool:
+    """Whether no other nodes than these are of the job. False if Slurm does not answer."""
+    try:
+        info = slurm.job(job)
+    except CommandError as error:
+        print(f"hpctrain node: {error}", file=sys.stderr)
+        return False
+    return info is not None and set(info.nodes) <= set(departed)

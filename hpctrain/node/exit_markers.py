@@ -8,6 +8,7 @@ stops when the markers say that so many nodes have left that the remaining agent
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ EXIT_MARKERS_FOLDER = "left"
 exit code of an attempt that is over; <attempt>.closer with the name of the node that ends the attempt if the job script
 is lost; <attempt>.seen, empty, written at the attempt's end by a job script that is not lost. The job script also
 touches <attempt>.alive every second, and while it is lost, the node that keeps Slurm from ending the job touches
-<attempt>.kept."""
+<attempt>.kept, as does the step that this node starts on a batch node that came back."""
 
 
 def write_exit_marker(
@@ -41,15 +42,51 @@ def write_exit_marker(
         StorageError: the marker cannot be written. If too few nodes remain because one was lost, the job then ends only
             when Slurm gives that node up.
     """
-    here = folder / EXIT_MARKERS_FOLDER / str(attempt)
-    here.mkdir(parents=True, exist_ok=True)
-    write_text(here / node, f"{code}\n")
-    departed = [path.name for path in here.iterdir()]
+    write_departure(folder, attempt, node, code)
+    departed = departed_nodes(folder, attempt)
     if too_few_left(departed, members, min_nodes):
-        write_text(here.with_name(f"{attempt}.code"), f"{code}\n")
+        write_text(folder / EXIT_MARKERS_FOLDER / f"{attempt}.code", f"{code}\n")
         if batch_host is not None and batch_host not in departed:
-            with contextlib.suppress(FileExistsError), here.with_name(f"{attempt}.closer").open("x") as file:
-                file.write(f"{node}\n")
+            name_closer(folder, attempt, node)
+
+
+def write_departure(folder: Path, attempt: int, node: str, code: int) -> None:
+    """Write <attempt>/<node>, the exit code of a node that has left the attempt.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    here = folder / EXIT_MARKERS_FOLDER / str(attempt)
+    with storage_errors(here):
+        here.mkdir(parents=True, exist_ok=True)
+    write_text(here / node, f"{code}\n")
+
+
+def departed_nodes(folder: Path, attempt: int) -> list[str]:
+    """Return the nodes that have left the attempt with an exit code other than 0."""
+    # The folder is listed, as a parallel file system may cache for a while that a name does not exist.
+    here = folder / EXIT_MARKERS_FOLDER / str(attempt)
+    return [path.name for path in here.iterdir()] if here.is_dir() else []
+
+
+def name_closer(folder: Path, attempt: int, node: str) -> None:
+    """Write <attempt>.closer, unless it names a node already.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    path = folder / EXIT_MARKERS_FOLDER / f"{attempt}.closer"
+    with storage_errors(path), contextlib.suppress(FileExistsError), path.open("x") as file:
+        file.write(f"{node}\n")
+
+
+def closing_node(folder: Path, attempt: int) -> str | None:
+    """Return the node that <attempt>.closer names; None if the file does not exist or is not written yet."""
+    path = folder / EXIT_MARKERS_FOLDER / f"{attempt}.closer"
+    try:
+        return path.read_text().strip() or None
+    except FileNotFoundError:
+        return None
 
 
 def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[str], batch_host: str | None) -> None:
@@ -75,19 +112,32 @@ def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[s
     write_text(path, f"{node}\n")
 
 
-def is_job_script_alive(folder: Path, attempt: int, batch_host: str | None = None) -> bool:
-    """Whether the job script of an attempt has recorded that it has seen the attempt's end, or the agent of its node
-    has left in order. Then the script ends the job, and no task has to.
+class ScriptWatch:
+    """Watches for signs of the job script of an attempt, as one of the job's nodes sees its files."""
 
-    Args:
-        batch_host: node of the job script.
-    """
-    # The folders are listed, as a parallel file system may cache for a while that a name does not exist.
-    here = folder / EXIT_MARKERS_FOLDER
-    left = here / str(attempt)
-    if left.is_dir() and any(path.name == batch_host for path in left.iterdir()):
-        return True
-    return any(path.name == f"{attempt}.seen" for path in here.iterdir())
+    def __init__(self, folder: Path, attempt: int, batch_host: str | None) -> None:
+        """`batch_host`: node of the job script."""
+        self.batch_host = batch_host
+        self._folder, self._attempt = folder, attempt
+        self._touched = self._last_touch()
+
+    def is_alive(self) -> bool:
+        """Whether the script has recorded that it has seen the attempt's end, the agent of its node has left in order,
+        or the script has touched its file since this object was made. Then the script ends the job, and no task has
+        to."""
+        if self.batch_host in departed_nodes(self._folder, self._attempt):
+            return True
+        seen = any(path.name == f"{self._attempt}.seen" for path in (self._folder / EXIT_MARKERS_FOLDER).iterdir())
+        return seen or self._last_touch() != self._touched
+
+    def _last_touch(self) -> int | None:
+        """Return when <attempt>.alive was touched, in ns by the clock of the file system; None if it does not exist."""
+        try:
+            # A file system that caches times asks its server when a file is opened.
+            with (self._folder / EXIT_MARKERS_FOLDER / f"{self._attempt}.alive").open("rb") as file:
+                return os.fstat(file.fileno()).st_mtime_ns
+        except OSError:
+            return None
 
 
 def too_few_left(departed: Collection[str], members: Sequence[str], min_nodes: int) -> bool:

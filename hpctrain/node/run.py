@@ -63,6 +63,9 @@ def main(argv: list[str]) -> int:
     here = node_address(options)
     folder: Path = options.folder
     check_trusted(folder)
+    if (folder / FINISHED_FILE).exists():
+        # The job script starts a task again whose srun ended with code 0 while others run: that of a lost node.
+        return 0
     event_log = EventLog(folder / "events.jsonl", here.node, options.attempt, SystemClock())
     try:
         # First of all: another version may read the run's files in another way.

@@ -93,3 +93,22 @@ def test_a_finished_run_without_its_batch_node_frees_the_others_before_slurm_giv
         # The nodes that are left are free, and the run that waits for a good end of this one starts on them.
         waiting.wait_until_done()
         assert batch not in waiting.members()
+
+
+@pytest.mark.slurms("own")  # another 60 s for each
+def test_the_last_of_three_nodes_without_the_script_ends_the_job_when_slurm_has_given_up_the_others(
+    project: Project,
+) -> None:
+    cluster = project.cluster
+    job = project.submit(f"steps={ENDLESS}", "cluster.nodes=3")
+    job.wait_for_step(5)
+    batch = cluster.job(job.job_id)["BatchHost"]
+    lost = next(node for node in job.first_nodes() if node != batch)
+    cluster.kill(batch, lost)
+    first = ended(job, 1)[0]
+    assert (first["class"], first["code"]) == ("infrastructure", 75), first
+    cluster.wait(lambda: cluster.job(job.job_id)["JobState"] == "CANCELLED", 60, "the job without a script has ended")
+    (following,) = job.successors()
+    assert job_id(job.folder) == following
+    cluster.heal(batch, lost)
+    job.project.hpctrain("cancel", job.name, "--now")

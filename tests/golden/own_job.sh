@@ -48,7 +48,7 @@ keep_job() {
     beside --nodelist="$SLURMD_NODENAME" true
     : > "$left.kept"
     if [ -n "$holder" ] && kill -0 "$holder" 2>/dev/null; then continue; fi
-    beside --nodelist="$HPCTRAIN_BATCH_HOST" bash -c "while sleep 1; do : > \"\$0\"; done" "$left.alive" &
+    beside --nodelist="$HPCTRAIN_BATCH_HOST" bash -c "while sleep 1; do : > \"\$0\"; done" "$left.kept" &
     holder=$!
   done
 }
@@ -66,7 +66,8 @@ done
 wait "$task" 2>/dev/null
 late=$?
 if [ "$late" != 127 ]; then code=$late; fi
-if [ "$(cat "$left.closer" 2>/dev/null)" = "$SLURMD_NODENAME" ]; then
+if [ "$(cat "$left.closer" 2>/dev/null)" = "$SLURMD_NODENAME" ] ||
+  { [ "$code" != 0 ] && [ "$SLURMD_NODENAME" != "$HPCTRAIN_BATCH_HOST" ]; }; then
   "$0" "$start" hpctrain.node close --folder "$folder" --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --again "$again"
 fi
 [ -z "$keeper" ] || kill -KILL "$keeper" 2>/dev/null

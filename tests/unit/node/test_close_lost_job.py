@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from run_folders import RUN, event, submitted_run
 from hpctrain.jobs.dependencies import DEPENDENT_RUNS_FILE
 from hpctrain.node import attempt
 from hpctrain.node.close_lost_job import close
-from hpctrain.node.exit_markers import is_job_script_alive, name_closing_node
+from hpctrain.node.exit_markers import name_closer, name_closing_node, write_departure
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id
 
@@ -29,6 +30,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 def job(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> str:
     job = fake.submit("--nodes=2")
     monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu2")
+    monkeypatch.setenv("HPCTRAIN_BATCH_HOST", "gpu1")
     return job
 
 
@@ -38,6 +41,7 @@ def folder(fake: FakeSlurm, job: str, tmp_path: Path) -> Path:
     folder = submitted_run(tmp_path, job, event("finished", step=10))
     RunFolder(folder).begin_attempt(["gpu1", "gpu2"], 0.0, job)
     (folder / "left").mkdir()
+    name_closer(folder, 0, "gpu2")
     behind = {"job_id": fake.submit("--nodes=2", f"--dependency=afterany:{job}"), "after": job, "time_s": 0.0}
     (folder / "successors.jsonl").write_text(json.dumps(behind) + "\n")
     waiting = fake.submit("--nodes=1", f"--dependency=afterok:{job}", "--hold")
@@ -63,7 +67,6 @@ def test_the_job_of_a_finished_run_ends_at_once_without_its_script(folder: Path,
 def test_a_script_that_is_there_ends_its_job_itself(folder: Path, fake: FakeSlurm, job: str) -> None:
     """The batch node is cut off from the others, and not lost."""
     clock = FakeClock(on_sleep=lambda _: (folder / "left" / "0.seen").touch())
-    assert not is_job_script_alive(folder, 0)
     assert not close(folder, 0, 0, "new_job", fake, clock)
     assert fake.jobs[int(job)].state == "RUNNING"
     assert "end" not in RunFolder(folder).attempts()[0]
@@ -80,6 +83,7 @@ def unfinished(fake: FakeSlurm, job: str, tmp_path: Path) -> Path:
     folder = submitted_run(tmp_path, job, event("preempted", 0, "asked to stop by SIGTERM", asked_by="SIGTERM"))
     RunFolder(folder).begin_attempt(["gpu1", "gpu2"], 0.0, job)
     (folder / "left").mkdir()
+    name_closer(folder, 0, "gpu2")
     (folder / "submitit").mkdir()
     (folder / "submitit" / f"{job}_submitted.pkl").touch()
     return folder
@@ -97,6 +101,47 @@ def test_a_run_whose_script_is_lost_goes_on_as_another_job(unfinished: Path, fak
 def test_a_job_that_goes_back_to_the_queue_is_not_cancelled(unfinished: Path, fake: FakeSlurm, job: str) -> None:
     assert close(unfinished, 0, 75, "same_job", fake, FakeClock())
     assert fake.jobs[int(job)].state == "PENDING"
+
+
+def test_the_last_node_ends_the_job_once_slurm_has_given_up_the_dead_ones(
+    unfinished: Path, fake: FakeSlurm, job: str
+) -> None:
+    """Two of three nodes died, so that the last one left without knowing whether they train on."""
+    (unfinished / "left" / "0.closer").unlink()
+    write_departure(unfinished, 0, "gpu2", 75)
+    running = fake.jobs[int(job)]
+    fake.jobs[int(job)] = replace(running, nodes=("gpu1", "gpu2", "gpu3"))
+    polls = []
+
+    def later(_: float) -> None:
+        polls.append(fake.jobs[int(job)].state)
+        if len(polls) == 60:
+            fake.jobs[int(job)] = running
+
+    assert close(unfinished, 0, 75, "new_job", fake, FakeClock(on_sleep=later))
+    assert polls == 60 * ["RUNNING"]
+    assert RunFolder(unfinished).attempts()[0]["code"] == 75
+    assert fake.jobs[int(job)].state == "CANCELLED"
+    assert job_id(unfinished) == "2"
+
+
+@pytest.mark.parametrize("sign", ["0.alive", "0.seen", "0/gpu1"])
+def test_a_node_that_leaves_alone_leaves_the_job_to_its_script(
+    unfinished: Path, fake: FakeSlurm, job: str, sign: str
+) -> None:
+    (unfinished / "left" / "0.closer").unlink()
+    clock = FakeClock(on_sleep=lambda _: (unfinished / "left" / sign).touch())
+    assert not close(unfinished, 0, 75, "new_job", fake, clock)
+    assert clock.now() < 2
+    assert fake.jobs[int(job)].state == "RUNNING"
+
+
+def test_a_node_that_is_not_the_last_leaves_the_job_to_the_one_that_ends_it(
+    unfinished: Path, fake: FakeSlurm, job: str
+) -> None:
+    (unfinished / "left" / "0.closer").write_text("gpu3\n")
+    assert not close(unfinished, 0, 75, "new_job", fake, FakeClock())
+    assert fake.jobs[int(job)].state == "RUNNING"
 
 
 @pytest.mark.parametrize(

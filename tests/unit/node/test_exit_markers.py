@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.node.exit_markers import is_job_script_alive, too_few_left, write_exit_marker
+from hpctrain.node.exit_markers import ScriptWatch, too_few_left, write_exit_marker
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def test_the_first_that_finds_too_few_left_ends_the_attempt_of_a_lost_script(tmp
     write_exit_marker(tmp_path, 2, "a", ["a", "b", "c"], 1, 75, batch_host="c")
     assert not closer.exists()
     write_exit_marker(tmp_path, 2, "b", ["a", "b", "c"], 1, 75, batch_host="c")
-    assert not is_job_script_alive(tmp_path, 2, "c")
+    assert not ScriptWatch(tmp_path, 2, "c").is_alive()
     # A script's node that leaves in order has its script, which may end the job.
     write_exit_marker(tmp_path, 2, "c", ["a", "b", "c"], 1, 75, batch_host="c")
     assert closer.read_text() == "b\n"
-    assert is_job_script_alive(tmp_path, 2, "c")
+    assert ScriptWatch(tmp_path, 2, "c").is_alive()
 
 
 def test_nobody_is_to_end_the_job_of_a_script_whose_node_left_in_order(tmp_path: Path) -> None:
