@@ -84,7 +84,7 @@ class Agent:
         self._last_step: dict[str, float] = {}
         self._weights: dict[str, str] = {}
         self._places: Sequence[str] = []
-        self._reachability = ReachabilityTracker(place.node, place.nodes, limits)
+        self._reachability = ReachabilityTracker(place.node, place.nodes if peers.hears_all else (), limits)
         self._announced_unheard: tuple[int, ...] = ()
         self._watched: list[LineChannel] = []
         self._store_socket: socket.socket | None = None

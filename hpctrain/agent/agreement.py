@@ -6,7 +6,7 @@ Nothing here reads the clock or blocks: the agent calls it in each turn of its l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
@@ -54,8 +54,16 @@ class Background(Protocol):
         """Begin one call."""
 
 
-Send = Callable[[str, AgreementMessage], None]
-"""Sends a message to the agent of a node; without a connection, the message is lost."""
+class MessageRoutes(Protocol):
+    """The ways to the other agents."""
+
+    def send(self, nodes: Collection[str], message: AgreementMessage) -> None:
+        """Send a message to the agents of some nodes. For those that cannot be reached, it is lost."""
+
+    def is_near(self, node: str) -> bool:
+        """Return whether this agent keeps a connection to the agent of a node."""
+
+
 HeldByNode = Mapping[str, Sequence[HeldState]]
 """Node -> the parts of training states in its memory, each of one rank."""
 Make = Callable[[tuple[Member, ...], HeldByNode], "Future[ProposedGeneration]"]
@@ -70,7 +78,7 @@ class Agreement:
         self,
         me: Member,
         attempt: int,
-        send: Send,
+        routes: MessageRoutes,
         journal: Journal,
         in_background: Background,
         end_generation: Callable[[str], bool],
@@ -88,7 +96,7 @@ class Agreement:
         """
         self._me = me
         self._attempt = attempt
-        self._send = send
+        self._routes = routes
         self._journal = journal
         self._in_background = in_background
         self._end_generation = end_generation
@@ -148,9 +156,11 @@ class Agreement:
     def inform(self, now: float, node: str) -> None:
         """Send the record of this agent's generation to the agent of `node`, which is in an older generation, unless
         that agent got a record in the last `RESEND_S` seconds."""
-        if self._record is not None and now - self._informed.get(node, self._entered) >= RESEND_S:
+        due = now - self._informed.get(node, self._entered) >= RESEND_S
+        # In a tree, its neighbours inform it.
+        if self._record is not None and due and self._routes.is_near(node):
             self._informed[node] = now
-            self._send(node, Decided(record=self._record))
+            self._routes.send((node,), Decided(record=self._record))
 
     def _take_witness_answer(self, now: float) -> None:
         """Take the answer of the witness, if there is one."""
@@ -223,9 +233,8 @@ class Agreement:
         else:
             request = AcceptRequest(**about, record=proposer.value)
         answered = proposer.promises if proposer.value is None else proposer.accepted_by
-        for node, incarnation in self._acceptors.items():
-            if incarnation not in answered and node != self._me.node:
-                self._send(node, request)
+        silent = [node for node, incarnation in self._acceptors.items() if incarnation not in answered]
+        self._routes.send([node for node in silent if node != self._me.node], request)
         if self._is_acceptor and self._me.incarnation not in answered:
             self._answer(now, self._me.node, request)
 
@@ -242,7 +251,8 @@ class Agreement:
         if not self._electorate.is_quorum({*promised, WITNESS}):
             return
         if self._making is None:
-            fit = tuple(member for member in members if member not in voters or member.incarnation in promised)
+            absent = {member.incarnation for member in voters} - promised.keys()
+            fit = tuple(member for member in members if member.incarnation not in absent)
             held = {member.node: self._promised_state.get(member.incarnation, ()) for member in fit}
             self._making = make(fit, held)
         if not self._making.done():
@@ -304,7 +314,7 @@ class Agreement:
 
     def _reply(self, now: float, node: str, message: Promise | Accepted | Refusal) -> None:
         if node != self._me.node:
-            self._send(node, message)
+            self._routes.send((node,), message)
         elif self._proposer is not None:
             self._note(now, node, message, self._proposer)
 

@@ -190,7 +190,7 @@ def _peer_fault(peer: PeerView, view: AgentView) -> Decision | None:
 def _is_same_member(peer: PeerView, view: AgentView) -> bool:
     """Return whether a peer is in the same generation as this agent, as one of its members."""
     same = view.record is not None and peer.generation == view.record.number
-    return same and peer.node in _last_nodes(view)
+    return same and peer.node in view.members
 
 
 def _peer_loss(now: float, peer: PeerView, view: AgentView, limits: DecisionLimits) -> Decision | None:
@@ -199,8 +199,8 @@ def _peer_loss(now: float, peer: PeerView, view: AgentView, limits: DecisionLimi
     hear."""
     record = view.record
     assert record is not None, "a running agent has a record"
-    member = next((m for m in record.members if m.node == peer.node), None)
-    if member is None or peer.node not in view.working or _is_spectator(view):
+    member = view.members.get(peer.node)
+    if member is None or peer.node not in view.nodes_at_work or _is_spectator(view):
         return None
     if peer.phase == "crashed":
         return Decision("end_generation", peer.reason)
@@ -220,7 +220,7 @@ def _peer_loss(now: float, peer: PeerView, view: AgentView, limits: DecisionLimi
 
 
 def _members_seen(view: AgentView) -> list[PeerView]:
-    last = _last_nodes(view)
+    last = frozenset(_last_nodes(view))
     return [peer for peer in view.peers if peer.node in last]
 
 
@@ -281,7 +281,7 @@ def _cut_off(
     silent = sorted(pair for pair, since in view.silent.items() if now - since >= patience_s)
     # Plans use no node that the probe advises against, so its links carry nothing.
     broken = [pair for pair in limits.broken_links if set(pair) <= present - set(limits.advised_against)]
-    last = _last_nodes(view)
+    last = frozenset(_last_nodes(view))
     outside = {node for node in view.nodes if node not in last}
     if view.record is not None:
         agents = {member.incarnation for member in view.record.members}
@@ -347,9 +347,8 @@ def _last_nodes(view: AgentView) -> tuple[str, ...]:
 def _is_spectator(view: AgentView) -> bool:
     """Return whether this agent is no member of its generation, because it joined or restarted after the agents had
     agreed on that generation."""
-    return view.record is not None and not any(
-        member.node == view.me and member.incarnation == view.incarnation for member in view.record.members
-    )
+    member = view.members.get(view.me)
+    return view.record is not None and (member is None or member.incarnation != view.incarnation)
 
 
 def _spectate(waited: float, limits: DecisionLimits) -> Decision:

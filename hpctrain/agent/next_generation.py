@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from hpctrain.agent.agreement import Agreement, Background, HeldByNode, Make
+from hpctrain.agent.agreement import Agreement, Background, HeldByNode, Make, MessageRoutes
 from hpctrain.agent.agreement_messages import AgreementMessage, Decided
 from hpctrain.agent.decide import Decision
 from hpctrain.agent.event_log import EventLog
@@ -42,14 +42,11 @@ class AgentIdentity:
     folder: Path
 
 
-class MessagePeers(Protocol):
+class MessagePeers(MessageRoutes, Protocol):
     """The connections to the other agents, as far as the agreement needs them (`PeerMesh`)."""
 
     def views(self) -> tuple[PeerView, ...]:
         """Return the other agents as last seen."""
-
-    def send(self, node: str, message: AgreementMessage) -> None:
-        """Send a message to the agent of a node; without a connection, the message is lost."""
 
     def take_messages(self) -> list[tuple[str, AgreementMessage]]:
         """Return (node, message) of each message since the last call."""
@@ -98,7 +95,7 @@ class NextGeneration:
         making, files = threads
         self._in_making, self._in_files = self._background(making), self._background(files)
         me = Member(node=place.node, incarnation=place.incarnation, addr=place.addr, store_port=0)
-        self._agreement = Agreement(me, place.attempt, peers.send, store, self._in_files, end_generation, held)
+        self._agreement = Agreement(me, place.attempt, peers, store, self._in_files, end_generation, held)
         self._publication = Publication(store, self._in_files)
         self._record: Generation | None = None
         self.first_number = 0
@@ -277,8 +274,7 @@ class NextGeneration:
             note_start(self._event_log, record, plan, last_step)
 
     def _inform_all(self, record: Generation) -> None:
-        for view in self._peers.views():
-            self._peers.send(view.node, Decided(record=record))
+        self._peers.send([view.node for view in self._peers.views()], Decided(record=record))
 
     def _background(self, thread: Executor) -> Background:
         """Return a function that begins a call in `thread`. The agent's loop wakes when the call is done."""

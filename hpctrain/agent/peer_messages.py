@@ -1,5 +1,5 @@
-"""All messages between agents: heartbeats, and those of the agreement. They travel on the connections of `PeerMesh`; a
-message that is no such model closes its connection."""
+"""All messages between agents: heartbeats, those of the agreement, and those of a tree. They travel on the connections
+of `PeerMesh`; a message that is no such model closes its connection."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from hpctrain.agent.agreement_messages import (
     Text,
 )
 from hpctrain.agent.hang_report import MAX_WORKERS_PER_NODE, WorkerActivity
+from hpctrain.agent.tree.messages import Detach, Relayed, Summary
 from hpctrain.agent.view import PeerView, Phase
 from hpctrain.base.net.wire import Message
 from hpctrain.records.format.message import parse_message
+
+HEARTBEAT_S = 0.25
+"""Seconds between two heartbeats."""
 
 
 class Announcement(StrictModel):
@@ -48,7 +52,9 @@ class Announcement(StrictModel):
         return PeerView(**fields, connected=True, last_seen=now)
 
 
-PeerMessage = Announcement | Prepare | Promise | Refusal | AcceptRequest | Accepted | Decided
+PeerMessage = (
+    Announcement | Prepare | Promise | Refusal | AcceptRequest | Accepted | Decided | Summary | Relayed | Detach
+)
 
 _MESSAGE: TypeAdapter[PeerMessage] = TypeAdapter(Annotated[PeerMessage, Field(discriminator="kind")])
 

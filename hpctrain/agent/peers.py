@@ -1,4 +1,5 @@
-"""The mesh of agents: one TCP connection for each pair, JSON lines, a heartbeat every 0.25 s.
+"""The connections between agents: TCP, JSON lines, a heartbeat every 0.25 s. Each pair of agents has one; in a large
+job they are a tree (`agent/tree`).
 
 An agent publishes its address in the run folder. Of each pair of agents, the later one in node order connects. A
 closed connection is noticed at once, silence after a timeout. Every connection starts with a mutual proof that both
@@ -15,18 +16,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpctrain.agent.agreement_messages import AgreementMessage
+from hpctrain.agent.agreement_messages import AgreementMessage, StrictModel
 from hpctrain.agent.decide import alive
 from hpctrain.agent.peer_connector import PeerConnector, publish_address
-from hpctrain.agent.peer_messages import Announcement, read_message
+from hpctrain.agent.peer_messages import HEARTBEAT_S, Announcement, read_message
+from hpctrain.agent.tree.routing import FORWARD_S, TreeMessage, TreeRouting
 from hpctrain.agent.view import DecisionLimits, PeerView
 from hpctrain.base.net.authentication import MAX_LINE_BYTES, AuthListener, HandshakeClient, HandshakeServer, derive_key
 from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message, Watch, Watchable
 from hpctrain.records.history.generation import Generation
 
-HEARTBEAT_S = 0.25
-"""Seconds between two heartbeats."""
 HANDSHAKE_TIMEOUT_S = 2.0
 """Seconds after which a caller that has not authenticated is disconnected."""
 HANDSHAKE_LINE_BYTES = 16384
@@ -53,12 +53,23 @@ class _OutgoingHandshake:
 class PeerMesh:
     """The connections of this agent to all other agents of the run."""
 
-    def __init__(self, folder: Path, me: str, nodes: tuple[str, ...], addr: str, key: str) -> None:
+    def __init__(
+        self, folder: Path, me: str, nodes: tuple[str, ...], addr: str, key: str, tree: TreeRouting | None = None
+    ) -> None:
+        """Prepare the connections.
+
+        Args:
+            folder: where agents publish their addresses.
+            addr: IP address at which other nodes reach this one.
+            key: the run's key.
+            tree: which connections to keep; None: one to each other agent.
+        """
         self._folder = folder
         self._me = me
         self._nodes = nodes
         self._key = key.encode()
         self._addr = addr
+        self._tree = tree
         self._listener: AuthListener | None = None
         self._watch = Watch()
         self._connector = PeerConnector(folder, self._watch)
@@ -107,7 +118,7 @@ class PeerMesh:
     def wait(self, seconds: float) -> None:
         """Return when bytes or a new connection from another agent arrive or `wake` was called, at the latest after
         `seconds`."""
-        self._watch.wait(seconds)
+        self._watch.wait(min(seconds, FORWARD_S) if self._tree is not None and self._tree.has_news else seconds)
         with contextlib.suppress(BlockingIOError):
             self._bell.recv(4096, socket.MSG_DONTWAIT)
 
@@ -116,20 +127,29 @@ class PeerMesh:
         with contextlib.suppress(OSError):  # rung often enough already, or closed
             self._bell_button.send(b".", socket.MSG_DONTWAIT)
 
-    def send(self, node: str, message: AgreementMessage) -> None:
-        """Send a message to the agent of a node; without a connection, the message is lost."""
-        channel = self._channels.get(node)
-        if channel is not None and not channel.send(message.to_json()):
-            self._disconnect(node)
+    def send(self, nodes: Collection[str], message: AgreementMessage) -> None:
+        """Send a message to the agents of some nodes. For those that cannot be reached, it is lost."""
+        self._send([(node, message) for node in nodes] if self._tree is None else self._tree.relay(nodes, message))
+
+    def is_near(self, node: str) -> bool:
+        """Return whether this agent keeps a connection to the agent of a node."""
+        return self._tree is None or self._tree.is_near(node)
+
+    @property
+    def hears_all(self) -> bool:
+        """Whether this agent hears each other agent itself, so that a silent one cannot be reached."""
+        return self._tree is None
 
     def take_messages(self) -> list[tuple[str, AgreementMessage]]:
         """Return (node, message) of each message that has arrived since the last call, heartbeats excepted."""
+        if self._tree is not None:
+            return self._tree.take_messages()
         messages, self._messages = self._messages, []
         return messages
 
     def views(self) -> tuple[PeerView, ...]:
         """Return the other agents as last seen, in node order."""
-        return tuple(self._views.values())
+        return tuple(self._views.values()) if self._tree is None else self._tree.views()
 
     def store_secret(self, record: Generation) -> str:
         """Return the secret of a generation's store, which every node derives from the run's key.
@@ -151,7 +171,12 @@ class PeerMesh:
         for node, channel in list(self._channels.items()):
             self._receive(now, node, channel)
         self._dial(now)
-        self._send_heartbeats(now, announcement, at_once)
+        if self._tree is None:
+            self._send_heartbeats(now, announcement, at_once)
+            return
+        self._send(self._tree.outgoing(now, announcement, at_once))
+        for node in self._tree.surplus():
+            self._disconnect(node)
 
     def _accept_peers(self, now: float) -> None:
         """Accept callers. Those that prove to know the run's key become peers; the others are disconnected."""
@@ -164,7 +189,7 @@ class PeerMesh:
     def _admit(self, now: float, listener: AuthListener) -> None:
         while (admitted := listener.admit(now, self._is_peer)) is not None:
             channel, session = admitted
-            self._join(session.claims["node"], channel)
+            self._join(now, session.claims["node"], channel)
 
     def _is_peer(self, claims: Message) -> bool:
         """Return whether the caller is another node of this run that meant to call this node. A process on a dead
@@ -178,12 +203,14 @@ class PeerMesh:
         return isinstance(node, str) and node in self._views and claims.get("to") == self._me
 
     def _dial(self, now: float) -> None:
-        before = self._nodes[: self._nodes.index(self._me)]
+        before = self._nodes[: self._nodes.index(self._me)] if self._tree is None else self._tree.wanted(now)
         missing = [node for node in before if node not in self._channels and node not in self._called]
         for node, connection in self._connector.dial(now, missing):
             proof = HandshakeClient(self._key, {"node": self._me, "to": node})
+            # The first summary of a tree is longer than a heartbeat.
+            line_limit = HANDSHAKE_LINE_BYTES if self._tree is None else LINE_LIMIT
             with contextlib.suppress(OSError):  # it closed already, and will be dialled again
-                self._called[node] = _OutgoingHandshake(now, _channel(connection, HANDSHAKE_LINE_BYTES), proof)
+                self._called[node] = _OutgoingHandshake(now, _channel(connection, line_limit), proof)
                 self._watch.add(self._called[node].channel)
 
     def _finish_handshakes(self, now: float) -> None:
@@ -201,16 +228,18 @@ class PeerMesh:
             if session is not None and session.claims.get("node") == node:
                 called.channel.seal(session.send_key, session.receive_key)
                 called.channel.line_limit = LINE_LIMIT
-                self._join(node, called.channel)
+                self._join(now, node, called.channel)
             else:
                 self._drop(called.channel)
 
-    def _join(self, node: str, channel: LineChannel) -> None:
+    def _join(self, now: float, node: str, channel: LineChannel) -> None:
         # The view is unchanged until the first heartbeat.
         if node in self._channels:
             self._drop(self._channels[node])
         self._channels[node] = channel
         self._fresh.add(node)
+        if self._tree is not None:
+            self._tree.joined(now, node)
 
     def _receive(self, now: float, node: str, channel: LineChannel) -> None:
         for content in channel.receive():
@@ -218,6 +247,8 @@ class PeerMesh:
                 message = read_message(content)
                 if isinstance(message, Announcement) and message.node != node:
                     raise MalformedMessage(f"it proved to be {node} and says that it is {message.node!r}")
+                if isinstance(message, TreeMessage) != (self._tree is not None):
+                    raise MalformedMessage(f"it sent a message {message.kind!r}, as agents of a job of another size do")
             except MalformedMessage as error:
                 channel.refuse(str(error))
                 break
@@ -225,7 +256,10 @@ class PeerMesh:
                 self._messages.append((node, message))
                 continue
             self._connector.reset_backoff(node)
-            self._views[node] = message.seen(now)
+            if isinstance(message, Announcement):
+                self._views[node] = message.seen(now)
+            elif self._tree is not None:
+                self._tree.take(now, node, message)
         if channel.closed:
             self._disconnect(node)
 
@@ -234,15 +268,27 @@ class PeerMesh:
         due = at_once or now - self._last_beat >= HEARTBEAT_S
         if due:
             self._last_beat = now
-        heartbeat = announcement.to_json()
-        for node, channel in list(self._channels.items()):
-            if (due or node in self._fresh) and not channel.send(heartbeat):
-                self._disconnect(node)
+        self._send([(node, announcement) for node in self._channels if due or node in self._fresh])
         self._fresh.clear()
+
+    def _send(self, messages: Sequence[tuple[str, StrictModel]]) -> None:
+        """Send messages to the agents of nodes; without a connection, a message is lost."""
+        contents: dict[int, Message] = {}
+        for node, message in messages:
+            channel = self._channels.get(node)
+            if channel is None:
+                continue
+            # A message for many agents is the same object for all.
+            if id(message) not in contents:
+                contents[id(message)] = message.to_json()
+            if not channel.send(contents[id(message)]):
+                self._disconnect(node)
 
     def _disconnect(self, node: str) -> None:
         channel = self._channels.pop(node)
         self._drop(channel)
+        if self._tree is not None:
+            self._tree.closed(node)
         if channel.fault:
             print(f"hpctrain agent: the connection to {node} was closed: {channel.fault}", flush=True)
         view = self._views[node]
@@ -291,6 +337,8 @@ class ReachabilityTracker:
         Args:
             now: seconds of the agent's clock.
         """
+        if not self._nodes:
+            return ()
         heard = {peer.node for peer in peers if alive(now, peer, self._limits)} | {self._me}
         return tuple(place for place, node in enumerate(self._nodes) if node not in heard)
 
@@ -300,6 +348,8 @@ class ReachabilityTracker:
         Args:
             now: seconds of the agent's clock.
         """
+        if not self._nodes:
+            return
         unheard = {
             peer.node: [self._nodes[place] for place in peer.unheard if place < len(self._nodes)]
             for peer in peers

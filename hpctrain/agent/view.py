@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.worker_failure import WorkerFailure
 from hpctrain.base.net.vertex_cover import NodePair
-from hpctrain.records.history.generation import Generation
+from hpctrain.records.history.generation import Generation, Member
 from hpctrain.records.run.recovery import Recovery
 
 Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "cut_off", "crashed"]
@@ -117,3 +118,13 @@ class AgentView:
     """Incarnation of this agent. A restarted agent is no member of a generation that names its node's earlier agent."""
     silent: Mapping[NodePair, float] = field(default_factory=dict)
     """Pair of nodes that do not hear each other (`ReachabilityTracker`) -> since when, by the agent's clock."""
+
+    @cached_property
+    def members(self) -> Mapping[str, Member]:
+        """Node -> its agent that is a member of the generation; empty before the first one."""
+        return {} if self.record is None else {member.node: member for member in self.record.members}
+
+    @cached_property
+    def nodes_at_work(self) -> frozenset[str]:
+        """The nodes of `working`."""
+        return frozenset(self.working)

@@ -19,6 +19,8 @@ from hpctrain.agent.event_log import EventLog, crash_message
 from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.group import WorkerGroup, process_incarnation
 from hpctrain.agent.peers import PeerMesh, attempt_key
+from hpctrain.agent.tree.order import FULL_MESH_NODES
+from hpctrain.agent.tree.routing import TreeRouting
 from hpctrain.agent.view import DecisionLimits
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, EXIT_RESUMABLE, HpctrainError, RefusedError, StorageError
@@ -292,7 +294,11 @@ def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local:
 
 def _agent(place: AgentIdentity, run: Run, topology: Topology, group: WorkerGroup, context: AgentContext) -> Agent:
     key = read_owned(place.folder / "key", private=True).decode().strip()
-    peers = PeerMesh(place.folder / "agents", place.node, place.nodes, place.addr, attempt_key(key, place.attempt))
+    tree = None
+    if len(place.nodes) > FULL_MESH_NODES:
+        tree = TreeRouting(place.node, place.nodes, run.recovery.heartbeat_timeout_s)
+    secret = attempt_key(key, place.attempt)
+    peers = PeerMesh(place.folder / "agents", place.node, place.nodes, place.addr, secret, tree)
     limits = DecisionLimits(
         run.recovery,
         run.step_timeout_s,

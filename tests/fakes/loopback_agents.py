@@ -11,12 +11,15 @@ from pathlib import Path
 
 from hpctrain.agent.peer_messages import Announcement
 from hpctrain.agent.peers import PeerMesh
+from hpctrain.agent.tree.routing import TreeRouting
 from hpctrain.agent.view import PeerView
 from hpctrain.base.net.authentication import HandshakeClient, HandshakeServer
 from hpctrain.base.net.wire import LineChannel, LineMac, Message
 
 KEY = "the run's key"
 NODES = ("n0", "n1", "n2")
+TIMEOUT_S = 2.0
+"""Seconds of silence after which a neighbour in a tree counts as lost."""
 
 
 @dataclass
@@ -42,8 +45,17 @@ class Cluster:
         self.now = 100.0
         self.agents: dict[str, Agent] = {}
 
-    def start(self, node: str, nodes: tuple[str, ...] = NODES, key: str = KEY, incarnation: str = "first") -> Agent:
-        peers = PeerMesh(self.folder, node, nodes, "127.0.0.1", key)
+    def start(
+        self,
+        node: str,
+        nodes: tuple[str, ...] = NODES,
+        key: str = KEY,
+        incarnation: str = "first",
+        fan_out: int | None = None,
+    ) -> Agent:
+        """Start an agent; with a fan-out, in a tree."""
+        tree = None if fan_out is None else TreeRouting(node, nodes, TIMEOUT_S, fan_out)
+        peers = PeerMesh(self.folder, node, nodes, "127.0.0.1", key, tree)
         peers.open()
         says = Announcement(
             node=node, incarnation=f"{node}-{incarnation}", addr="127.0.0.1", store_port=4000, generation=0,

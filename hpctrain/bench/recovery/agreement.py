@@ -6,14 +6,16 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.agent.tree.order import FAN_OUT, FULL_MESH_NODES
 from hpctrain.bench.record import make_record
-from hpctrain.bench.recovery.agreement_schedules import KINDS, ScheduleOutcome, run_seed
+from hpctrain.bench.recovery.agreement_schedules import KINDS, TREE_FAN_OUT, ScheduleOutcome, run_seed
+from hpctrain.bench.recovery.large_job import measure_large_job
 from hpctrain.bench.recovery.simulated_world import HEARTBEAT_TIMEOUT_S, InvariantViolation
 
 CHUNK = 250
@@ -29,6 +31,8 @@ class AgreementRow:
     case: str
     """Kind of the schedules, described in `agreement_schedules`."""
     schedules: int = 0
+    trees: int = 0
+    """Schedules in which the agents formed a tree."""
     faults: int = 0
     """Faults in all schedules."""
     generations: int = 0
@@ -48,12 +52,15 @@ class AgreementRow:
     settled: list[float] = field(default_factory=list)
 
 
-def measure_agreement(count: int, first: int, processes: int, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure_agreement(
+    count: int, first: int, processes: int, agents: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
     """Run the schedules of `count` seeds; return the record of the bench.
 
     Args:
         first: the first seed.
         processes: processes that run schedules side by side.
+        agents: agents of the large job that loses nodes, at least 8.
         progress: called with what is being measured.
     """
     progress(f"{count} schedules from seed {first}, in {processes} processes")
@@ -74,14 +81,18 @@ def measure_agreement(count: int, first: int, processes: int, progress: Callable
             row.settled_median_s, row.settled_max_s = statistics.median(row.settled), max(row.settled)
         row.settled = []
     settings = {"first": first, "count": count, "processes": processes, "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S}
-    record = make_record("agreement", list(rows.values()), settings)
+    progress(f"the loss of nodes in a job of {agents} agents")
+    with silence():
+        large = measure_large_job(agents, FAN_OUT if agents > FULL_MESH_NODES else TREE_FAN_OUT)
+    record = make_record("agreement", [*rows.values(), *large], settings)
     for row in record["rows"]:
-        del row["settled"]
+        row.pop("settled", None)
     return record | {"seconds": time.perf_counter() - begin, "violations": violations[:SHOWN]}
 
 
 def _count(row: AgreementRow, outcome: ScheduleOutcome) -> None:
     row.schedules += 1
+    row.trees += outcome.in_tree
     row.faults += len(outcome.faults)
     row.generations += outcome.generations
     row.turns += outcome.turns
@@ -91,12 +102,18 @@ def _count(row: AgreementRow, outcome: ScheduleOutcome) -> None:
         row.settled.append(outcome.settled_s)
 
 
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Drop what agents print for the log of a run."""
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
 def _run_chunk(seeds: tuple[int, int]) -> tuple[list[ScheduleOutcome], list[tuple[str, str]]]:
     """Run the schedules of the seeds from `seeds[0]` to below `seeds[1]`. Return the outcomes, and (kind, message) of
     each schedule that broke a rule."""
     outcomes, broken = [], []
-    # Agents print what a run's log should have.
-    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+    with silence():
         for seed in range(*seeds):
             try:
                 outcomes.append(run_seed(seed))

@@ -16,6 +16,9 @@ from hpctrain.bench.recovery.simulated_cluster import SimulatedCluster
 from hpctrain.bench.recovery.simulated_world import HEARTBEAT_TIMEOUT_S, InvariantViolation
 
 KINDS = ("majority", "half", "any")
+TREE_NODES = 4
+"""Fewest nodes of a schedule whose agents may form a tree. A tree of a run has more nodes and a higher fan-out."""
+TREE_FAN_OUT = 2
 SETTLE_S = 45.0
 """Simulated seconds after the last fault within which the nodes that must train do."""
 START_S = 30.0
@@ -29,6 +32,8 @@ class ScheduleOutcome:
     seed: int
     kind: str
     nodes: int
+    in_tree: bool
+    """Whether the agents formed a tree; else each pair had a connection."""
     faults: list[str] = field(default_factory=list)
     """The faults in order: simulated second, what and where."""
     generations: int = 0
@@ -60,7 +65,10 @@ class _RandomSchedule:
         kind = chance.choices(KINDS, (5, 1, 4))[0]
         if count < 2 or (kind == "half" and count % 2):
             kind = "any"
-        self._cluster = cluster = SimulatedCluster(count, seed, spares=chance.choice((0, 0, 0, 1, 2)))
+        fan_out = TREE_FAN_OUT if count >= TREE_NODES and seed % 2 else None
+        count += 0 if fan_out is None else chance.choice((0, 0, 2, 4))
+        spares = chance.choice((0, 0, 0, 1, 2))
+        self._cluster = cluster = SimulatedCluster(count, seed, spares=spares, fan_out=fan_out)
         self._chance = chance = cluster.chance
         cluster.links.loss = chance.choice((0.0, 0.0, 0.05, 0.3))
         cluster.links.repeats = chance.choice((0.0, 0.1, 0.5))
@@ -72,7 +80,7 @@ class _RandomSchedule:
         core = count // 2 + 1 if kind == "majority" else count // 2 if kind == "half" else 0
         self._core, self._others = nodes[:core], nodes[core:]
         cluster.links.lossless = frozenset(self._core)
-        self._outcome = ScheduleOutcome(seed, kind, count)
+        self._outcome = ScheduleOutcome(seed, kind, count, fan_out is not None)
 
     def run(self) -> ScheduleOutcome:
         cluster, chance, outcome = self._cluster, self._chance, self._outcome

@@ -22,11 +22,8 @@ from hpctrain.bench.recovery.simulated_parts import (
     SimulatedSource,
     SimulatedThread,
 )
+from hpctrain.bench.recovery.simulated_tree import SimulatedTree
 from hpctrain.bench.recovery.simulated_world import InvariantViolation, SimulatedHost, SimulatedWorld
-
-TURN_S = 0.9
-"""Longest time between two turns of an agent, in simulated seconds."""
-
 
 ATTEMPT = 1
 """The attempt to which the agents belong. An earlier one left no file."""
@@ -92,7 +89,7 @@ class SimulatedProcess(SimulatedHost):
     def __init__(self, cluster: SimulatedCluster, node: str, incarnation: str) -> None:
         super().__init__(cluster, node, incarnation)
         self._cluster = cluster
-        self.mesh = SimulatedMesh(self)
+        self.mesh = SimulatedMesh(self) if cluster.fan_out is None else SimulatedTree(self, cluster.fan_out)
         self.group = SimulatedGroup(self)
         self.files = SimulatedThread(self, uses_files=True)
         making = SimulatedThread(self, uses_files=False)
@@ -128,4 +125,4 @@ class SimulatedProcess(SimulatedHost):
             self._cluster.exits[self.node] = code
             self.die()
             return
-        self.wake(TURN_S)
+        self.wake(self.mesh.turn_s)

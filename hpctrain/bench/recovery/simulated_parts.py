@@ -4,7 +4,7 @@ workers, threads, the shared folder, and what makes records."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from hpctrain.agent.agreement_messages import AgreementMessage
 from hpctrain.agent.generation_store import GenerationStore, Proposal, ProposedGeneration
 from hpctrain.agent.group import WorkerUpdate
-from hpctrain.agent.peer_messages import Announcement
-from hpctrain.agent.peers import HEARTBEAT_S
+from hpctrain.agent.peer_messages import HEARTBEAT_S, Announcement
+from hpctrain.agent.tree.messages import Relayed
 from hpctrain.agent.view import PeerView, WorkerView
 from hpctrain.base.errors import FieldError, FileError, HpctrainError, StorageError
 from hpctrain.bench.recovery.simulated_world import SimulatedHost, SimulatedPlan
@@ -35,6 +35,10 @@ class _Device(NamedTuple):
 
 class SimulatedMesh:
     """The connections of one agent; it stands in for `PeerMesh`."""
+
+    hears_all = True
+    turn_s = 0.9
+    """Longest time between two turns of an agent."""
 
     def __init__(self, process: SimulatedHost) -> None:
         self._process = process
@@ -92,9 +96,14 @@ class SimulatedMesh:
             for node in self._views:
                 self._send(node, announcement)
 
-    def send(self, node: str, message: AgreementMessage) -> None:
-        """Send a message."""
-        self._send(node, message)
+    def send(self, nodes: Collection[str], message: AgreementMessage) -> None:
+        """Send a message to some nodes."""
+        for node in nodes:
+            self._send(node, message)
+
+    def is_near(self, node: str) -> bool:
+        """Return True: each agent has a connection to each other."""
+        return True
 
     def take_messages(self) -> list[tuple[str, AgreementMessage]]:
         """Return what has arrived since the last call."""
@@ -102,10 +111,10 @@ class SimulatedMesh:
         return messages
 
     def _send(self, node: str, content: object) -> None:
-        process = self._process
-        if process.killed_at is not None and process.killed_at(content):
+        process, carried = self._process, content.message if isinstance(content, Relayed) else content
+        if process.killed_at is not None and process.killed_at(carried):
             raise ProcessKilled
-        if process.paused_at is not None and process.paused_at[0](content):
+        if process.paused_at is not None and process.paused_at[0](carried):
             process.pause(process.paused_at[1])
             process.paused_at = None
         late_s = max(0.0, process.paused_until - self._world.now)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpctrain.agent.agreement_messages import AgreementMessage
+from hpctrain.agent.tree.messages import Relayed
 from hpctrain.agent.view import DecisionLimits
 from hpctrain.base.errors import StorageError
 from hpctrain.records.format.document import Document
@@ -94,13 +95,17 @@ class SimulatedDisk:
 class SimulatedWorld:
     """Clock, network and files of one schedule, and the processes that use them."""
 
-    def __init__(self, count: int, seed: int, spares: int = 0, limits: DecisionLimits = LIMITS) -> None:
+    def __init__(
+        self, count: int, seed: int, spares: int = 0, limits: DecisionLimits = LIMITS, fan_out: int | None = None
+    ) -> None:
         """Make `count` nodes without agents.
 
         Args:
             spares: members of each generation without a rank; fewer if a generation has too few members, of which at
                 least one has a rank.
+            fan_out: fan-out of the tree that the agents form; None: each pair of agents has a connection.
         """
+        self.fan_out = fan_out
         self.nodes = tuple(f"n{index}" for index in range(count))
         self.chance = random.Random(seed)
         self.limits = limits
@@ -109,6 +114,8 @@ class SimulatedWorld:
         self.links = SimulatedLinks()
         self.disk = SimulatedDisk()
         self.make_s = (0.01, 0.1)
+        self.busy_s = 0.0
+        """How long a turn of an agent takes."""
         self.processes: dict[str, SimulatedHost] = {}
         self.plans: dict[str, SimulatedPlan] = {}
         self.records: dict[int, Generation] = {}
@@ -143,7 +150,7 @@ class SimulatedWorld:
         """Bring a message to the agent of another node, `late_s` seconds and a random delay later, or lose the
         message."""
         self.messages += 1
-        urgent = isinstance(content, AgreementMessage)
+        urgent = isinstance(content, AgreementMessage | Relayed)
         copies = 1
         if urgent and self.links.loss and self.chance.random() < self.links.loss:
             copies = int({sender, receiver} <= self.links.lossless)
@@ -208,6 +215,7 @@ class SimulatedHost:
         """A function and seconds. The function is called with each message before it is sent; if it returns True, the
         process is paused for these seconds, and the turn's messages from this one on are sent after the pause."""
         self._turn_at = float("inf")
+        self._busy_until = 0.0
 
     def now(self) -> float:
         """Return the seconds of the simulated clock."""
@@ -232,7 +240,7 @@ class SimulatedHost:
 
     def wake(self, delay_s: float = 0.0) -> None:
         """Let the agent take its next turn after `delay_s` at the latest."""
-        delay_s = max(delay_s, self.paused_until - self.world.now)
+        delay_s = max(delay_s, self.paused_until - self.world.now, self._busy_until - self.world.now)
         due = self.world.now + delay_s  # as `at` computes it: `_take_turn` compares the two
         if due < self._turn_at:
             self._turn_at = due
@@ -265,6 +273,7 @@ class SimulatedHost:
             return
         self._turn_at = float("inf")
         if self.is_awake:
+            self._busy_until = self.world.now + self.world.busy_s
             self.take_turn()
         else:
             self.wake()

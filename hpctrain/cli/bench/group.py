@@ -291,8 +291,9 @@ def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
 @click.option("--schedules", type=click.IntRange(min=1), default=100_000, show_default=True, help="Seeds to run.")
 @click.option("--first", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed.")
 @click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, help="Side by side.")
+@click.option("--agents", type=click.IntRange(8), default=1000, show_default=True, help="Of the large job.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
-def agreement(schedules: int, first: int, processes: int, as_json: bool) -> None:
+def agreement(schedules: int, first: int, processes: int, agents: int, as_json: bool) -> None:
     """Run the agents' own code on a simulated clock under seeded schedules of faults, and check what must always hold:
     no generation has two records, none begins without a quorum, and where a quorum stays connected, it trains.
 
@@ -301,16 +302,23 @@ def agreement(schedules: int, first: int, processes: int, as_json: bool) -> None
     """
     from hpctrain.bench.recovery.agreement import measure_agreement
 
-    record = measure_agreement(schedules, first, processes, say)
+    record = measure_agreement(schedules, first, processes, agents, say)
     people = bench_console(as_json)
     table = Table("schedules of the kind", "run", "faults", "generations", "broken", "back after the last fault")
+    large = Table("lost of a large job", "agents", "agreed after", "entered by all after", "connections", "wall time")
     for row in record["rows"]:
+        if "decided_s" in row:
+            times = [format_seconds(row[key]) for key in ("decided_s", "entered_s", "wall_s")]
+            large.add_row(row["case"], str(row["agents"]), *times[:2], str(row["neighbours"]), times[2])
+            continue
         settled = [f"{row[key]:.1f} s" for key in ("settled_median_s", "settled_max_s") if key in row]
         back = f"{settled[0]} (at most {settled[1]})" if settled else ""
         table.add_row(
             row["case"], *(str(row[key]) for key in ("schedules", "faults", "generations", "broken")), back
         )  # fmt: skip
     people.print(table)
+    if large.row_count:
+        people.print(large)
     for violation in record["violations"]:
         people.print(violation, markup=False, soft_wrap=True)
     people.print(machine_text(record, python="Python"), soft_wrap=True)

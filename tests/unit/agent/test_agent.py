@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,14 +61,24 @@ class Network:
     def store_secret(self, record: Generation) -> str:
         return ""
 
-    def send(self, node: str, message: AgreementMessage) -> None:
-        if isinstance(message, Prepare | AcceptRequest):
-            ballot: dict[str, Any] = {"number": message.number, "round": message.round, "proposer": message.proposer}
-            if isinstance(message, Prepare):
-                answer: AgreementMessage = Promise(**ballot, incarnation=node, held=self.held.get(node, ()))
-            else:
-                answer = Accepted(**ballot, incarnation=node)
-            self._answers.append((node, answer))
+    hears_all = True
+
+    def is_near(self, node: str) -> bool:
+        return True
+
+    def send(self, nodes: Collection[str], message: AgreementMessage) -> None:
+        for node in nodes:
+            if isinstance(message, Prepare | AcceptRequest):
+                ballot: dict[str, Any] = {
+                    "number": message.number,
+                    "round": message.round,
+                    "proposer": message.proposer,
+                }
+                if isinstance(message, Prepare):
+                    answer: AgreementMessage = Promise(**ballot, incarnation=node, held=self.held.get(node, ()))
+                else:
+                    answer = Accepted(**ballot, incarnation=node)
+                self._answers.append((node, answer))
 
     def take_messages(self) -> list[tuple[str, AgreementMessage]]:
         answers, self._answers = self._answers, []

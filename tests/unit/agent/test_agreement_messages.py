@@ -119,8 +119,7 @@ def test_agents_send_each_other_messages_in_order_and_wake_for_them(cluster: Clu
     cluster.all_meet()
     sender, receiver = cluster.agents["n2"], cluster.agents["n0"]
     for message in MESSAGES:
-        sender.peers.send("n0", message)
-        sender.peers.send("nobody", message)
+        sender.peers.send(["n0", "nobody"], message)
     arrived: list[tuple[str, AgreementMessage]] = []
 
     def all_there() -> bool:
@@ -143,7 +142,7 @@ def test_the_record_of_a_thousand_nodes_fits_a_connection(cluster: Cluster) -> N
         for at in range(1000)
     ]
     message = Decided(record=RECORD.model_copy(update={"members": members}))
-    cluster.agents["n1"].peers.send("n0", message)
+    cluster.agents["n1"].peers.send(["n0"], message)
     arrived: list[tuple[str, AgreementMessage]] = []
     cluster.until(lambda: arrived.extend(cluster.agents["n0"].peers.take_messages()) or arrived)
     assert arrived == [("n1", message)]

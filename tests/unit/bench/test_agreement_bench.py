@@ -35,6 +35,7 @@ def test_no_schedule_breaks_a_rule(part: int) -> None:
     """A violation names its seed and its faults."""
     outcomes = [run_seed(seed) for seed in range(part * SEEDS // PARTS, (part + 1) * SEEDS // PARTS)]
     assert {outcome.kind for outcome in outcomes} == {"majority", "half", "any"}
+    assert sum(outcome.in_tree for outcome in outcomes) > len(outcomes) / 5
     assert sum(outcome.generations for outcome in outcomes) > 1.5 * len(outcomes)
     assert sum(outcome.settled_s is not None for outcome in outcomes) > len(outcomes) / 3
 
@@ -370,11 +371,17 @@ def test_one_file_that_accepts_once_would_not_do_as_a_witness() -> None:
 
 
 def test_the_bench_prints_its_rows_and_fails_for_a_broken_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = CliRunner().invoke(cli, ["bench", "agreement", "--schedules", "40", "--json"])
+    told = CliRunner().invoke(cli, ["bench", "agreement", "--schedules", "40", "--agents", "10", "--json"])
     assert told.exit_code == 0, told.output
     record = json.loads(told.stdout)
-    assert sum(row["schedules"] for row in record["rows"]) == 40
-    assert (record["violations"], [row["broken"] for row in record["rows"]]) == ([], [0, 0, 0])
+    schedules, large = record["rows"][:3], record["rows"][3:]
+    assert sum(row["schedules"] for row in schedules) == 40
+    assert 5 < sum(row["trees"] for row in schedules) < 20
+    assert (record["violations"], [row["broken"] for row in schedules]) == ([], [0, 0, 0])
+    assert [(row["case"], row["agents"]) for row in large] == [
+        ("node below", 10), ("head of a block", 9), ("lowest node", 8),
+    ]  # fmt: skip
+    assert all(row["decided_s"] < 1 for row in large)
     assert record["settings"]["count"] == 40
 
 

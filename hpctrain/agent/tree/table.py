@@ -1,0 +1,176 @@
+"""What one agent of a tree knows of all agents: the newest life sign of each, who it came from, and what is new."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from hpctrain.agent.peer_messages import Announcement
+from hpctrain.agent.tree.messages import STATE_REASON_CHARS, Identity, Row, State, Summary
+from hpctrain.agent.view import PeerView
+
+MAX_DOING = 32
+"""Most agents of which a summary tells what their workers do; more only if they are the sender's own."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """The agent of one node, as another agent knows it."""
+
+    view: PeerView
+    identity: Identity | None = None
+    beat: int = 0
+    """Its newest beat; 0 before the first one."""
+    lost: bool = False
+    """Whether a neighbour lost it after this beat."""
+    state: State | None = None
+    via: int | None = None
+    """The neighbour from which this beat came."""
+    seen: float = float("-inf")
+    """When this beat came, in seconds of the clock."""
+
+    @property
+    def since(self) -> int:
+        """`Identity.since`; 0 if the identity is not known."""
+        return 0 if self.identity is None else self.identity.since
+
+
+class PeerTable:
+    """The life signs of all agents.
+
+    Agents exchange them with their neighbours only, so a life sign takes a heartbeat's time for each connection on its
+    way. Of two, the one with the higher beat is newer, however they came; so they may also come twice, or by a loop.
+    """
+
+    def __init__(self, me: str, nodes: Sequence[str]) -> None:
+        self._nodes = nodes
+        self._me = nodes.index(me)
+        self.entries = [Entry(PeerView(node)) for node in nodes]
+        self._views: tuple[PeerView, ...] | None = None
+
+    @property
+    def own(self) -> Entry:
+        """This agent."""
+        return self.entries[self._me]
+
+    def beat(self, announcement: Announcement) -> None:
+        """Note a life sign of this agent, with what it announces."""
+        own = self.own
+        # Agents of one node begin at different beats, so that none is taken for the other.
+        own.beat = 1 + (own.beat or zlib.crc32(announcement.incarnation.encode()) >> 8)
+        own.lost = False
+        said = announcement
+        own.state = State(said.generation, said.phase, said.reason[:STATE_REASON_CHARS], said.doing)
+        who = (said.incarnation, said.addr, said.store_port)
+        if own.identity is None or _who(own.identity) != who:
+            own.identity = Identity(
+                index=self._me, since=own.beat, incarnation=who[0], addr=who[1], store_port=who[2]
+            )  # fmt: skip
+
+    def merge(self, now: float, sender: int, summary: Summary) -> tuple[bool, list[int]]:
+        """Take the summary of a neighbour. Return whether an agent has another state than before, and the agents whose
+        identities are missing.
+
+        Args:
+            now: seconds of the clock.
+            sender: index of the neighbour.
+        """
+        news = False
+        for identity in summary.identities:
+            if identity.index < len(self.entries) and identity.index != self._me:
+                entry = self.entries[identity.index]
+                if identity.since > entry.since:
+                    entry.identity, entry.beat, entry.lost, news = identity, 0, False, True
+        missing = []
+        entries, states = self.entries, summary.states
+        for index, since, beat, place in summary.rows:
+            if index >= len(entries):
+                continue
+            entry = entries[index]
+            if index == self._me:
+                self._outlive(since, abs(beat))
+                continue
+            if since != entry.since:
+                if since > entry.since:
+                    missing.append(index)
+                continue
+            lost, life = beat < 0, abs(beat)
+            if life < entry.beat or (life == entry.beat and (entry.lost or not lost)):
+                continue
+            state = states[place]
+            news |= lost != entry.lost or state != entry.state
+            if life > entry.beat:
+                entry.beat, entry.state, entry.via, entry.seen = life, state, sender, now
+            entry.lost = lost
+        self._views = None
+        return news, missing
+
+    def mark_lost(self, index: int) -> bool:
+        """Note that this agent has lost a neighbour. Return whether that is news."""
+        entry = self.entries[index]
+        if entry.lost or entry.beat == 0:
+            return False
+        entry.lost, self._views = True, None
+        return True
+
+    def summary(self, without: int | None = None) -> Summary:
+        """Return what this agent knows of all agents, and its own identity.
+
+        Args:
+            without: the neighbour that told the life signs to be left out; None: nothing is left out.
+        """
+        rows, places = [], dict[State, int]()
+        doing = 0
+        for index, entry in enumerate(self.entries):
+            state = entry.state
+            if state is None or (without is not None and entry.via == without):
+                continue
+            if state.doing and index != self._me:
+                doing += 1
+                state = state if doing <= MAX_DOING else state._replace(doing=())
+            place = places.setdefault(state, len(places))
+            rows.append(Row(index, entry.since, -entry.beat if entry.lost else entry.beat, place))
+        own = self.own.identity
+        return Summary(rows=tuple(rows), states=tuple(places), identities=() if own is None else (own,))
+
+    def identities(self, indices: Collection[int]) -> Iterator[Identity]:
+        """Return those of the identities that are known."""
+        for index in indices:
+            identity = self.entries[index].identity if index < len(self.entries) else None
+            if identity is not None:
+                yield identity
+
+    def views(self, neighbours: Collection[int], patience_s: float) -> tuple[PeerView, ...]:
+        """Return all other agents, in node order.
+
+        Args:
+            neighbours: the agents that this agent has a connection to.
+            patience_s: seconds by which the life signs of others may be late.
+        """
+        if self._views is None:
+            for index, entry in enumerate(self.entries):
+                _update(entry, entry.seen if index in neighbours else entry.seen + patience_s)
+            self._views = tuple(entry.view for index, entry in enumerate(self.entries) if index != self._me)
+        return self._views
+
+    def _outlive(self, since: int, beat: int) -> None:
+        """Count on above the beats that others know of this node's last agent."""
+        own = self.own
+        if beat > own.beat or since > own.since:
+            own.beat = max(own.beat, beat, since)
+            own.identity = None
+
+
+def _who(identity: Identity) -> tuple[str, str, int]:
+    return identity.incarnation, identity.addr, identity.store_port
+
+
+def _update(entry: Entry, last_seen: float) -> None:
+    view, state, identity = entry.view, entry.state, entry.identity
+    if state is None or identity is None or (view.last_seen == last_seen and view.lost == entry.lost):
+        return
+    entry.view = PeerView(
+        view.node, identity.incarnation, not entry.lost, entry.lost, last_seen, state.generation, state.phase,
+        state.reason, state.doing, (), identity.addr, identity.store_port,
+    )  # fmt: skip

@@ -1,0 +1,150 @@
+"""The connections of an agent in a simulated tree: the agents' own routing, over connections that may break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from hpctrain.agent.agreement_messages import AgreementMessage
+from hpctrain.agent.peer_messages import HEARTBEAT_S, Announcement
+from hpctrain.agent.tree.messages import Detach
+from hpctrain.agent.tree.routing import FORWARD_S, TreeRouting
+from hpctrain.agent.view import PeerView
+from hpctrain.bench.recovery.simulated_parts import SimulatedMesh
+from hpctrain.bench.recovery.simulated_world import SimulatedHost
+
+REDIAL_S = 0.2
+"""Seconds after which a node that did not answer is dialled again."""
+
+
+class SimulatedTree(SimulatedMesh):
+    """The connections of one agent to its neighbours in the tree; it stands in for `PeerMesh`."""
+
+    hears_all = False
+
+    def __init__(self, process: SimulatedHost, fan_out: int) -> None:
+        super().__init__(process)
+        world = process.world
+        timeout_s = world.limits.recovery.heartbeat_timeout_s
+        self._routing = TreeRouting(process.node, world.nodes, timeout_s, fan_out)
+        self._connected: dict[str, str] = {}
+        self._dialled: dict[str, float] = {}
+        self._waiting: list[Callable[[], bool]] = []
+
+    @property
+    def turn_s(self) -> float:  # type: ignore[override]
+        """Longest time until the next turn of the agent."""
+        return FORWARD_S if self._routing.has_news else HEARTBEAT_S
+
+    @property
+    def neighbours(self) -> Collection[str]:
+        """The nodes that this one has a connection to."""
+        return self._connected.keys()
+
+    def views(self) -> tuple[PeerView, ...]:
+        """Return the other agents as last seen."""
+        return self._routing.views()
+
+    def take_messages(self) -> list[tuple[str, AgreementMessage]]:
+        """Return what has arrived since the last call."""
+        return self._routing.take_messages()
+
+    def send(self, nodes: Collection[str], message: AgreementMessage) -> None:
+        """Send a message through the tree."""
+        for node, part in self._routing.relay(nodes, message):
+            self._send(node, part)
+
+    def is_near(self, node: str) -> bool:
+        """Return whether there is a connection to a node."""
+        return self._routing.is_near(node)
+
+    def take_in(self, node: str, content: Any) -> None:
+        """Process a message at once, unless the process is paused; the agent takes its turn if there is news."""
+        self._when_awake(lambda: node in self._connected and self._routing.take(self._world.now, node, content))
+
+    def join(self, node: str, incarnation: str) -> None:
+        """Note a new connection."""
+
+        def joined() -> bool:
+            self._dialled.pop(node, None)
+            self._connected[node] = incarnation
+            self._routing.joined(self._world.now, node)
+            return True
+
+        self._when_awake(joined)
+
+    def note_closed(self, node: str, incarnation: str, leaves: bool = False) -> None:
+        """Note that the connection to an agent has closed, perhaps after the agent has said so."""
+
+        def closed() -> bool:
+            if self._connected.get(node) != incarnation:
+                return False
+            if leaves:
+                self._routing.take(self._world.now, node, Detach())
+            del self._connected[node]
+            self._routing.closed(node)
+            return True
+
+        self._when_awake(closed)
+
+    def exchange(self, now: float, announcement: Announcement, at_once: bool = False) -> None:
+        """Take in what arrived during a pause, dial, and send what is due."""
+        waiting, self._waiting = self._waiting, []
+        for act in waiting:
+            act()
+        for node in self._routing.wanted(now):
+            if node not in self._connected and now - self._dialled.get(node, float("-inf")) >= REDIAL_S:
+                self._dialled[node] = now
+                self._dial(node)
+        for node, message in self._routing.outgoing(now, announcement, at_once):
+            if not isinstance(message, Detach):
+                self._send(node, message)
+        for node in self._routing.surplus():
+            incarnation = self._connected.pop(node)
+            self._routing.closed(node)
+            self._reach(node, incarnation, lambda other: other.note_closed(self._process.node, *self._me, True))
+
+    @property
+    def _me(self) -> tuple[str]:
+        return (self._process.incarnation,)
+
+    def _when_awake(self, act: Callable[[], bool]) -> None:
+        if not self._process.is_awake:
+            self._waiting.append(act)
+            self._process.wake()
+        elif act():
+            self._process.wake()
+
+    def _dial(self, node: str) -> None:
+        """Connect to a node, if it is awake and reached."""
+        world, mine = self._world, self._process
+
+        def answer() -> None:
+            other = world.processes.get(node)
+            if other is None or not other.is_awake or frozenset((node, mine.node)) in world.links.cut or not mine.alive:
+                return
+            tree_of(other).join(mine.node, mine.incarnation)
+            world.at(world.chance.uniform(*world.links.delay_s), lambda: self.join(node, other.incarnation))
+
+        world.at(world.chance.uniform(*world.links.delay_s), answer)
+
+    def _reach(self, node: str, incarnation: str, act: Callable[[SimulatedTree], None]) -> None:
+        """Let something happen at another process, as soon as it is reached."""
+        world = self._world
+
+        def arrive() -> None:
+            other = world.processes.get(node)
+            if other is None or other.incarnation != incarnation:
+                return
+            if frozenset((node, self._process.node)) in world.links.cut:
+                world.at(0.5, arrive)
+            else:
+                act(tree_of(other))
+
+        world.at(world.chance.uniform(*world.links.delay_s), arrive)
+
+
+def tree_of(process: Any) -> SimulatedTree:
+    """Return the connections of a process in a tree."""
+    assert isinstance(process.mesh, SimulatedTree), "all processes of a world are in the tree or none is"
+    return process.mesh
