@@ -1,28 +1,14 @@
-"""All messages between agents: heartbeats, those of the agreement, and those of a tree. They travel on the connections
-of `PeerMesh`; a message that is no such model closes its connection."""
+"""The heartbeat of an agent to each other agent, in a job in which each pair has a connection."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
-from hpctrain.agent.agreement_messages import (
-    REASON_CHARS,
-    Accepted,
-    AcceptRequest,
-    Decided,
-    Prepare,
-    Promise,
-    Refusal,
-    StrictModel,
-    Text,
-)
+from hpctrain.agent.agreement_messages import REASON_CHARS, StrictModel, Text
 from hpctrain.agent.hang_report import MAX_WORKERS_PER_NODE, WorkerActivity
-from hpctrain.agent.tree.messages import Detach, Relayed, Summary
 from hpctrain.agent.view import PeerView, Phase
-from hpctrain.base.net.wire import Message
-from hpctrain.records.format.message import parse_message
 
 HEARTBEAT_S = 0.25
 """Seconds between two heartbeats."""
@@ -50,19 +36,3 @@ class Announcement(StrictModel):
         clock."""
         fields = {name: value for name, value in self if name != "kind"}
         return PeerView(**fields, connected=True, last_seen=now)
-
-
-PeerMessage = (
-    Announcement | Prepare | Promise | Refusal | AcceptRequest | Accepted | Decided | Summary | Relayed | Detach
-)
-
-_MESSAGE: TypeAdapter[PeerMessage] = TypeAdapter(Annotated[PeerMessage, Field(discriminator="kind")])
-
-
-def read_message(message: Message) -> PeerMessage:
-    """Return a message of another agent as a model.
-
-    Raises:
-        MalformedMessage: this program sends no such message.
-    """
-    return parse_message(_MESSAGE, message)

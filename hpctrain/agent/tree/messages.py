@@ -61,10 +61,10 @@ class Row(NamedTuple):
     beat: Annotated[int, Field(gt=-(1 << 31), lt=1 << 31)]
     """The agent counts its summaries. Negative: a neighbour of the agent lost it after this beat."""
     state: Index
-    """Place of the agent's state in `Summary.states`."""
+    """Place of the agent's state in `TreeSummary.states`."""
 
 
-class Summary(StrictModel):
+class TreeSummary(StrictModel):
     """A heartbeat on a connection of the tree: the newest beats and states of agents, the sender's own among them."""
 
     kind: Literal["summary"] = "summary"
@@ -78,7 +78,7 @@ class Summary(StrictModel):
     """Agents whose identities the receiver is asked for."""
 
     @model_validator(mode="after")
-    def _rows_have_states(self) -> Summary:
+    def _rows_have_states(self) -> TreeSummary:
         if any(row.state >= len(self.states) for row in self.rows):
             raise ValueError("a row names a state that the summary does not have")
         return self

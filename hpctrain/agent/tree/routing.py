@@ -10,7 +10,7 @@ from typing import Any
 
 from hpctrain.agent.agreement_messages import AgreementMessage
 from hpctrain.agent.peer_messages import HEARTBEAT_S, Announcement
-from hpctrain.agent.tree.messages import MAX_HOPS, Detach, Relayed, Summary
+from hpctrain.agent.tree.messages import MAX_HOPS, Detach, Relayed, TreeSummary
 from hpctrain.agent.tree.order import FAN_OUT, upstream_order
 from hpctrain.agent.tree.table import PeerTable
 from hpctrain.agent.view import PeerView
@@ -31,7 +31,7 @@ PASS_OVER_MAX_S = 30.0
 SETTLE_S = 3.0
 """Seconds for which an agent must have been a better upstream than the present one before this agent changes over."""
 
-TreeMessage = Summary | Relayed | Detach
+TreeMessage = TreeSummary | Relayed | Detach
 
 
 @dataclass

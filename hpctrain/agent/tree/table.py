@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from hpctrain.agent.peer_messages import Announcement
-from hpctrain.agent.tree.messages import STATE_REASON_CHARS, Identity, Row, State, Summary
+from hpctrain.agent.tree.messages import STATE_REASON_CHARS, Identity, Row, State, TreeSummary
 from hpctrain.agent.view import PeerView
 
 MAX_DOING = 32
-"""Most agents of which a summary tells what their workers do; more only if they are the sender's own."""
+"""Most agents of which a summary tells what their workers do; more only if they are the sender's entry."""
 
 
 @dataclass(slots=True)
@@ -50,25 +50,26 @@ class PeerTable:
         self._views: tuple[PeerView, ...] | None = None
 
     @property
-    def own(self) -> Entry:
+    def itself(self) -> Entry:
         """This agent."""
         return self.entries[self._me]
 
     def beat(self, announcement: Announcement) -> None:
         """Note a life sign of this agent, with what it announces."""
-        own = self.own
+        entry = self.itself
         # Agents of one node begin at different beats, so that none is taken for the other.
-        own.beat = 1 + (own.beat or zlib.crc32(announcement.incarnation.encode()) >> 8)
-        own.lost = False
-        said = announcement
-        own.state = State(said.generation, said.phase, said.reason[:STATE_REASON_CHARS], said.doing)
-        who = (said.incarnation, said.addr, said.store_port)
-        if own.identity is None or _who(own.identity) != who:
-            own.identity = Identity(
-                index=self._me, since=own.beat, incarnation=who[0], addr=who[1], store_port=who[2]
+        entry.beat = 1 + (entry.beat or zlib.crc32(announcement.incarnation.encode()) >> 8)
+        entry.lost = False
+        entry.state = State(
+            announcement.generation, announcement.phase, announcement.reason[:STATE_REASON_CHARS], announcement.doing
+        )
+        who = (announcement.incarnation, announcement.addr, announcement.store_port)
+        if entry.identity is None or _who(entry.identity) != who:
+            entry.identity = Identity(
+                index=self._me, since=entry.beat, incarnation=who[0], addr=who[1], store_port=who[2]
             )  # fmt: skip
 
-    def merge(self, now: float, sender: int, summary: Summary) -> tuple[bool, list[int]]:
+    def merge(self, now: float, sender: int, summary: TreeSummary) -> tuple[bool, list[int]]:
         """Take the summary of a neighbour. Return whether an agent has another state than before, and the agents whose
         identities are missing.
 
@@ -114,7 +115,7 @@ class PeerTable:
         entry.lost, self._views = True, None
         return True
 
-    def summary(self, without: int | None = None) -> Summary:
+    def summary(self, without: int | None = None) -> TreeSummary:
         """Return what this agent knows of all agents, and its own identity.
 
         Args:
@@ -131,8 +132,8 @@ class PeerTable:
                 state = state if doing <= MAX_DOING else state._replace(doing=())
             place = places.setdefault(state, len(places))
             rows.append(Row(index, entry.since, -entry.beat if entry.lost else entry.beat, place))
-        own = self.own.identity
-        return Summary(rows=tuple(rows), states=tuple(places), identities=() if own is None else (own,))
+        identity = self.itself.identity
+        return TreeSummary(rows=tuple(rows), states=tuple(places), identities=() if identity is None else (identity,))
 
     def identities(self, indices: Collection[int]) -> Iterator[Identity]:
         """Return those of the identities that are known."""
@@ -156,10 +157,10 @@ class PeerTable:
 
     def _outlive(self, since: int, beat: int) -> None:
         """Count on above the beats that others know of this node's last agent."""
-        own = self.own
-        if beat > own.beat or since > own.since:
-            own.beat = max(own.beat, beat, since)
-            own.identity = None
+        entry = self.itself
+        if beat > entry.beat or since > entry.since:
+            entry.beat = max(entry.beat, beat, since)
+            entry.identity = None
 
 
 def _who(identity: Identity) -> tuple[str, str, int]:

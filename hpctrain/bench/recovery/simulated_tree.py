@@ -117,13 +117,18 @@ class SimulatedTree(SimulatedMesh):
 
     def _dial(self, node: str) -> None:
         """Connect to a node, if it is awake and reached."""
-        world, mine = self._world, self._process
+        world, process = self._world, self._process
 
         def answer() -> None:
             other = world.processes.get(node)
-            if other is None or not other.is_awake or frozenset((node, mine.node)) in world.links.cut or not mine.alive:
+            if (
+                other is None
+                or not other.is_awake
+                or frozenset((node, process.node)) in world.links.cut
+                or not process.alive
+            ):
                 return
-            tree_of(other).join(mine.node, mine.incarnation)
+            tree_of(other).join(process.node, process.incarnation)
             world.at(world.chance.uniform(*world.links.delay_s), lambda: self.join(node, other.incarnation))
 
         world.at(world.chance.uniform(*world.links.delay_s), answer)

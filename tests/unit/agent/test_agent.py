@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -279,13 +280,14 @@ def test_an_agent_promises_and_votes_only_once_no_worker_of_its_own_runs(tmp_pat
     store = StoreAddress(addr="127.0.0.1", port=1, node="a")
     first = Generation(number=0, attempt=0, members=members, plan="p.json", store=store, reason="start")
     sent: list[AgreementMessage] = []
+    routes: Any = SimpleNamespace(send=lambda _, message: sent.append(message), is_near=lambda _: True)
     ended = [False]
 
     def begin(*_: object) -> Any:
         raise AssertionError("an acceptor uses no files")
 
     agreement = Agreement(
-        members[1], 0, lambda _, message: sent.append(message), GenerationStore(tmp_path), begin, lambda _: ended[0],
+        members[1], 0, routes, GenerationStore(tmp_path), begin, lambda _: ended[0],
         lambda: (state(1),),
     )  # fmt: skip
     agreement.enter(0.0, first)

@@ -25,7 +25,7 @@ from hpctrain.agent.agreement_messages import (
     Refusal,
 )
 from hpctrain.agent.peer_connector import published_address
-from hpctrain.agent.peer_messages import PeerMessage, read_message
+from hpctrain.agent.tree.reading import PeerMessage, read_message
 from hpctrain.base.net.wire import MalformedMessage
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 from hpctrain.records.history.memory_state import HeldState

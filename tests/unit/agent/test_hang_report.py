@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.agent.hang_report import WorkerActivity, blocking_workers, describe_hang
-from hpctrain.agent.peer_messages import Announcement, read_message
+from hpctrain.agent.peer_messages import Announcement
+from hpctrain.agent.tree.reading import read_message
 from hpctrain.base.net.wire import MalformedMessage
 
 DOING = st.builds(

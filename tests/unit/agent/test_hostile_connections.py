@@ -18,8 +18,9 @@ from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 
 from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.peer_connector import publish_address, published_address
-from hpctrain.agent.peer_messages import Announcement, PeerMessage, read_message
+from hpctrain.agent.peer_messages import Announcement
 from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S
+from hpctrain.agent.tree.reading import PeerMessage, read_message
 from hpctrain.base.net.authentication import SPARE_CONNECTIONS
 from hpctrain.base.net.wire import MalformedMessage
 

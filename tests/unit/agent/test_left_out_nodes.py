@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from loopback_agents import Cluster, heartbeat
 
 from hpctrain.agent.decide import Decision, decide
-from hpctrain.agent.peer_messages import Announcement, read_message
+from hpctrain.agent.peer_messages import Announcement
 from hpctrain.agent.peers import ReachabilityTracker, unreachable_pairs
+from hpctrain.agent.tree.reading import read_message
 from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase, WorkerView
 from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.base.net.wire import MalformedMessage

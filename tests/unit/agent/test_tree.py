@@ -15,9 +15,9 @@ from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 from hpctrain.agent.agreement_messages import AgreementMessage, Prepare
 from hpctrain.agent.decide import alive
 from hpctrain.agent.peer_connector import published_address
-from hpctrain.agent.peer_messages import PeerMessage, read_message
-from hpctrain.agent.tree.messages import Detach, Identity, Relayed, Row, State, Summary
+from hpctrain.agent.tree.messages import Detach, Identity, Relayed, Row, State, TreeSummary
 from hpctrain.agent.tree.order import FAN_OUT, upstream_order
+from hpctrain.agent.tree.reading import PeerMessage, read_message
 from hpctrain.agent.tree.routing import INDIRECT_S
 from hpctrain.agent.tree.table import PeerTable
 from hpctrain.base.net.wire import MalformedMessage
@@ -27,7 +27,7 @@ from hpctrain.bench.recovery.simulated_tree import tree_of
 from hpctrain.bench.recovery.simulated_world import HEARTBEAT_TIMEOUT_S
 
 SEVEN = tuple(f"n{index}" for index in range(7))
-PREPARE = Prepare(number=4, round=2, proposer="n0-a", attempt=1, reason="node n2 is gone")
+PREPARE = Prepare(number=4, round=2, proposer="n0-a", reason="node n2 is gone")
 
 
 def blocks(count: int, fan_out: int) -> int:
@@ -187,7 +187,7 @@ def test_agents_on_sockets_find_another_way_when_one_in_the_middle_ends_and_welc
 
 
 STATE = State(3, "running", "start")
-SUMMARY = Summary(
+SUMMARY = TreeSummary(
     rows=(Row(1, 1, 7, 0), Row(2, 1, -5, 0)), states=(STATE,), asks=(2,),
     identities=(Identity(index=1, since=1, incarnation="n1-a", addr="127.0.0.1", store_port=1),),
 )  # fmt: skip
@@ -248,7 +248,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=8,
 )
-FIELDS = st.sampled_from(["kind", *Summary.model_fields, *Relayed.model_fields]) | st.text(max_size=10)
+FIELDS = st.sampled_from(["kind", *TreeSummary.model_fields, *Relayed.model_fields]) | st.text(max_size=10)
 
 
 @given(st.sampled_from(TREE_MESSAGES), st.dictionaries(FIELDS, VALUES, max_size=3))
@@ -269,7 +269,7 @@ def test_of_two_life_signs_the_newer_counts_in_whatever_order_they_come(told: li
         Identity(index=index, since=1, incarnation=f"n{index}-a", addr="a", store_port=1) for index in range(1, 4)
     )
     summaries = [
-        Summary(rows=tuple(Row(*row, 0) for row in rows), states=(STATE,), identities=identities) for rows in told
+        TreeSummary(rows=tuple(Row(*row, 0) for row in rows), states=(STATE,), identities=identities) for rows in told
     ]
     tables = [PeerTable("n0", SEVEN[:4]), PeerTable("n0", SEVEN[:4])]
     for table in tables:
