@@ -26,8 +26,8 @@ from hpctrain.records.history.generation import Generation, Member, StoreAddress
 from hpctrain.records.history.witness import WitnessEntry
 from hpctrain.records.plan.plan import Plan
 
-SEEDS = 600
-PARTS = 2
+SEEDS = 2000
+PARTS = 4
 
 
 @pytest.mark.parametrize("part", range(PARTS))
