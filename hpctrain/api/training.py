@@ -139,7 +139,7 @@ def _supervise(
         warnings: returns the warnings about the started run.
 
     Raises:
-        HpctrainError: the run ended before its last step, with the class of its exit code.
+        HpctrainError: the run ended before its last step; the subclass raised belongs to the run's exit code.
         BaseException: what interrupted the wait, after the processes have ended.
     """
     clock, say = SystemClock(), reporter(progress)

@@ -49,7 +49,8 @@ class CheckedSweep:
 
     @property
     def jobs(self) -> list[Run]:
-        """The runs of the sweep, in the order of their tasks, each with the `cluster` keys that its job requests."""
+        """The runs of the sweep, in the order of their tasks. All have the `cluster` keys from which the array's one
+        request is made."""
         return [item.run.model_copy(update={"cluster": self.checked.asked.cluster}) for item in self.prepared]
 
     def script_to_be(self) -> str:

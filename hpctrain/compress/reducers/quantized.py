@@ -104,7 +104,8 @@ class IntegerResiduals(Residuals):
             finite: whether all results of the sum are finite.
 
         Returns:
-            The memory, fp32 [length], that is now unused; pass it to `free` after its last use.
+            The memory, fp32 [length], that holds no residual any more: that of the old residual if `finite`, else the
+            buffer. Pass it to `free` when nothing reads it any more.
         """
         residual = self._residuals[key]
         if finite:
