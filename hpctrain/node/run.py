@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
     here = node_address(options)
     folder: Path = options.folder
     check_trusted(folder)
-    if (folder / FINISHED_FILE).exists():
+    if not here.local and (folder / FINISHED_FILE).exists():
         # The job script starts a task again whose srun ended with code 0 while others run: that of a lost node.
         return 0
     event_log = EventLog(folder / "events.jsonl", here.node, options.attempt, SystemClock())

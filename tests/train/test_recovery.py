@@ -304,7 +304,7 @@ if "hpctrain.node" in " ".join(sys.orig_argv):
     from hpctrain.checkpoint import published
     quick = published.newest
     def slow(*arguments):
-        time.sleep(4)
+        time.sleep(7)  # longer than the heartbeat timeout
         return quick(*arguments)
     published.newest = slow
 """
@@ -314,7 +314,7 @@ def test_a_proposer_that_hashes_for_long_is_not_taken_for_lost(site: Site, tmp_p
     (tmp_path / "sitecustomize.py").write_text(SLOW_VERIFY)
     known = set((site.path / "runs").glob("*"))
     process = site.start(
-        "train", "run.yaml", "--local", "3", "--topology", "four.json", "--set", "recovery.heartbeat_timeout_s=1.5",
+        "train", "run.yaml", "--local", "3", "--topology", "four.json",
         env={"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     folder = site.run_folder(known)
