@@ -66,8 +66,15 @@ done
 wait "$task" 2>/dev/null
 late=$?
 if [ "$late" != 127 ]; then code=$late; fi
-if [ "$(cat "$left.closer" 2>/dev/null)" = "$SLURMD_NODENAME" ] ||
-  { [ "$code" != 0 ] && [ "$SLURMD_NODENAME" != "$HPCTRAIN_BATCH_HOST" ]; }; then
+script_is_silent() {
+  local gone=$left.gone-$SLURMD_NODENAME
+  : > "$gone"
+  for _ in 1 2 3 4 5 6 7 8 9 10; do
+    if [ -e "$left/$HPCTRAIN_BATCH_HOST" ] || [ -e "$left.seen" ] || [ "$left.alive" -nt "$gone" ]; then return 1; fi
+    sleep 1
+  done
+}
+if [ "$(cat "$left.closer" 2>/dev/null)" = "$SLURMD_NODENAME" ] || { [ "$code" != 0 ] && script_is_silent; }; then
   "$0" "$start" hpctrain.node close --folder "$folder" --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --again "$again"
 fi
 [ -z "$keeper" ] || kill -KILL "$keeper" 2>/dev/null
