@@ -17,6 +17,7 @@ import itertools
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The suite starts hundreds of processes, and each would compile every module and every test anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell without job control starts a part of the suite with Ctrl-C ignored, which the commands under test inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Where tools/install-slurm-next puts a newer Slurm than this machine's own.
 os.environ.setdefault("HPCTRAIN_SLURM_NEXT", "/opt/slurm-next")

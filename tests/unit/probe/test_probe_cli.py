@@ -41,8 +41,6 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        # In the background of a shell, where tests may run, it would be ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert command.stderr is not None
     # By then all modules are loaded: Python loses an interrupt that comes within a callback of an import.
