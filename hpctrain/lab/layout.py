@@ -160,6 +160,19 @@ class LabLayout:
     def names(self) -> list[str]:
         return [node.name for node in self.spec.nodes]
 
+    def require_nodes(self, count: int, option: str, advised: int | None = None) -> None:
+        """Raise InputError if the lab has fewer nodes than a command needs.
+
+        Args:
+            option: command and option that need them, for the message.
+            advised: nodes of the lab that the message advises to start; None: `count`.
+        """
+        if len(self.names) < count:
+            raise InputError(
+                f"{option}: the lab has {len(self.names)} nodes and {count} are needed; "
+                f"start one with `hpctrain lab up --nodes {advised or count} --replace`"
+            )
+
     def index(self, name: str) -> int:
         return self.names.index(name)
 

@@ -2,8 +2,9 @@
 script was lost.
 
 The command runs outside any image after a node's task has ended: on the node that `left/<attempt>.closer` names, and
-on every other node whose task failed, except for the batch node. Without the command nothing would queue the run's next
-job, and the job's nodes would stay allocated until its time limit, although no process of the job runs.
+on a node whose task failed, if the shell around this task has seen no sign of the script for 10 s. Without the command
+nothing would queue the run's next job, and the job's nodes would stay allocated until its time limit, although no
+process of the job runs.
 """
 
 from __future__ import annotations
@@ -73,16 +74,16 @@ def close(folder: Path, number: int, code: int, again: str, runner: Runner, cloc
     if code != 0:
         write_departure(folder, number, node, code)  # an agent that crashed did not
     deadline = clock.now() + SCRIPT_WAIT_S
-    while clock.now() < deadline or closing_node(folder, number) is None:
-        if script.is_alive() or closing_node(folder, number) not in (None, node):
-            return False
+    while not script.is_alive() and (closer := closing_node(folder, number)) in (None, node):
         if clock.now() < deadline:
             clock.sleep(POLL_S)
+        elif closer == node:
+            break
         elif _have_all_left(slurm, job, {script.batch_host, *departed_nodes(folder, number)}):
             name_closer(folder, number, node)
         else:
             clock.sleep(JOB_POLL_S)
-    if closing_node(folder, number) != node:
+    else:
         return False
     if number not in {line["attempt"] for line in RunFolder(folder).open_attempts()}:
         return False

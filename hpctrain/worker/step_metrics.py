@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,11 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import StorageError
-from hpctrain.base.owned_files import open_owned
 from hpctrain.compress.reducers.reducer import REDUCER_METRICS
 from hpctrain.parallel.stage import StageCounters
 from hpctrain.probe.measure.data_sheet import peak_flops
-from hpctrain.records.format.input_file import LINE_BYTES, parse_json_line
+from hpctrain.records.format.input_file import LINE_BYTES, read_jsonl_tail
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.run_log import BytesSent, CompressionFigures, MetricRow, RankPlacement, ValidSet
@@ -246,13 +244,10 @@ class MetricsLog:
             UntrustedError: the file or its folder belongs to somebody else, or others can write to it.
         """
         try:
-            descriptor = open_owned(self._path)
+            rows = read_jsonl_tail(self._path, LINE_BYTES, TAIL_LINES)
         except OSError:
             return False
-        with os.fdopen(descriptor, "rb") as file:
-            file.seek(max(0, os.fstat(descriptor).st_size - LINE_BYTES))
-            lines = file.read(LINE_BYTES).splitlines()[-TAIL_LINES:]
-        return any(row.get("step") == step for line in lines if (row := parse_json_line(line)) is not None)
+        return any(row.get("step") == step for row in rows)
 
     def try_flush(self) -> str | None:
         """Write the waiting rows. Return the error; None if all rows are on disk."""

@@ -112,11 +112,7 @@ def measure_faults(machine: Machine, layout: LabLayout, clean: int, progress: Ca
         InputError: the lab has fewer than four nodes, or this machine cannot limit CPU time.
         CommandError: a command failed.
     """
-    if len(layout.names) < NODES:
-        raise InputError(
-            f"bench probe --faults: the lab has {len(layout.names)} nodes and {NODES} are needed; "
-            f"start one with `hpctrain lab up --nodes {NODES} --replace`"
-        )
+    layout.require_nodes(NODES, "bench probe --faults")
     rows = []
     wrong: list[tuple[str, ...]] = []
     for case in (*CASES, *[CLEAN] * clean):

@@ -142,11 +142,7 @@ def measure_times(machine: Machine, layout: LabLayout, progress: Callable[[str],
         InputError: the lab has fewer than four nodes.
         CommandError: a probe failed.
     """
-    if len(layout.names) < JOB_NODES:
-        raise InputError(
-            f"bench probe --times: the lab has {len(layout.names)} nodes and {JOB_NODES} are needed; "
-            "start one with `hpctrain lab up --nodes 16 --replace`"
-        )
+    layout.require_nodes(JOB_NODES, "bench probe --times", advised=16)
     progress(f"{JOB_NODES} nodes as a job")
     rows = [time_row(f"{JOB_NODES} nodes as a job, with devices", *_job(machine, layout))]
     progress(f"every pair of {len(layout.names)} nodes")

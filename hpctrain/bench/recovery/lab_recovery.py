@@ -96,11 +96,7 @@ def measure(
         InputError: the lab has too few nodes, or is in use.
         CommandError: a job made no steps, or a command failed.
     """
-    if len(layout.names) < settings.nodes:
-        raise InputError(
-            f"bench recovery --nodes: the lab has {len(layout.names)} nodes and {settings.nodes} are needed; "
-            f"start one with `hpctrain lab up --nodes {settings.nodes} --replace`"
-        )
+    layout.require_nodes(settings.nodes, "bench recovery --nodes")
     site = LabSite(machine, layout, tuple(layout.names[: settings.nodes]), folder, settings.training)
     busy = sorted(name for name, state in node_states(machine, layout).items() if state.flags[:1] != ("IDLE",))
     if busy:

@@ -3,14 +3,12 @@ model, batch, objective, precision, parallelism, compression and kind of devices
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.owned_files import open_owned
-from hpctrain.records.format.input_file import parse_json_line
+from hpctrain.records.format.input_file import read_jsonl_tail
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.folder import RunFolder
@@ -88,9 +86,7 @@ def _work(run: Run) -> tuple[object, ...]:
 def _step_times(path: Path) -> list[float]:
     """Return the seconds of each step of the newest generation in the last `TAIL_BYTES` of metrics.jsonl at `path`,
     without the first of these steps: the first step of a generation compiles and allocates."""
-    with os.fdopen(open_owned(path), "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-        lines = [parse_json_line(line) for line in file.read(TAIL_BYTES).splitlines()]
-    rows = [(line.get("generation"), line.get("step_time_s")) for line in lines if line is not None]
+    lines = read_jsonl_tail(path, TAIL_BYTES)
+    rows = [(line.get("generation"), line.get("step_time_s")) for line in lines]
     newest = [seconds for generation, seconds in rows if generation == rows[-1][0]][1:]
     return [float(seconds) for seconds in newest if isinstance(seconds, int | float) and seconds > 0]

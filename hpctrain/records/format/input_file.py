@@ -122,6 +122,24 @@ def read_jsonl(path: Path, *, owned: bool = True) -> list[dict[str, Any]]:
     return values
 
 
+def read_jsonl_tail(path: Path, limit_bytes: int, lines: int | None = None) -> list[dict[str, Any]]:
+    """Return the JSON objects of the lines in the last `limit_bytes` of a file of our own, in order; what is no object,
+    as a line that was cut off, is left out.
+
+    Args:
+        lines: most lines that are read, counted from the end; None: all in these bytes.
+
+    Raises:
+        OSError: the file cannot be opened.
+        UntrustedError: the file or its folder belongs to somebody else, or others can write to it.
+    """
+    with os.fdopen(open_owned(path), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - limit_bytes))
+        tail = file.read(limit_bytes).splitlines()
+    objects = map(parse_json_line, tail if lines is None else tail[-lines:])
+    return [entry for entry in objects if entry is not None]
+
+
 def parse_json_line(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object in a line; None if the line is not a complete JSON object."""
     try:
