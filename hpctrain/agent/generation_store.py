@@ -32,7 +32,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be read.
-            FileError: the record has errors.
+            FileError: the newest record has errors.
         """
         files = sorted(self.list_records())
         return self.read(files[-1], Generation) if files else None
@@ -44,6 +44,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be read or written.
+            FileError: the record that was published first has errors.
         """
         path = record_file(self._folder, record.number)
         return record if self.create(path, record) else self._existing(path, Generation)
@@ -79,6 +80,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be written, or the entry at this place cannot be read.
+            FileError: the entry at this place has errors.
         """
         path = witness_file(self._folder, number, place)
         created = self.create(path, entry)
@@ -87,7 +89,11 @@ class GenerationStore:
         return created
 
     def list_records(self) -> list[Path]:
-        """Return the paths of all published records, in no order."""
+        """Return the paths of all published records, in no order.
+
+        Raises:
+            StorageError: the run folder cannot be read.
+        """
         try:
             return list(self._folder.glob("gen-*.json"))
         except OSError as error:

@@ -176,12 +176,14 @@ class EnvironmentFacts:
 
 @dataclass(frozen=True)
 class Quota:
-    """What a user uses of a file system, and may use at most; None: no limit."""
+    """What a user uses of a file system, and the limits: the soft ones, or the hard ones where there is no soft one."""
 
     used_bytes: int
     limit_bytes: int | None
+    """None: no limit."""
     used_files: int
     limit_files: int | None
+    """None: no limit."""
 
 
 @dataclass(frozen=True)

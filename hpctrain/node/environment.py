@@ -114,9 +114,8 @@ def _write_requirements(folder: Path, attempt: int, text: str) -> None:
 
 
 def gpu_facts(files: MachineFiles = MachineFiles()) -> tuple[str | None, list[str]]:
-    """Return the version of the GPU driver, None without one, and the kinds of this machine's GPUs, each once.
-
-    Kinds of AMD's GPUs are not known here; the topology has them.
+    """Return the version of the GPU driver, None without one, and the model names of this machine's NVIDIA GPUs, each
+    once. The driver may be AMD's. The model names of AMD's GPUs are in the topology, and cannot be read from `files`.
     """
     nvidia = kernel_text(files.driver)
     driver = parse_driver_version(nvidia) if nvidia else kernel_text(files.sysfs / "module/amdgpu/version")

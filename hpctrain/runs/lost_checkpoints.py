@@ -38,10 +38,11 @@ def saved_step(events: Sequence[Event]) -> int | None:
 
 
 def lost_checkpoints_text(folder: Path) -> str | None:
-    """Return why the run in `folder` cannot go on, if it has saved a checkpoint and none can be used now; else None.
+    """Return why the run in `folder` cannot go on, if it has saved a checkpoint since it last began from the seed, and
+    none can be used now; else None.
 
-    The sizes, owners and modes of the files are checked. Their hashes are not, because that would mean to read every
-    checkpoint.
+    The sizes, owners and modes of a checkpoint's files are checked. Their hashes are not, because that would mean
+    reading whole checkpoints.
     """
     step = saved_step(read_events(folder / "events.jsonl"))
     if step is None:

@@ -46,14 +46,15 @@ class SaveSettings:
     """Number of rounds. In each round, the state is saved once in each way, and steps are timed with and without a
     writer."""
     rows: int = 2
-    """Sequences of the batch."""
+    """Sequences of a batch, where the bench measures saves."""
     seq_len: int = 64
-    """Tokens of a sequence."""
+    """Tokens of a sequence, where the bench measures saves."""
     spec: DecoderSpec = SPEC
     memory_rows: int = 4
-    """Sequences of the batch of steps with state in memory."""
+    """Sequences of a batch, where the bench times steps with and without state in memory that outlives the
+    process."""
     memory_seq_len: int = 256
-    """Tokens of their sequences. The copies take the same time in a step of any length."""
+    """Tokens of a sequence there. What a step copies into that memory takes the same time for any number of tokens."""
 
 
 def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str, Any]:

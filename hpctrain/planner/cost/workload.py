@@ -114,8 +114,9 @@ class Workload:
     def may_shard_gradients(self) -> bool:
         """Whether a search may shard state over all replicas.
 
-        Gradients are then reduce-scattered, at ZeRO levels 2 and 3 in every micro-batch. So the search shards only with
-        codecs that send every number; in fp16, which has a loss scale, only with those of them that keep no state.
+        Gradients are then reduce-scattered: at ZeRO level 1 once a step, at levels 2 and 3 in every micro-batch. So the
+        search shards only with codecs that send every number; in fp16, which has a loss scale, only with those of them
+        that keep no state.
         """
         return self.codec.sharded_sums == "all" and not (self.codec.has_state and self.precision == "fp16")
 

@@ -77,8 +77,8 @@ class MeasuredStack(BlockStack):
         return {}
 
     def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes of activations that one block keeps for its backward pass, on one of `tp` devices, for a
-        micro-batch of `sequences` sequences and numbers of `bytes_per_value` bytes."""
+        """Return the bytes of activations that one block keeps for its backward pass, on one of `tp` devices (they are
+        not split), for a micro-batch of `sequences` sequences and numbers of `bytes_per_value` bytes."""
         saved = self.block_sizes.activation_bytes
         return int(self._sequences(sequences, seq_len) * saved * bytes_per_value / 4)
 

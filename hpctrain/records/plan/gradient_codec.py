@@ -39,8 +39,9 @@ MESSAGES: dict[Messages, MessageEncoding] = {
 
 Values = Literal["fp32", "fp16", "bf16", "int8", "sign"]
 ShardedSums = Literal["all", "selected", "none"]
-"""How a codec works if the optimizer state is sharded, so that each rank needs only the sums of its own shard. all: it
-sends every number. selected: it sends some numbers, once a step. none: it does not work."""
+"""How a codec works if state is sharded over all replicas (ZeRO level 1 to 3), so that each rank needs only the sums
+of its own shard. all: it sends every number, at ZeRO levels 2 and 3 in every micro-batch. selected: it sends some
+numbers, and only once a step, so ZeRO levels 2 and 3 need a single micro-batch. none: it does not work."""
 
 VALUE_BYTES: dict[Values, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "sign": 1 / 8}
 """Precision -> bytes of a sent number, without the scale of its block."""
@@ -78,8 +79,8 @@ class GradientCodec(CompressionSettings):
     auto_settings: ClassVar[dict[str, Any] | None] = None
     """The settings with which mode auto tries the codec; None: mode auto does not choose it."""
     sharded_sums: ClassVar[ShardedSums] = "none"
-    """How the codec works if the optimizer state is sharded over all replicas. all: it sends every number. selected: it
-    sends some numbers, once a step. none: it does not work, because its messages bring all sums to all ranks."""
+    """How the codec works if state is sharded over all replicas, as `ShardedSums` describes. none: it does not work,
+    because its messages bring all sums to all ranks."""
     all_to_all: ClassVar[bool] = False
     """Whether every rank sends to every other rank, instead of around a ring."""
     overlap: ClassVar[float] = 0.0
@@ -88,8 +89,9 @@ class GradientCodec(CompressionSettings):
     """Field of `codec_s` in topology.json with the seconds that a device takes for the codec's work on each number.
     None: the codec only takes the time of copying gradients to buckets and back."""
     reduce_scatter_share: ClassVar[float] = 0.0
-    """Share of the seconds of `measured_as` that a reduce-scatter without all-gather takes; sharding needs only this
-    one."""
+    """Share of the seconds of `measured_as` that a reduce-scatter without all-gather takes. If state is sharded, only
+    the reduce-scatter of the gradients uses the codec. 0: the codec then does no work, or cannot be used, or its time
+    is not modelled."""
 
     @classmethod
     def modes(cls) -> tuple[str, ...]:
