@@ -92,7 +92,8 @@ def other_rows() -> Iterator[Architecture]:
 
 
 class _RobertaPositions:
-    """The padding token and the table of positions of a RoBERTa, in which positions begin after the row of padding."""
+    """The padding token and the table of positions of a RoBERTa. The first position of a sequence has the row after
+    that of the padding token, `pad_token_id` + 1."""
 
     def read(self, keys: ConfigKeys) -> dict[str, Any]:
         padding, rows = keys.padding(1), keys.size("max_position_embeddings", 512)

@@ -279,7 +279,8 @@ class TransformerPart(nn.Module):
         """Whether this stage has the head, and the head uses the embedding's matrix."""
 
     def tie(self) -> None:
-        """Make a tied head use the embedding's parameter itself, in a stage with a tied head.
+        """Make a tied head use the embedding's parameter itself, in a stage that holds both and whose head is tied; do
+        nothing in other stages.
 
         Call it again after anything that replaces parameters, such as moving them off the meta device or splitting them
         over devices.

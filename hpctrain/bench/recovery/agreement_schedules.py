@@ -255,7 +255,8 @@ class _RandomSchedule:
 
 
 def _countdown(count: int, counts: Callable[[object], bool]) -> Callable[[object], bool]:
-    """Return a function that is true from its `count`-th argument for which `counts` is true, counted from 1."""
+    """Return a function that is to be called with one object after the other. It returns False until `counts` was true
+    for `count` of them, then True."""
     left = [count]
 
     def is_it(content: object) -> bool:
