@@ -156,7 +156,12 @@ class PeerTable:
         return self._views
 
     def _outlive(self, since: int, beat: int) -> None:
-        """Count on above the beats that others know of this node's last agent."""
+        """Continue to count this agent's heartbeats above the count that others know of the node's last agent.
+
+        Args:
+            since: start of the agent that the others know, as `Identity.since`.
+            beat: count of heartbeats that the others know.
+        """
         entry = self.itself
         if beat > entry.beat or since > entry.since:
             entry.beat = max(entry.beat, beat, since)

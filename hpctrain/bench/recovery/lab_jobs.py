@@ -128,7 +128,7 @@ class LabSite:
 
 
 class TrainingJob(ABC):
-    """A training on the lab's nodes that goes on after a fault, or does not. `number` names its files."""
+    """A job that trains on the lab's nodes, and may go on after a fault. Its files are in a folder named by `number`."""
 
     def __init__(self, site: LabSite, number: int) -> None:
         self.site = site
@@ -142,7 +142,7 @@ class TrainingJob(ABC):
 
     @abstractmethod
     def steps(self) -> list[TrainedStep]:
-        """Return the steps that the job has done so far, in the order of their ends."""
+        """Return the steps that the job has done so far, in the order in which they ended."""
 
     @abstractmethod
     def worker(self, node: str) -> int | None:

@@ -165,7 +165,7 @@ def describe(
     padded: Mapping[nn.Parameter, Tensor],
     bucket_bytes: int,
 ) -> SegmentIndex:
-    """Return the index of the segment that these parameters have. The arguments are those of `LiveState.fill`."""
+    """Return the index of a segment for these parameters. The arguments are those of `LiveState.fill`."""
     decays = {p: float(group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
     planner = DefaultSavePlanner()
     planner.set_up_planner({name: parameter.detach() for name, parameter in parameters}, is_coordinator=True)
