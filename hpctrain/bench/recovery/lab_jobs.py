@@ -128,7 +128,7 @@ class LabSite:
 
 
 class TrainingJob(ABC):
-    """A job that trains on the lab's nodes, and may go on after a fault. Its files are in a folder named by `number`."""
+    """A job that trains on the lab's nodes, and may go on after a fault. `number` is part of its folder's name."""
 
     def __init__(self, site: LabSite, number: int) -> None:
         self.site = site
@@ -161,7 +161,8 @@ class HpctrainJob(TrainingJob):
     """A run that `hpctrain submit` submitted, with data parallelism over all nodes and ZeRO 0."""
 
     def __init__(self, site: LabSite, number: int, recovery: Mapping[str, Any]) -> None:
-        """
+        """Begin without a run.
+
         Args:
             recovery: keys of the run's `recovery` that differ from the bench's.
         """

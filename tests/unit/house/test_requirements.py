@@ -22,7 +22,10 @@ if sys.version_info >= (3, 11):
 else:
     tomllib = pytest.importorskip("tomli")
 
-OUTSIDE = {".git", ".venv", ".pytest_cache", "build", "dist", "runs", "demo", "__pycache__", "node_modules", ".mypy_cache", "site"}
+OUTSIDE = {
+    ".git", ".venv", "build", "dist", "runs", "demo", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache",
+    "site",
+}  # fmt: skip
 TEXTS = {".md", ".py", ".j2", ".yaml", ".yml", ".toml", ".txt", ".html", ".js", ".sh", ".sbatch", ".ipynb", ".def", ""}
 INSTALL = re.compile(
     r"\b(?:pip3?|pipx|uv|uvx|conda|mamba|micromamba|pixi|poetry)\s+(?:install|add|download)\s+([^`\n]*)"
