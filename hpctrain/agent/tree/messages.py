@@ -22,10 +22,11 @@ from hpctrain.agent.hang_report import MAX_WORKERS_PER_NODE, WorkerActivity
 from hpctrain.agent.view import Phase
 
 MAX_NODES = 1 << 14
-"""Most nodes of a job that a message may be about."""
+"""Largest number of nodes of a job; each `Index` is below it."""
 STATE_REASON_CHARS = 200
-"""Most characters of an agent's reason in a summary: a summary has those of all agents."""
+"""Most characters of an agent's reason in a summary, because a summary has the reasons of all agents."""
 MAX_HOPS = 16
+"""Most connections through which a message of the agreement is passed on."""
 
 Index = Annotated[int, Field(ge=0, lt=MAX_NODES)]
 """Index of a node in the job's list of nodes."""
@@ -33,7 +34,8 @@ Indices = Annotated[tuple[Index, ...], Field(max_length=MAX_NODES, strict=False)
 
 
 class State(NamedTuple):
-    """What changes in the announcements of an agent. Usually many agents have the same state."""
+    """The part of an agent's `Announcement` that may change with each heartbeat. Usually many agents have the same
+    state, and a summary has it once."""
 
     generation: Annotated[int, Field(ge=-1, lt=1 << 31)]
     phase: Phase
@@ -42,30 +44,32 @@ class State(NamedTuple):
 
 
 class Identity(StrictModel):
-    """Who the agent of a node is."""
+    """Incarnation and addresses of the agent of a node."""
 
     index: Index
     since: Number
-    """The agent's beat from which on this holds. A restarted agent goes on counting above the beats of the last one."""
+    """Count of the agent's first heartbeat with this identity. A restarted agent counts on from above the count of the
+    node's last agent."""
     incarnation: Text
     addr: Text
     store_port: Annotated[int, Field(ge=0, lt=1 << 16)]
 
 
 class Row(NamedTuple):
-    """The last life sign of an agent, as the sender knows it."""
+    """The newest heartbeat of an agent that the sender knows."""
 
     node: Index
     since: Number
     """`Identity.since` of the agent."""
     beat: Annotated[int, Field(gt=-(1 << 31), lt=1 << 31)]
-    """The agent counts its summaries. Negative: a neighbour of the agent lost it after this beat."""
+    """Count of this heartbeat; each agent counts its own. Negative: a neighbour lost the agent after this heartbeat."""
     state: Index
-    """Place of the agent's state in `TreeSummary.states`."""
+    """Index of the agent's state in `TreeSummary.states`."""
 
 
 class TreeSummary(StrictModel):
-    """A heartbeat on a connection of the tree: the newest beats and states of agents, the sender's own among them."""
+    """A heartbeat on a connection of the tree: the newest heartbeats and states of agents, the sender's own
+    included."""
 
     kind: Literal["summary"] = "summary"
 
@@ -73,9 +77,9 @@ class TreeSummary(StrictModel):
     rows: Annotated[tuple[Row, ...], Field(max_length=MAX_NODES, strict=False)]
     states: Annotated[tuple[State, ...], Field(max_length=MAX_NODES, strict=False)]
     identities: Annotated[tuple[Identity, ...], Field(max_length=MAX_NODES, strict=False)] = ()
-    """The sender's own, and those that the receiver has asked for."""
+    """The identity of the sender, and those that the receiver has asked for."""
     asks: Indices = ()
-    """Agents whose identities the receiver is asked for."""
+    """Agents whose identities the sender asks the receiver for."""
 
     @model_validator(mode="after")
     def _rows_have_states(self) -> TreeSummary:
@@ -85,20 +89,21 @@ class TreeSummary(StrictModel):
 
 
 class Relayed(StrictModel):
-    """A message of the agreement under way to agents that the receiver can reach."""
+    """A message of the agreement that the receiver takes or passes on, because its targets have no connection to its
+    origin."""
 
     kind: Literal["relayed"] = "relayed"
 
     origin: Index
-    """The agent that sent it."""
+    """The agent that sent the message first."""
     targets: Indices
-    """The agents that it is for."""
+    """The agents that the message is for, of those that this copy is to reach."""
     hops: Annotated[int, Field(ge=0, le=MAX_HOPS)]
-    """How many connections it has used."""
+    """Number of agents that have passed the message on."""
     message: Annotated[Prepare | Promise | Refusal | AcceptRequest | Accepted | Decided, Field(discriminator="kind")]
 
 
 class Detach(StrictModel):
-    """The sender lives and closes this connection, because it has another way to the lowest node."""
+    """Says that the sender closes this connection because it has another upstream, and is not lost."""
 
     kind: Literal["detach"] = "detach"

@@ -16,20 +16,23 @@ from hpctrain.agent.tree.table import PeerTable
 from hpctrain.agent.view import PeerView
 
 FORWARD_S = 0.02
-"""Shortest time between two summaries that pass news on. A neighbour of many agents so passes on what happened to many
-of them in few summaries."""
+"""Shortest time between two summaries that pass on news, in seconds. So an agent with many neighbours passes on the
+news of many of them in one summary."""
 INDIRECT_S = 2.0
-"""Seconds by which the life sign of an agent that is no neighbour may be late: some heartbeats on the way, or the time
-in which agents below a lost one find another upstream. Neighbours tell at once whom they have lost."""
+"""Seconds by which the heartbeats of an agent that is no neighbour may be late: the summaries on their way wait for a
+heartbeat, and agents below a lost one take time to find another upstream. That a neighbour is lost is passed on at
+once."""
 ATTEMPTS = 3
 """Most agents that an agent without an upstream tries at a time."""
 ATTACH_S = 0.5
 """Seconds after which an agent that has not answered is passed over."""
 PASS_OVER_S = 2.0
-"""Seconds for which it is passed over at first; the time doubles with each try."""
+"""Seconds for which an agent is passed over the first time; they double with each further time, up to
+`PASS_OVER_MAX_S`."""
 PASS_OVER_MAX_S = 30.0
 SETTLE_S = 3.0
-"""Seconds for which an agent must have been a better upstream than the present one before this agent changes over."""
+"""Seconds for which another agent must come before the present upstream in the order before this agent changes its
+upstream."""
 
 TreeMessage = TreeSummary | Relayed | Detach
 
@@ -41,21 +44,22 @@ class Neighbour:
     heard: float
     """When its last message arrived, in seconds of the clock."""
     is_fresh: bool = True
-    """Whether it got no summary yet."""
+    """Whether this agent has sent it no summary yet."""
     leaves: bool = False
-    """Whether it has said that it closes the connection."""
+    """Whether one of the two agents closes the connection without being lost (`Detach`)."""
     wanted: set[int] = field(default_factory=set)
-    """Agents whose identities it wants."""
+    """Agents whose identities it has asked for."""
     missing: tuple[int, ...] = ()
-    """Agents whose identities this agent wants of it."""
+    """Agents whose identities this agent is to ask it for."""
 
 
 class TreeRouting:
-    """The neighbours of one agent in the tree, and what goes through it.
+    """The neighbours of one agent in the tree, and the messages that pass through this agent.
 
-    An agent connects to the first agent in its `upstream_order` that lives, its upstream; higher agents connect to it.
-    So the connections of all living agents are a tree whenever they know who lives, and an agent that loses its
-    upstream needs nobody to find the next one. An agent without an upstream tries all lower agents again and again.
+    An agent connects to the first living agent in its `upstream_order`, its upstream; agents with higher indices
+    connect to it. So the connections of all living agents are a tree if each agent knows which agents live. An agent
+    that loses its upstream chooses the next one by itself. An agent without an upstream keeps trying all agents with
+    lower indices.
     """
 
     def __init__(self, me: str, nodes: Sequence[str], timeout_s: float, fan_out: int = FAN_OUT) -> None:
@@ -92,7 +96,8 @@ class TreeRouting:
         return self._indices[node] in self._neighbours
 
     def take_messages(self) -> list[tuple[str, AgreementMessage]]:
-        """Return (node, message) of each message for this agent since the last call."""
+        """Return (node of the origin, message) for each message of the agreement that has reached this agent since the
+        last call."""
         messages, self._messages = self._messages, []
         return messages
 
@@ -123,7 +128,7 @@ class TreeRouting:
         return self.wanted(now) if silent else [self._nodes[index] for index in best]
 
     def _may_serve(self, now: float, index: int) -> bool:
-        """Return whether a lower agent may be living, so that it is worth a try."""
+        """Return whether an agent with a lower index may be living, so that this agent tries to connect to it."""
         entry = self._table.entries[index]
         if now < self._passed_over.get(index, (float("-inf"), 0.0))[0] or entry.lost:
             return False
@@ -153,7 +158,8 @@ class TreeRouting:
             self._surplus.append(old)
 
     def closed(self, node: str) -> None:
-        """Note that a connection is closed: its agent is lost, unless it has said that it changes over."""
+        """Note that the connection to a node is closed. Its agent counts as lost, unless one of the two agents closed
+        the connection on purpose (`Detach`)."""
         index = self._indices[node]
         neighbour = self._neighbours.pop(index, None)
         if index == self._upstream:
@@ -162,7 +168,8 @@ class TreeRouting:
             self.has_news |= self._table.mark_lost(index)
 
     def surplus(self) -> list[str]:
-        """Return the nodes whose connections are to be closed now, after what `outgoing` returned was sent."""
+        """Return the nodes whose connections are to be closed now, after the messages that `outgoing` has returned were
+        sent."""
         surplus, self._surplus = self._surplus, []
         there = [index for index in surplus if index in self._neighbours and index != self._upstream]
         for index in there:
@@ -203,31 +210,33 @@ class TreeRouting:
 
     def relay(self, nodes: Collection[str], message: AgreementMessage) -> list[tuple[str, Relayed]]:
         """Return (neighbour, message) of what is to be sent so that a message of this agent reaches the agents of
-        `nodes`. It is lost on its way to those that no neighbour has told of."""
+        `nodes`. For an agent that no neighbour has told of, the upstream gets the message; without an upstream, it is
+        lost."""
         targets = tuple(self._indices[node] for node in nodes if node in self._indices)
         content: Any = message
         whole = Relayed.model_construct(origin=self._me, targets=targets, hops=0, message=content)
         return [(self._nodes[hop], part) for hop, part in self._parts(whole)]
 
     def _parts(self, message: Relayed) -> list[tuple[int, Relayed]]:
-        """Return (neighbour, message) for each neighbour on the way to some of the targets."""
+        """Return (neighbour, the message with the targets on its side) for each neighbour on the way to a target."""
         hops: dict[int, list[int]] = {}
         for target in message.targets:
             known = target < len(self._nodes) and target != self._me
             hop = target if target in self._neighbours else self._table.entries[target].via if known else None
-            # An agent that has just changed over may not have heard of the target by its upstream yet.
+            # An agent that has just changed its upstream may not have heard of the target from it yet.
             hop = hop if hop in self._neighbours else self._upstream
             if hop is not None and known:
                 hops.setdefault(hop, []).append(target)
         return [(hop, message.model_copy(update={"targets": tuple(part)})) for hop, part in hops.items()]
 
     def outgoing(self, now: float, announcement: Announcement, at_once: bool) -> list[tuple[str, TreeMessage]]:
-        """Return (neighbour, message) of what is to be sent now: messages that go through this agent, and summaries if
-        they are due or something is new.
+        """Return (neighbour, message) of what is to be sent now: messages that this agent passes on, and summaries if a
+        heartbeat is due or something is new.
 
         Args:
             now: seconds of the clock.
-            at_once: whether to tell all neighbours even if nothing is due.
+            announcement: what this agent announces.
+            at_once: whether to send a summary to all neighbours even if no heartbeat is due.
         """
         for index, neighbour in self._neighbours.items():
             if now - neighbour.heard > self._timeout_s:

@@ -1,4 +1,5 @@
-"""What one agent of a tree knows of all agents: the newest life sign of each, who it came from, and what is new."""
+"""What one agent of a tree knows of all agents: the newest heartbeat of each, the neighbour from which it came, and
+what is new."""
 
 from __future__ import annotations
 
@@ -11,24 +12,24 @@ from hpctrain.agent.tree.messages import STATE_REASON_CHARS, Identity, Row, Stat
 from hpctrain.agent.view import PeerView
 
 MAX_DOING = 32
-"""Most agents of which a summary tells what their workers do; more only if they are the sender's entry."""
+"""Most agents, besides the sender, whose workers' activity a summary has."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """The agent of one node, as another agent knows it."""
+    """What an agent knows of the agent of one node, maybe of itself."""
 
     view: PeerView
     identity: Identity | None = None
     beat: int = 0
-    """Its newest beat; 0 before the first one."""
+    """Count of its newest heartbeat; 0 before the first one."""
     lost: bool = False
-    """Whether a neighbour lost it after this beat."""
+    """Whether a neighbour of it lost it after this heartbeat."""
     state: State | None = None
     via: int | None = None
-    """The neighbour from which this beat came."""
+    """Index of the neighbour from which this heartbeat came."""
     seen: float = float("-inf")
-    """When this beat came, in seconds of the clock."""
+    """When this heartbeat came, in seconds of the clock."""
 
     @property
     def since(self) -> int:
@@ -37,10 +38,11 @@ class Entry:
 
 
 class PeerTable:
-    """The life signs of all agents.
+    """The newest heartbeats of all agents that one agent knows.
 
-    Agents exchange them with their neighbours only, so a life sign takes a heartbeat's time for each connection on its
-    way. Of two, the one with the higher beat is newer, however they came; so they may also come twice, or by a loop.
+    Agents exchange them with their neighbours only, so on each connection on its way a heartbeat may wait for the next
+    summary. Of two heartbeats of an agent, the one with the higher count is newer, whichever neighbour sent it; so it
+    does no harm if a heartbeat comes twice or in a loop.
     """
 
     def __init__(self, me: str, nodes: Sequence[str]) -> None:
@@ -55,9 +57,9 @@ class PeerTable:
         return self.entries[self._me]
 
     def beat(self, announcement: Announcement) -> None:
-        """Note a life sign of this agent, with what it announces."""
+        """Count a heartbeat of this agent, and note what the agent announces."""
         entry = self.itself
-        # Agents of one node begin at different beats, so that none is taken for the other.
+        # Agents of one node, one after the other, begin at different counts, so that none is taken for another.
         entry.beat = 1 + (entry.beat or zlib.crc32(announcement.incarnation.encode()) >> 8)
         entry.lost = False
         entry.state = State(
@@ -70,8 +72,8 @@ class PeerTable:
             )  # fmt: skip
 
     def merge(self, now: float, sender: int, summary: TreeSummary) -> tuple[bool, list[int]]:
-        """Take the summary of a neighbour. Return whether an agent has another state than before, and the agents whose
-        identities are missing.
+        """Take over what is newer in the summary of a neighbour. Return whether an agent has another state or identity
+        than before, or is lost or back, and the agents whose identities are missing.
 
         Args:
             now: seconds of the clock.
@@ -119,7 +121,7 @@ class PeerTable:
         """Return what this agent knows of all agents, and its own identity.
 
         Args:
-            without: the neighbour that told the life signs to be left out; None: nothing is left out.
+            without: the neighbour whose heartbeats, and those that came from it, are left out; None: all are in.
         """
         rows, places = [], dict[State, int]()
         doing = 0
@@ -136,7 +138,7 @@ class PeerTable:
         return TreeSummary(rows=tuple(rows), states=tuple(places), identities=() if identity is None else (identity,))
 
     def identities(self, indices: Collection[int]) -> Iterator[Identity]:
-        """Return those of the identities that are known."""
+        """Yield the identities of the agents with these indices, as far as they are known."""
         for index in indices:
             identity = self.entries[index].identity if index < len(self.entries) else None
             if identity is not None:
@@ -147,7 +149,7 @@ class PeerTable:
 
         Args:
             neighbours: the agents that this agent has a connection to.
-            patience_s: seconds by which the life signs of others may be late.
+            patience_s: seconds by which the heartbeats of all other agents may be late.
         """
         if self._views is None:
             for index, entry in enumerate(self.entries):
