@@ -52,7 +52,7 @@ class _OutgoingHandshake:
 
 
 class PeerMesh:
-    """The connections of this agent to all other agents of the run."""
+    """The connections of this agent to other agents of the run: to each of them, or in a tree to its neighbours."""
 
     def __init__(
         self, folder: Path, me: str, nodes: tuple[str, ...], addr: str, key: str, tree: TreeRouting | None = None

@@ -27,7 +27,7 @@ MESSAGE_KINDS = (Prepare, Promise, AcceptRequest, AcceptRequest, Accepted, Decid
 
 @dataclass
 class ScheduleOutcome:
-    """What a schedule came to, if no rule was broken."""
+    """The result of a schedule in which no rule was broken."""
 
     seed: int
     kind: str

@@ -60,16 +60,16 @@ class _KillTimes(ProcessTable):
 
 
 def victim_of(case: str, number: int, nodes: Sequence[str]) -> str:
-    """Return the node of a fault: each in turn, but only node0_killed and worker_killed meet the first node, where the
-    job script runs."""
+    """Return the node of a fault. The nodes take turns by the number of the fault; the first node, where the job script
+    runs, has only the faults node0_killed and worker_killed."""
     if case == "node0_killed":
         return nodes[0]
     return nodes[number % len(nodes)] if case == "worker_killed" else nodes[1 + number % (len(nodes) - 1)]
 
 
 def inject(site: LabSite, job: TrainingJob, case: str, node: str) -> float:
-    """Cause a fault of a job, and return its time in seconds since 1970: of the last SIGKILL, and of a silent node the
-    time before its link went down.
+    """Cause a fault of a job, and return its time in seconds since 1970: that of the last SIGKILL, or, for node_silent,
+    the time before the node's link went down.
 
     Raises:
         CommandError: the node has no training process.
@@ -89,7 +89,7 @@ def inject(site: LabSite, job: TrainingJob, case: str, node: str) -> float:
 
 def usual_step_s(steps: Sequence[TrainedStep]) -> float:
     """Return the median duration of a step. The first step of each start of the workers does not count, because it
-    includes set-up; `steps` has another one."""
+    includes set-up; `steps` must have at least one other step."""
     lives = [step.life for step in steps]
     return statistics.median(s.step_time_s for s, life in zip(steps[1:], lives, strict=False) if s.life == life)
 

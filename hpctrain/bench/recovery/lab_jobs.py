@@ -62,8 +62,8 @@ class TrainingSettings:
     collective_timeout_s: float = 10.0
     """Seconds after which a collective of the plain loop fails if a peer is silent."""
     torchrun_conf: str = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3"
-    """`--rdzv-conf` of torchrun; its defaults are 30, 5 and 3. With shorter times still, agents on a busy machine may
-    not find together."""
+    """`--rdzv-conf` of torchrun; its defaults are 30, 5 and 3. With even shorter times, agents on a busy machine may
+    not find each other."""
 
 
 def spec_of(state_bytes: int) -> DecoderSpec:
@@ -100,7 +100,8 @@ class LabSite:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the jobs' commands. What a run of hpctrain leaves outside of its folder goes to the site's."""
+        """Variables of the jobs' commands. Files that a run of hpctrain writes outside of its run folder go into
+        `folder`."""
         # Else ranks of torchrun that restart meet addresses of an earlier start in its store.
         torchrun = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         own = {"SLURM_CONF": str(self.layout.slurm_conf), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": NODE_INTERFACE}
@@ -309,7 +310,7 @@ class TorchrunJob(PlainJob):
 
 class RequeuedJob(PlainJob):
     """A plain job: it ends when a rank or a node is lost, Slurm puts it back into the queue, and it goes on from its
-    newest file on the nodes that there are."""
+    newest saved state, on the nodes that it then gets."""
 
     def start(self) -> None:
         site = self.site

@@ -249,10 +249,10 @@ class _LabBench:
             raise CommandError(f"bench recovery: a job's nodes are not idle {IDLE_S:g} s after its end; see `squeue`")
 
     def _wait(self, job: TrainingJob, until: Callable[[list[TrainedStep]], bool], limit_s: float) -> None:
-        """Wait until the job's steps are as wanted.
+        """Wait until `until` is true of the job's steps.
 
         Raises:
-            CommandError: the job has ended, or did not get there within the limit.
+            CommandError: the job has ended, or `until` is not true within `limit_s` seconds.
         """
         deadline = self._site.machine.clock.now() + limit_s
         while not ((steps := job.steps()) and until(steps)):

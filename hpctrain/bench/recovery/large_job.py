@@ -49,7 +49,7 @@ def measure_large_job(agents: int, fan_out: int = FAN_OUT) -> list[LargeJobRow]:
         fan_out: fan-out of the tree.
 
     Raises:
-        InvariantViolation: the agents broke a rule, or came to no generation.
+        InvariantViolation: the agents broke a rule, or began no next generation within `LIMIT_S`.
     """
     cluster = SimulatedCluster(agents, seed=1, fan_out=fan_out)
     cluster.links.delay_s, cluster.make_s, cluster.busy_s = (LINK_S, LINK_S), (MAKE_S, MAKE_S), TURN_S

@@ -72,7 +72,7 @@ class SimulatedLinks:
 
 @dataclass
 class SimulatedDisk:
-    """The shared folder, and what ails it."""
+    """The shared folder, and its faults."""
 
     files: dict[Path, Document] = field(default_factory=dict)
     hangs_until: dict[str, float] = field(default_factory=dict)
