@@ -53,7 +53,7 @@ def note_start(event_log: EventLog, record: Generation, plan: Plan, last_step: i
     data: dict[str, object] = {name: getattr(record, name) for name in ("plan", "restore", "first_weights")}
     members = [member.node for member in record.members]
     if (source := record.memory) is not None:
-        data["memory"] = {"generation": source.generation, "step": source.step, "in_place": source.in_place}
+        data["memory"] = {"generation": source.generation, "step": source.step, "in_place": bool(source.continued)}
         data |= {"restore_step": source.step, "lost_steps": max(0, last_step - source.step)}
     event_log.write(
         "generation_started", record.number, record.reason, members=members, **data, pp=plan.pp, dp=plan.dp,

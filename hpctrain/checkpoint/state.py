@@ -20,15 +20,21 @@ from hpctrain.base.errors import HpctrainError
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def prepare_moments(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> None:
-    """Create AdamW's state, with zeros, before its first step, so that a checkpoint can be loaded into it. An existing
-    state stays."""
+def prepare_moments(
+    parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, fill: bool = True
+) -> None:
+    """Create AdamW's state before its first step, so that a checkpoint can be loaded into it. An existing state stays.
+
+    Args:
+        fill: whether the moments are 0; otherwise their memory is not touched, for a state that is loaded.
+    """
+    make = torch.zeros_like if fill else torch.empty_like
     for _, parameter in parameters:
         state = optimizer.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
             for moment in MOMENTS:
-                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state[moment] = make(parameter, memory_format=torch.preserve_format)
 
 
 def collect(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -153,7 +153,7 @@ class GenerationMaker:
             return None
         return MemorySource(
             generation=choice.generation, plan=plans[choice.generation][0], step=choice.step,
-            in_place=choice.in_place, holders=list(choice.holders),
+            continued=list(choice.continued), holders=list(choice.holders),
         )  # fmt: skip
 
     def _newest_path(self) -> str | None:

@@ -49,12 +49,16 @@ class StateSegments:
             ranks: the ranks on this node.
         """
         before, source = self._kinds(), record.memory
-        live, snapshots = self._live, self._snapshots
+        snapshots = self._snapshots
         self._live, self._snapshots, self._old, self._starting = {}, {}, {}, set(ranks)
         used = {fd: state for fd, state in self._read(before) if source and self._is_source(state, source)}
-        if source is not None and source.in_place:
-            self._live = {rank: fd for rank, fd in live.items() if fd in used and rank in ranks}
-            self._snapshots = snapshots
+        owners = self._owners(plan, ranks)
+        if source is not None and source.continued:
+            live = {state.rank: fd for fd, state in used.items() if state.kind == "live"}
+            continued = dict(enumerate(source.continued))
+            self._live = {rank: live[continued[rank]] for rank in ranks if continued.get(rank) in live}
+            wanted = {owner for written in owners.values() for owner in written}
+            self._snapshots = {rank: pair for rank, pair in snapshots.items() if rank in wanted}
         elif ranks:
             self._old = {fd: state.kind for fd, state in used.items()}
         for descriptor in before.keys() - self._kinds().keys():
@@ -62,7 +66,6 @@ class StateSegments:
         for rank in ranks:
             if rank not in self._live and not plan.ranks[rank].device.startswith("cuda"):
                 self._live[rank] = os.memfd_create(f"hpctrain-state-{rank}")
-        owners = self._owners(plan, ranks)
         old = list(self._old)
         return {
             rank: MemoryOrder(

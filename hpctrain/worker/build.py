@@ -225,7 +225,7 @@ def build(folder: Path, order: StartOrder) -> Trainer:
     pipeline = build_pipeline(inputs, mesh, coordinate)
     optimizer = _optimizer(run, pipeline, plan)
     named = pipeline.parameters()
-    prepare_moments(named, optimizer)
+    prepare_moments(named, optimizer, fill=not starts_later(order))
     # A separate group: the collectives of the writer thread must not mix with those of training.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITER_TIMEOUT_S))
     with ACTIVITY.doing("load the checkpoint", waits=True):

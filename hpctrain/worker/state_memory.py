@@ -69,7 +69,7 @@ class StateMemory:
             return None
         local_sgd = isinstance(plan.codec, LocalSteps) and plan.dp > 1
         fits = order.memory.live is not None and dtypes_fit(pipeline.parameters()) and not local_sgd
-        owner = SegmentOwner(order.generation, order.rank, plan.sha256())
+        owner = SegmentOwner(order.generation, order.rank, plan.sha256(), plan.reduction_sha256)
         clip_norm = run.optimizer.clip_norm
         return cls(order.memory, owner, plan, clip_norm, pipeline, optimizer, group, keeps_state=fits)
 
@@ -81,11 +81,12 @@ class StateMemory:
             MemoryUnusableError: the segments cannot be used; they hold no state from then on.
         """
         source = self.order.source
-        in_place = source is not None and source.in_place
+        in_place = source is not None and bool(source.continued)
         descriptors = (self.order.live,) if in_place else self.order.segments
         segments: list[MappedSegment] = []
         try:
-            segments += [MappedSegment(descriptor) for descriptor in descriptors if descriptor is not None]
+            layout = self.owner.layout
+            segments += [MappedSegment(descriptor, layout) for descriptor in descriptors if descriptor is not None]
             if not in_place:
                 for segment in segments:
                     check_snapshot(segment)
@@ -119,18 +120,20 @@ class StateMemory:
         return made if everywhere else None
 
     def restore_reducer(self, reducer: Reducer) -> str | None:
-        """Load what the reducer kept between steps, if this rank continues on its own segment. Return why this state
-        was dropped; None if it was loaded, or if there was nothing to load."""
+        """Load what the reducer kept between steps, if this rank continues on a segment of its layout of ranks. Return
+        why this state was dropped; None if it was loaded, or if there was nothing to load."""
         source = self.order.source
         if source is None or not self.plan.codec.has_state:
             return None
         if self._adopted is not None:
             try:
-                reducer.load_state(self._adopted.read_slot(source.step))
+                state = self._adopted.read_slot(source.step)
             except SegmentError as error:
                 self._adopted.control.set_state(None)
                 raise MemoryUnusableError(str(error)) from error
-            return None
+            if state is not None:
+                reducer.load_state(state)
+                return None
         return (
             f"the state of step {source.step} in memory is of another layout of ranks: what they had not sent yet of "
             "their gradients is dropped"

@@ -188,7 +188,9 @@ def on_the_same_plan(folder: Path, rank: int, world: int) -> dict[str, Any]:
         leave()
         if rank == 0:
             lose_last_row(place)
-        order = MemoryOrder(live=MEMORY[name, "old", rank], source=source_of(plan, "plan-0.json", True))
+        order = MemoryOrder(
+            live=MEMORY[name, "old", rank], source=source_of(plan, "plan-0.json", range(plan.world_size))
+        )
         trainer = open_trainer(place, plan, 1, None, rank, meeting, order)
         steps(trainer, END)
         bits = same_bits(expected, state_of(trainer))
@@ -206,9 +208,10 @@ def overflow(trainer: Trainer) -> None:
         trainer.scaler.state = LossScale(value=TOO_LARGE)
 
 
-def source_of(plan: Plan, path: str, in_place: bool) -> MemorySource:
+def source_of(plan: Plan, path: str, in_place: bool = False) -> MemorySource:
     holders = [StateHolder(rank=rank, node=device.node) for rank, device in enumerate(plan.ranks)]
-    return MemorySource(generation=0, plan=path, step=HALFWAY, in_place=in_place, holders=holders)
+    continued = list(range(plan.world_size)) if in_place else []
+    return MemorySource(generation=0, plan=path, step=HALFWAY, continued=continued, holders=holders)
 
 
 def on_another_plan(cases: dict[str, tuple[Plan, Plan]], folder: Path, rank: int, world: int) -> dict[str, Any]:
@@ -229,7 +232,7 @@ def on_another_plan(cases: dict[str, tuple[Plan, Plan]], folder: Path, rank: int
         leave()
         # Old ranks without a process of the same number: their memory is on the nodes of others.
         mine = [MEMORY[name, "old", r] for r in range(old.world_size) if r % new.world_size == rank]
-        source = source_of(old, "plan-0.json", False)
+        source = source_of(old, "plan-0.json")
         order = MemoryOrder(live=MEMORY[name, "new", rank], source=source, segments=tuple(mine))
         trainer = open_trainer(place, new, 2, None, rank, meeting, order)
         bits = [same_bits(expected, state_of(trainer))]
@@ -281,7 +284,7 @@ def from_snapshots(folder: Path, rank: int, world: int) -> dict[str, Any]:
     trainer = open_trainer(place, one, 1, f"checkpoints/step-{step:08}", 0, meeting)
     expected = state_of(trainer)
     leave()
-    source = source_of(old, "plan-0.json", False).model_copy(update={"step": step})
+    source = source_of(old, "plan-0.json").model_copy(update={"step": step})
     order = MemoryOrder(live=MEMORY["snapshots", "new", 0], source=source, segments=tuple(by_step[step]))
     trainer = open_trainer(place, one, 2, None, 0, meeting, order)
     found = {"step": step, "unequal": same_bits(expected, state_of(trainer)), "snapshots": sorted(by_step)}

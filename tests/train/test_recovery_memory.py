@@ -61,7 +61,7 @@ def test_a_killed_node_costs_no_step_if_another_has_the_same_state(site: Site) -
     alone = by_step(site.train("run.yaml", *LONG, *THREE))
     outcome = disturbed(site, THREE, kill_node)
     start = second_start(outcome)
-    assert not start.data["memory"]["in_place"]
+    assert start.data["memory"]["in_place"]
     assert start.data["lost_steps"] == 0
     replanned = [event for event in outcome.events if event.kind == "replanned"]
     assert "on 2 nodes" in replanned[0].reason

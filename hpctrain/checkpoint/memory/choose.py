@@ -9,7 +9,7 @@ from hpctrain.records.history.memory_state import KINDS, HeldState, StateHolder
 from hpctrain.records.plan.plan import Plan
 
 Piece = tuple[int, int, int]
-"""Pipeline rank, shard and tensor-parallel rank: what two ranks have in common that hold the same state."""
+"""Pipeline rank, shard and tensor-parallel rank: what two ranks of a plan have in common that hold the same state."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class MemoryChoice:
     """Generation in which the segments were filled."""
     step: int
     """Step of the state; parts that are one step behind are finished first."""
-    in_place: bool
-    """Whether every rank of the new plan continues on its own segment."""
+    continued: tuple[int, ...]
+    """Rank of the new plan -> the rank of the old plan on whose segment it continues; (): on new segments."""
     holders: tuple[StateHolder, ...]
     """The parts that are read, by rank of the old plan: of each rank one, of kind `live` if there is one."""
 
@@ -34,6 +34,18 @@ def pieces_of(plan: Plan) -> dict[int, Piece]:
         for dp, row in enumerate(column)
         for tp, rank in enumerate(sorted(row))
     }
+
+
+def _contents_of(plan: Plan) -> list[tuple[object, ...]]:
+    """Return rank -> all that decides which numbers the rank holds, and where. Ranks of two plans for one model hold
+    the same if these are equal."""
+    owners = plan.stage_owner()
+    common = plan.zero, plan.shards, plan.tp, plan.codec
+    contents: list[tuple[object, ...]] = []
+    for _, (pp, shard, tp) in sorted(pieces_of(plan).items()):
+        layers = tuple(stage.layers for number, stage in enumerate(plan.stages) if owners[number] == pp)
+        contents.append((*common, layers, shard, tp))
+    return contents
 
 
 def choose_restore(
@@ -66,7 +78,7 @@ def choose_restore(
         choice = _newest(generation, plan, held, new)
         if choice is not None and choice.step > newer_than:
             choices.append(choice)
-    return max(choices, key=lambda choice: (choice.step, choice.in_place, choice.generation), default=None)
+    return max(choices, key=lambda choice: (choice.step, bool(choice.continued), choice.generation), default=None)
 
 
 def _newest(generation: int, plan: Plan, held: Sequence[tuple[str, HeldState]], new: Plan) -> MemoryChoice | None:
@@ -78,14 +90,21 @@ def _newest(generation: int, plan: Plan, held: Sequence[tuple[str, HeldState]], 
         if not any(state.norm_step >= step for _, state in usable):
             usable = [(node, state) for node, state in usable if state.step == step]
         if needed <= {pieces[state.rank] for _, state in usable}:
-            return MemoryChoice(generation, step, _in_place(usable, plan, new), tuple(_holders(usable)))
+            return MemoryChoice(generation, step, _continued(usable, plan, new), tuple(_holders(usable)))
     return None
 
 
-def _in_place(usable: Iterable[tuple[str, HeldState]], plan: Plan, new: Plan) -> bool:
-    live = {(state.rank, node) for node, state in usable if state.kind == "live"}
-    wanted = {(rank, device.node) for rank, device in enumerate(new.ranks)}
-    return plan.sha256() == new.sha256() and wanted <= live
+def _continued(usable: Iterable[tuple[str, HeldState]], plan: Plan, new: Plan) -> tuple[int, ...]:
+    """Return `MemoryChoice.continued`. Every rank needs a live segment on its node that holds what the rank holds."""
+    before, free = _contents_of(plan), {(node, state.rank) for node, state in usable if state.kind == "live"}
+    continued: list[int] = []
+    for rank, (device, content) in enumerate(zip(new.ranks, _contents_of(new), strict=True)):
+        fitting = [old for node, old in sorted(free) if node == device.node and before[old] == content]
+        if not fitting:
+            return ()
+        continued.append(rank if rank in fitting else fitting[0])
+        free.remove((device.node, continued[-1]))
+    return tuple(continued)
 
 
 def _holders(usable: Iterable[tuple[str, HeldState]]) -> Iterable[StateHolder]:

@@ -29,6 +29,8 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _BITS}
 """Name of a dtype in an index -> dtype. Parameters have one of these."""
 _ROW = "row of metrics"
 """Name of the row of metrics.jsonl among the tensors of a slot."""
+_LAYOUT = "layout of ranks"
+"""Name of `MappedSegment.layout` among the tensors of a slot."""
 _SPARE_BYTES = 1 << 16
 """Bytes behind a new slot, for longer rows of metrics.jsonl. Bytes that nobody has written take no memory."""
 
@@ -36,16 +38,18 @@ _SPARE_BYTES = 1 << 16
 class MappedSegment:
     """A segment whose bytes are tensors of this process. Changes are seen by every process that has the memory."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, layout: str = "") -> None:
         """Map a segment.
 
         Args:
             descriptor: of the memory; this object does not close it.
+            layout: `Plan.reduction_sha256` of this process's plan, to which the state of its reducers belongs.
 
         Raises:
             SegmentError: the memory holds no segment that this program can use.
         """
         self.descriptor = descriptor
+        self._layout = layout
         self.header: SegmentHeader = read_header(descriptor)
         self.index: SegmentIndex = read_index(descriptor, self.header)
         for entry in self.index.entries:
@@ -113,6 +117,8 @@ class MappedSegment:
     def write_slot(self, step: int, tensors: dict[str, Tensor], row: bytes = b"") -> None:
         """Copy what reducers keep after a step, and the step's row of metrics.jsonl, into the step's slot, and begin
         the step's record. The slot of the step before stays."""
+        if tensors and self._layout:
+            tensors = tensors | {_LAYOUT: torch.frombuffer(bytearray(self._layout.encode()), dtype=torch.uint8)}
         if row:
             tensors = tensors | {_ROW: torch.frombuffer(bytearray(row), dtype=torch.uint8)}
         if not tensors:
@@ -159,13 +165,18 @@ class MappedSegment:
         row = self._read_slot(step).get(_ROW)
         return bytes(row.view(torch.uint8).tolist()) if row is not None else None
 
-    def read_slot(self, step: int) -> dict[str, Tensor]:
-        """Return copies of what reducers kept after a step; empty if they kept nothing.
+    def read_slot(self, step: int) -> dict[str, Tensor] | None:
+        """Return copies of what reducers kept after a step, {} if they kept nothing; None if it belongs to another
+        layout of ranks than this process's.
 
         Raises:
             SegmentError: the slot is damaged.
         """
-        return {name: tensor for name, tensor in self._read_slot(step).items() if name != _ROW}
+        state = self._read_slot(step)
+        state.pop(_ROW, None)
+        layout = state.pop(_LAYOUT, None)
+        written = bytes(layout.view(torch.uint8).tolist()).decode(errors="replace") if layout is not None else ""
+        return None if state and written != self._layout else state
 
     def _read_slot(self, step: int) -> dict[str, Tensor]:
         known, offset, count = read_record(self.descriptor, step % 2)

@@ -67,8 +67,8 @@ class MemorySource(Part):
     """File of the plan of the segments, within the run folder."""
     step: Number
     """Step from which the generation continues; parts that are one step behind are finished first."""
-    in_place: bool
-    """Whether every rank continues on its own segment: the plan is the same, and each node holds the parts of its
-    ranks. Otherwise new segments are filled from the old ones."""
+    continued: Annotated[list[Annotated[int, Field(ge=0, lt=DEVICES_MAX)]], Field(max_length=DEVICES_MAX)] = []
+    """Rank of the generation -> the rank of the old plan on whose segment it continues: one that its node holds, with
+    the same part of the state. []: new segments are filled from the old ones."""
     holders: Annotated[list[StateHolder], Field(min_length=1, max_length=DEVICES_MAX)]
     """The nodes with the parts that are read, and which parts these are."""

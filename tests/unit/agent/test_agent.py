@@ -241,7 +241,7 @@ def test_promises_tell_what_each_node_holds_and_workers_get_memory(tmp_path: Pat
     first = GenerationStore(tmp_path / "generations").newest()
     assert first is not None
     told: list[Proposal] = []
-    source = MemorySource(generation=0, plan=first.plan, step=7, in_place=True, holders=[StateHolder(rank=0, node="a")])
+    source = MemorySource(generation=0, plan=first.plan, step=7, continued=[0], holders=[StateHolder(rank=0, node="a")])
 
     def make(proposal: Proposal) -> ProposedGeneration:
         told.append(proposal)

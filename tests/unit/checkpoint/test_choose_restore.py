@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.checkpoint.memory.choose import choose_restore, pieces_of
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.memory_state import HeldState
-from hpctrain.records.plan.plan import Plan, Replica, Stage
+from hpctrain.records.plan.compression import Codec, CodecSpec, NoCompression, Quantized
+from hpctrain.records.plan.plan import Plan, Replica, Stage, ZeroLevel
 
 
-def plan_of(pp: int = 1, dp: int = 1, tp: int = 1, zero: int = 0, first: int = 0) -> Plan:
-    """A plan whose rank r is on the node n<first + r>."""
-    devices = [f"n{first + index}:cpu0" for index in range(pp * dp * tp)]
+def plan_of(
+    pp: int = 1, dp: int = 1, tp: int = 1, zero: ZeroLevel = 0, nodes: Sequence[str] = (), codec: Codec | None = None
+) -> Plan:
+    """A plan whose rank r is on the node n<r>, or on `nodes[r]`."""
+    devices = [DeviceId(f"{node}:cpu0") for node in nodes or [f"n{rank}" for rank in range(pp * dp * tp)]]
     rows = [[devices[(stage * dp + replica) * tp : (stage * dp + replica) * tp + tp] for stage in range(pp)]
             for replica in range(dp)]  # fmt: skip
     return Plan(
         pp=pp, dp=dp, tp=tp, zero=zero, stages=[Stage(layers=(stage, stage + 1)) for stage in range(pp)],
         replicas=[Replica(sequences=2, micro_batch=1, micro_batches=2, devices=row) for row in rows],
-        ranks=devices,
+        ranks=devices, compression=[CodecSpec(codec=codec or NoCompression())],
     )  # fmt: skip
 
 
@@ -40,13 +45,40 @@ DP2, ONE = plan_of(dp=2), plan_of()
 def test_the_same_plan_continues_in_place() -> None:
     choice = choose_restore(on_nodes([held(DP2, 0), held(DP2, 1)]), {2: DP2}, DP2)
     assert choice is not None
-    assert (choice.generation, choice.step, choice.in_place) == (2, 7, True)
+    assert (choice.generation, choice.step, choice.continued) == (2, 7, (0, 1))
 
 
 def test_one_of_two_replicas_is_enough() -> None:
     choice = choose_restore(on_nodes([held(DP2, 0)]), {2: DP2}, ONE)
     assert choice is not None
-    assert (choice.step, choice.in_place, [h.node for h in choice.holders]) == (7, False, ["n0"])
+    assert (choice.step, choice.continued, [h.node for h in choice.holders]) == (7, (0,), ["n0"])
+
+
+def test_the_replicas_that_are_left_continue_on_their_own_segments() -> None:
+    """Also if the first node is lost, so that all ranks have other numbers."""
+    old, new = plan_of(pp=2, dp=3), plan_of(pp=2, dp=2, nodes=("n1", "n2", "n4", "n5"))
+    states = on_nodes([held(old, rank) for rank in range(1, 6)])
+    assert _continued(states, old, new) == (1, 2, 4, 5)
+    # The next generation finds the segments under the numbers that they were filled with.
+    left = {node: states[node] for node in ("n1", "n4")}
+    assert _continued(left, old, plan_of(pp=2, nodes=("n1", "n4"))) == (1, 4)
+    # Here node n2 would get another stage.
+    assert _continued(states, old, plan_of(pp=2, dp=2, nodes=("n1", "n4", "n2", "n5"))) == ()
+
+
+@pytest.mark.parametrize(
+    "new",
+    [plan_of(dp=2, zero=1), plan_of(tp=2), plan_of(pp=2), plan_of(dp=2, codec=Quantized(mode="int4"))],
+    ids=["shards", "tp", "stages", "codec"],
+)
+def test_a_plan_with_another_layout_of_the_state_continues_on_no_segment(new: Plan) -> None:
+    assert _continued(on_nodes([held(DP2, 0), held(DP2, 1)]), DP2, new) == ()
+
+
+def _continued(inventories: dict[str, list[HeldState]], old: Plan, new: Plan) -> tuple[int, ...]:
+    choice = choose_restore(inventories, {2: old}, new)
+    assert choice is not None
+    return choice.continued
 
 
 def test_half_of_a_sharded_state_is_none() -> None:
@@ -59,7 +91,7 @@ def test_a_step_that_every_rank_can_finish_is_finished() -> None:
     states = [held(sharded, 0, 7, finishable=True, norm_step=8), held(sharded, 1, 7, finishable=True)]
     choice = choose_restore(on_nodes(states), {2: sharded}, sharded)
     assert choice is not None
-    assert (choice.step, choice.in_place) == (8, True)
+    assert (choice.step, choice.continued) == (8, (0, 1))
 
 
 def test_without_the_norm_on_any_rank_the_step_before_is_taken() -> None:
@@ -73,7 +105,7 @@ def test_without_the_norm_on_any_rank_the_step_before_is_taken() -> None:
 def test_a_replica_behind_the_other_gets_its_state_from_it() -> None:
     choice = choose_restore(on_nodes([held(DP2, 0, 8), held(DP2, 1, 7)]), {2: DP2}, DP2)
     assert choice is not None
-    assert (choice.step, choice.in_place, [h.rank for h in choice.holders]) == (8, False, [0])
+    assert (choice.step, choice.continued, [h.rank for h in choice.holders]) == (8, (), [0])
 
 
 def test_a_state_whose_update_began_is_not_the_old_one() -> None:
@@ -104,7 +136,7 @@ def test_of_two_generations_with_one_step_the_one_in_place_is_taken_else_the_new
 def _choice(inventories: dict[str, list[HeldState]], plan: Plan) -> tuple[int, bool]:
     choice = choose_restore(inventories, {1: plan, 2: plan}, plan)
     assert choice is not None
-    return choice.generation, choice.in_place
+    return choice.generation, bool(choice.continued)
 
 
 def test_a_state_of_another_plan_does_not_count() -> None:
@@ -155,7 +187,7 @@ def test_what_is_chosen_is_whole_and_the_newest(crash: tuple[Plan, dict[str, lis
     assert choice is not None
     assert choice.step == (8 if begun else 7)
     assert {piece[holder.rank] for holder in choice.holders} == pieces
-    assert choice.in_place == (len(there) == plan.world_size)
+    assert bool(choice.continued) == (len(there) == plan.world_size)
 
 
 @settings(max_examples=200, deadline=None)

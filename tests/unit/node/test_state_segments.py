@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,9 +46,9 @@ def fill(descriptor: int, rank: int, step: int = 7, generation: int = 0) -> None
     os.pwrite(descriptor, (step + 1).to_bytes(8, "little"), CONTROL)
 
 
-def source(in_place: bool, *holders: tuple[int, str]) -> MemorySource:
+def source(continued: Sequence[int], *holders: tuple[int, str]) -> MemorySource:
     return MemorySource(
-        generation=0, plan="p.json", step=7, in_place=in_place,
+        generation=0, plan="p.json", step=7, continued=list(continued),
         holders=[StateHolder(rank=rank, node=node) for rank, node in holders],
     )  # fmt: skip
 
@@ -89,9 +89,23 @@ def test_on_the_same_plan_a_worker_gets_the_memory_of_the_one_before(segments: S
     before = segments.orders(record(0), PLAN, [0, 1])
     for rank in (0, 1):
         fill(before[rank].live, rank)
-    after = segments.orders(record(1, source(True, (0, "a"), (1, "a"), (2, "b"))), PLAN, [0, 1])
+    after = segments.orders(record(1, source((0, 1, 2), (0, "a"), (1, "a"), (2, "b"))), PLAN, [0, 1])
     assert [after[rank].live for rank in (0, 1)] == [before[rank].live for rank in (0, 1)]
     assert [state.rank for state in segments.held()] == [0, 1]
+
+
+def test_a_worker_gets_the_memory_of_the_rank_whose_place_it_takes(segments: StateSegments) -> None:
+    before = segments.orders(record(0), PLAN, [0, 1])
+    for rank in (0, 1):
+        fill(before[rank].live, rank)
+    one = plan_on("a:cpu1")
+    after = segments.orders(record(1, source((1,), (0, "a"), (1, "a"))), one, [0])
+    assert after[0].live == before[1].live
+    assert not is_open(before[0].live)
+    # It keeps the number that it was filled with, by which the next generation finds it.
+    assert [state.rank for state in segments.held()] == [1]
+    again = segments.orders(record(2, source((1,), (1, "a"))), one, [0])
+    assert again[0].live == before[1].live
 
 
 def test_on_another_plan_new_memory_is_filled_from_the_old_which_stays_until_all_are_ready(
@@ -101,7 +115,7 @@ def test_on_another_plan_new_memory_is_filled_from_the_old_which_stays_until_all
     for rank in (0, 1):
         fill(before[rank].live, rank)
     old = [before[rank].live for rank in (0, 1)]
-    after = segments.orders(record(1, source(False, (0, "a"), (1, "a"))), plan_on("a:cpu0", "a:cpu1"), [0, 1])
+    after = segments.orders(record(1, source((), (0, "a"), (1, "a"))), plan_on("a:cpu0", "a:cpu1"), [0, 1])
     assert sorted(fd for order in after.values() for fd in order.segments) == sorted(old)
     assert not {order.live for order in after.values()} & set(old)
     segments.ready(0)
@@ -141,7 +155,7 @@ def test_a_generation_starts_from_the_snapshots_of_one_step() -> None:
         ("guest", 1, 7), ("guest", 1, 8), ("live", 0, 9), ("snapshot", 0, 7), ("snapshot", 0, 8),
     ]  # fmt: skip
     holders = [StateHolder(rank=0, node="a", kind="snapshot"), StateHolder(rank=1, node="a", kind="guest")]
-    memory = source(False, (0, "a")).model_copy(update={"step": 8, "holders": holders})
+    memory = source((), (0, "a")).model_copy(update={"step": 8, "holders": holders})
     after = segments.orders(record(1, memory), plan_on("a:cpu0"), [0])[0]
     assert sorted(after.segments) == sorted((own[0], guest[0]))
     assert not is_open(own[1]) or own[1] == after.live
@@ -153,7 +167,7 @@ def test_a_worker_that_continues_on_its_memory_keeps_its_snapshots() -> None:
     plan = sharded_on("a:cpu0", "b:cpu0")
     before = segments.orders(record(0), plan, [0])[0]
     fill(before.live, 0)
-    after = segments.orders(record(1, source(True, (0, "a"), (1, "b"))), plan, [0])[0]
+    after = segments.orders(record(1, source((0, 1), (0, "a"), (1, "b"))), plan, [0])[0]
     assert (after.live, after.snapshots) == (before.live, before.snapshots)
     segments.close()
 
@@ -172,7 +186,7 @@ def test_what_no_generation_starts_from_is_given_up(segments: StateSegments) -> 
 def test_a_node_of_which_nothing_is_read_passes_nothing_on(segments: StateSegments) -> None:
     before = segments.orders(record(0), PLAN, [0])
     fill(before[0].live, 0)
-    after = segments.orders(record(1, source(False, (0, "b"))), PLAN, [0])
+    after = segments.orders(record(1, source((), (0, "b"))), PLAN, [0])
     assert after[0].segments == ()
 
 
@@ -212,7 +226,7 @@ def proposed(
 def test_a_generation_starts_from_memory_and_reads_no_checkpoint(tmp_path: Path) -> None:
     made = proposed(tmp_path, saved=5)  # which could not be verified
     assert made.memory is not None
-    assert (made.memory.generation, made.memory.step, made.memory.in_place) == (0, 7, True)
+    assert (made.memory.generation, made.memory.step, made.memory.continued) == (0, 7, [0, 1])
     assert made.restore == "checkpoints/step-00000005"  # by which progress is counted
     assert (tmp_path / "checkpoints" / "step-00000005").exists()
 
@@ -255,7 +269,7 @@ def test_one_worker_of_a_new_plan_reads_all_the_memory_of_a_large_node(segments:
     for rank, order in before.items():
         assert order.live is not None
         fill(order.live, rank)
-    after = segments.orders(record(1, source(False, *((rank, "a") for rank in range(count)))), plan_on("a:cpu0"), [0])
+    after = segments.orders(record(1, source((), *((rank, "a") for rank in range(count)))), plan_on("a:cpu0"), [0])
     assert sorted(after[0].segments) == sorted(order.live for order in before.values() if order.live is not None)
 
 
