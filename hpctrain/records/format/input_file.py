@@ -92,7 +92,8 @@ LINE_BYTES = 16 * 2**20
 def read_jsonl(path: Path, *, owned: bool = True) -> list[dict[str, Any]]:
     """Return the JSON object of each line, in file order; an empty list if the file does not exist.
 
-    Lines that are no complete JSON object are left out: their writer was killed while it wrote.
+    Lines that are longer than LINE_BYTES or no complete JSON object are left out: the writer of such a line may have
+    been killed while it wrote.
 
     Args:
         owned: require that the file and its folder belong to this user and that nobody else can write to them, as in a
