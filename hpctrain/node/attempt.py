@@ -1,4 +1,4 @@
-"""`python -m hpctrain.node begin|end`: what the job script calls before and after the job step, on the batch node.
+"""`python -m hpctrain.node begin|end`: what the job script calls before and after the job steps, on the batch node.
 
 `begin` opens an attempt and prints its number, or nothing if the run is over. `end` closes the attempt and decides how
 the run goes on. Both read the state on which `jobs.policy` decides from the run folder and from Slurm.
