@@ -152,11 +152,11 @@ class Waiting(Part):
 
 
 class ResidualsDropped(Part):
-    """Report: the worker did not restore the residuals in the checkpoint."""
+    """Report: the worker did not restore all residuals in the checkpoint or in memory."""
 
     kind: Literal["residuals_dropped"] = "residuals_dropped"
     reason: Sentence
-    """Why the residuals do not fit, in one sentence for the user."""
+    """Which residuals, and why, in one sentence for the user."""
 
 
 class WeightsHash(Part):

@@ -129,7 +129,7 @@ _PHRASES: dict[str, Callable[[Event], str]] = {
     "checkpoint_saved": _checkpoint_saved,
     "checkpoint_skipped": _prefixed("a checkpoint was skipped"),
     "waiting_for_room": _prefixed("no room"),
-    "residuals_dropped": _prefixed("compression starts afresh"),
+    "residuals_dropped": _prefixed("residuals dropped"),
     "finished": _finished,
     "notify_failed": _prefixed("nobody was told"),
     "failed": _prefixed("failed"),

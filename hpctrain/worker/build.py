@@ -178,7 +178,8 @@ class Trainer:
     """Loss scale in the checkpoint that this worker restored, if the checkpoint was written in fp16; else None. It
     counts the steps that were skipped, which the optimizer does not count."""
     residuals_dropped: str | None = None
-    """Why the residuals in the checkpoint were not restored; None if they were, or if there are none."""
+    """Which residuals of the state that the worker started from were not restored, and why; None if all were, or if
+    there are none."""
     live: LiveState | None = None
     """The state in memory that outlives this process; None: parameters and moments are this process's alone."""
     ring: SnapshotRing | None = None
@@ -230,7 +231,7 @@ def build(folder: Path, order: StartOrder) -> Trainer:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITER_TIMEOUT_S))
     with ACTIVITY.doing("load the checkpoint", waits=True):
         manifest = dropped = None
-        memory = StateMemory.open(order, run, plan, pipeline, optimizer, group)
+        memory = StateMemory.open(order, folder, run, plan, pipeline, optimizer, group)
         restored = memory.restore() if memory is not None else None
         if restored is None and order.restore is not None:
             reader = CheckpointReader(folder / order.restore)

@@ -24,9 +24,11 @@ def keep_gradients(trainer: Trainer, live: LiveState, job: StepFigures, seconds:
     """
     step = trainer.step + 1
     lr = learning_rate(trainer.run.optimizer, trainer.step, trainer.run.steps)
-    # No plan with this memory has GPUs, whose data sheets `mfu` needs.
-    row = metric_row(trainer, step, job, LocalStepInfo(seconds, lr, math.nan, {}, None, scale), None)
-    encoded = json.dumps(row.to_json(), allow_nan=False).encode() if math.isfinite(job.loss) else b""
+    encoded = b""
+    if math.isfinite(job.loss):
+        # No plan with this memory has GPUs, whose data sheets `mfu` needs.
+        row = metric_row(trainer, step, job, LocalStepInfo(seconds, lr, math.nan, {}, None, scale), None)
+        encoded = json.dumps(row.to_json(), allow_nan=False).encode()
     live.keep_gradients(step, local_gradients(trainer.parameters), trainer.reducer.state(), encoded)
 
 

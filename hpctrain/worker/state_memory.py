@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from hpctrain.agent.worker_messages import MemoryOrder, StartOrder
 from hpctrain.base.errors import CheckpointError
-from hpctrain.checkpoint.memory.live_state import LiveState, SegmentOwner, dtypes_fit
+from hpctrain.checkpoint.memory.codec_state import load_codec_state, own_codec_state
+from hpctrain.checkpoint.memory.live_state import LiveState, SegmentOwner, describe, dtypes_fit
 from hpctrain.checkpoint.memory.mapping import MappedSegment
 from hpctrain.checkpoint.memory.restore import RestoredState, finish_everywhere, load_from_segments
-from hpctrain.checkpoint.memory.segment import SegmentError
+from hpctrain.checkpoint.memory.segment import BUCKET_BYTES, IndexEntry, SegmentError
 from hpctrain.checkpoint.memory.snapshots import SnapshotRing, check_snapshot
 from hpctrain.checkpoint.state import collect
+from hpctrain.compress.build import is_compressible
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.fsdp import padded_shards
 from hpctrain.parallel.pipeline import Pipeline
-from hpctrain.records.plan.compression import LocalSteps
+from hpctrain.records.plan.compression import Layers, LocalSteps
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 
@@ -44,16 +48,21 @@ class StateMemory:
     pipeline: Pipeline
     optimizer: torch.optim.Optimizer
     group: dist.ProcessGroup
+    folder: Path
+    """The run folder."""
     keeps_state: bool
     """Whether the state moves into the segment, to outlive this process."""
     live: LiveState | None = None
     _adopted: MappedSegment | None = field(default=None)
     """The segment that this rank continues on; None if it has a new one."""
+    _old: list[MappedSegment] = field(default_factory=list)
+    """Segments of another generation that this rank reads for all ranks."""
 
     @classmethod
     def open(
         cls,
         order: StartOrder,
+        folder: Path,
         run: Run,
         plan: Plan,
         pipeline: Pipeline,
@@ -69,9 +78,9 @@ class StateMemory:
             return None
         local_sgd = isinstance(plan.codec, LocalSteps) and plan.dp > 1
         fits = order.memory.live is not None and dtypes_fit(pipeline.parameters()) and not local_sgd
-        owner = SegmentOwner(order.generation, order.rank, plan.sha256(), plan.reduction_sha256)
+        owner = SegmentOwner(order.generation, order.rank, plan.sha256(), plan.world_size)
         clip_norm = run.optimizer.clip_norm
-        return cls(order.memory, owner, plan, clip_norm, pipeline, optimizer, group, keeps_state=fits)
+        return cls(order.memory, owner, plan, clip_norm, pipeline, optimizer, group, folder, keeps_state=fits)
 
     def restore(self) -> RestoredState | None:
         """Move the state of this rank into its segment, and load what the order names. Collective over all ranks.
@@ -85,8 +94,8 @@ class StateMemory:
         descriptors = (self.order.live,) if in_place else self.order.segments
         segments: list[MappedSegment] = []
         try:
-            layout = self.owner.layout
-            segments += [MappedSegment(descriptor, layout) for descriptor in descriptors if descriptor is not None]
+            ranks = self.plan.world_size
+            segments += [MappedSegment(descriptor, ranks) for descriptor in descriptors if descriptor is not None]
             if not in_place:
                 for segment in segments:
                     check_snapshot(segment)
@@ -96,14 +105,13 @@ class StateMemory:
                 self._adopted = segments[0]
                 self.live = LiveState.adopt(segments[0], named, self.optimizer, self.clip_norm, self._padded())
                 return restored
+            self._old = segments
             self.live = self._fill()
             if source is not None:
                 load_from_segments(collect(named, self.optimizer), segments, self.group)
             return restored
         except (CheckpointError, OSError) as error:
-            for segment in segments:
-                segment.control.set_state(None)
-            raise MemoryUnusableError(str(error)) from error
+            raise self._unusable(segments, error) from error
 
     def _fill(self) -> LiveState | None:
         """Move the state of this rank into its new segment. Return None, on all ranks, if a rank has none or no memory
@@ -120,24 +128,42 @@ class StateMemory:
         return made if everywhere else None
 
     def restore_reducer(self, reducer: Reducer) -> str | None:
-        """Load what the reducer kept between steps, if this rank continues on a segment of its layout of ranks. Return
-        why this state was dropped; None if it was loaded, or if there was nothing to load."""
+        """Load what reducers kept between steps. Collective. Return why a part of it is dropped; None if all of it was
+        loaded, or if there was nothing to load.
+
+        Raises:
+            MemoryUnusableError: a segment is damaged; this rank's segments hold no state from then on.
+        """
         source = self.order.source
-        if source is None or not self.plan.codec.has_state:
+        if source is None:
             return None
-        if self._adopted is not None:
-            try:
-                state = self._adopted.read_slot(source.step)
-            except SegmentError as error:
-                self._adopted.control.set_state(None)
-                raise MemoryUnusableError(str(error)) from error
-            if state is not None:
+        segments = [self._adopted] if self._adopted is not None else self._old
+        try:
+            if self._adopted is not None:
+                state, dropped = own_codec_state(self._adopted, source, self.plan)
+            else:
+                plans = Plan.read(self.folder / source.plan, owned=True), self.plan
+                compressed = self._compressed()
+                state, dropped = load_codec_state(segments, source, plans, self.owner.rank, compressed, self.group)
+            if state:
                 reducer.load_state(state)
-                return None
-        return (
-            f"the state of step {source.step} in memory is of another layout of ranks: what they had not sent yet of "
-            "their gradients is dropped"
-        )
+            return dropped
+        except SegmentError as error:
+            raise self._unusable(segments, error) from error
+
+    def _compressed(self) -> list[tuple[int, IndexEntry]]:
+        """Return number and place of this rank's parameters whose gradients the codec may compress."""
+        layers: Layers = getattr(self.plan.codec, "layers", "all")
+        index = describe(self.pipeline.parameters(), self.optimizer, self.clip_norm, self._padded(), BUCKET_BYTES)
+        entries = enumerate(index.entries)
+        return [(number, e) for number, e in entries if is_compressible(e.chunk_shape, e.name, layers)]
+
+    @staticmethod
+    def _unusable(segments: Sequence[MappedSegment], error: Exception) -> MemoryUnusableError:
+        """Return the error for segments that cannot be used; they hold no state from now on."""
+        for segment in segments:
+            segment.control.set_state(None)
+        return MemoryUnusableError(str(error))
 
     def commit(self, restored: RestoredState, reducer: Reducer) -> None:
         """Say that the new segment holds the loaded state, and wait until all ranks have said so. Collective."""

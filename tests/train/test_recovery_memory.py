@@ -91,3 +91,19 @@ def test_a_lost_shard_is_in_the_snapshot_of_the_step_before(site: Site) -> None:
     assert start.data["memory"]["step"] >= 9
     again = [row.step for row in outcome.rows if row.generation == 1]
     assert again == list(range(start.data["memory"]["step"] + 1, 81))
+
+
+def test_int4_residuals_of_three_replicas_go_on_in_the_fourth_one_s_absence(site: Site) -> None:
+    four = ("--local", "4", "--topology", "four.json", "--set", "compression.mode=int4")
+    four = (*four, "--set", "parallel={mode: fixed, dp: 4, micro_batch: 1}", "--set", "batch.global=12")
+    alone = by_step(site.train("run.yaml", *LONG, *four))
+    outcome = disturbed(site, four, kill_node)
+    start = second_start(outcome)
+    assert start.data["lost_steps"] == 0
+    dropped = [event.reason for event in outcome.events if event.kind == "residuals_dropped"]
+    step = start.data["memory"]["step"]
+    assert dropped == [
+        f"the state of step {step} in memory: nobody has what 1 of 4 ranks had not sent yet of their gradients"
+    ]
+    assert {row.compression is not None for row in outcome.rows} == {True}
+    assert by_step(outcome) == pytest.approx(alone, abs=0.1)

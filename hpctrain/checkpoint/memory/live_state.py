@@ -42,8 +42,8 @@ class SegmentOwner:
     generation: int
     rank: int
     plan_sha256: str
-    layout: str = ""
-    """The plan's `reduction_sha256`."""
+    ranks: int = 0
+    """How many ranks the plan has."""
 
 
 def dtypes_fit(parameters: Named) -> bool:
@@ -93,7 +93,7 @@ class LiveState:
         region_bytes = _end(index, parameters, padded)
         header = layout_header(owner.generation, owner.rank, owner.plan_sha256, encoded, region_bytes, 3 * bucket_bytes)
         create(descriptor, header, encoded)
-        segment = MappedSegment(descriptor, owner.layout)
+        segment = MappedSegment(descriptor, owner.ranks)
         _move(segment, parameters, optimizer, padded, copy=True)
         return cls(segment)
 

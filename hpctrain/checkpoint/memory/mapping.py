@@ -29,8 +29,8 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _BITS}
 """Name of a dtype in an index -> dtype. Parameters have one of these."""
 _ROW = "row of metrics"
 """Name of the row of metrics.jsonl among the tensors of a slot."""
-_LAYOUT = "layout of ranks"
-"""Name of `MappedSegment.layout` among the tensors of a slot."""
+_RANKS = "ranks"
+"""Name of the count of ranks among the tensors of a slot."""
 _SPARE_BYTES = 1 << 16
 """Bytes behind a new slot, for longer rows of metrics.jsonl. Bytes that nobody has written take no memory."""
 
@@ -38,18 +38,18 @@ _SPARE_BYTES = 1 << 16
 class MappedSegment:
     """A segment whose bytes are tensors of this process. Changes are seen by every process that has the memory."""
 
-    def __init__(self, descriptor: int, layout: str = "") -> None:
+    def __init__(self, descriptor: int, ranks: int = 0) -> None:
         """Map a segment.
 
         Args:
             descriptor: of the memory; this object does not close it.
-            layout: `Plan.reduction_sha256` of this process's plan, to which the state of its reducers belongs.
+            ranks: how many ranks this process's plan has, which is written to slots.
 
         Raises:
             SegmentError: the memory holds no segment that this program can use.
         """
         self.descriptor = descriptor
-        self._layout = layout
+        self._ranks = ranks
         self.header: SegmentHeader = read_header(descriptor)
         self.index: SegmentIndex = read_index(descriptor, self.header)
         for entry in self.index.entries:
@@ -117,8 +117,8 @@ class MappedSegment:
     def write_slot(self, step: int, tensors: dict[str, Tensor], row: bytes = b"") -> None:
         """Copy what reducers keep after a step, and the step's row of metrics.jsonl, into the step's slot, and begin
         the step's record. The slot of the step before stays."""
-        if tensors and self._layout:
-            tensors = tensors | {_LAYOUT: torch.frombuffer(bytearray(self._layout.encode()), dtype=torch.uint8)}
+        if tensors:
+            tensors = tensors | {_RANKS: torch.tensor(self._ranks)}
         if row:
             tensors = tensors | {_ROW: torch.frombuffer(bytearray(row), dtype=torch.uint8)}
         if not tensors:
@@ -139,6 +139,29 @@ class MappedSegment:
                 raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
                 room[start + place : start + place + size].copy_(raw)
         self.control.write_slot(step, (offset, start + end))
+
+    def slot_bytes(self, step: int) -> Tensor:
+        """Return the bytes of the slot of a step, which share the segment's memory; empty without one.
+
+        Raises:
+            SegmentError: the slot lies outside of the segment.
+        """
+        known, offset, count = read_record(self.descriptor, step % 2)
+        for start, room in self._slots.values():
+            if known == step and start == offset and count <= room.numel():
+                return room[:count]
+        return self._bytes[:0]
+
+    def new_slot(self, step: int, count: int) -> Tensor:
+        """Begin the record of a step, and return the memory for the `count` bytes of its slot, for a snapshot, which
+        has the slot of one step only."""
+        self.control.write_slot(step + 1)
+        if not count:
+            self.control.write_slot(step)
+            return self._bytes[:0]
+        offset, room = self._room(next(iter(self._slots), step % 2), count)
+        self.control.write_slot(step, (offset, count))
+        return room[:count]
 
     def _room(self, parity: int, size: int) -> tuple[int, Tensor]:
         """Return offset and bytes of a slot with at least `size` bytes; the segment grows if the last one is too
@@ -165,18 +188,16 @@ class MappedSegment:
         row = self._read_slot(step).get(_ROW)
         return bytes(row.view(torch.uint8).tolist()) if row is not None else None
 
-    def read_slot(self, step: int) -> dict[str, Tensor] | None:
-        """Return copies of what reducers kept after a step, {} if they kept nothing; None if it belongs to another
-        layout of ranks than this process's.
+    def read_slot(self, step: int) -> tuple[dict[str, Tensor], int]:
+        """Return copies of what reducers kept after a step, {} if they kept nothing, and how many ranks the plan had
+        with which it was written.
 
         Raises:
             SegmentError: the slot is damaged.
         """
         state = self._read_slot(step)
         state.pop(_ROW, None)
-        layout = state.pop(_LAYOUT, None)
-        written = bytes(layout.view(torch.uint8).tolist()).decode(errors="replace") if layout is not None else ""
-        return None if state and written != self._layout else state
+        return state, int(state.pop(_RANKS, 0))
 
     def _read_slot(self, step: int) -> dict[str, Tensor]:
         known, offset, count = read_record(self.descriptor, step % 2)

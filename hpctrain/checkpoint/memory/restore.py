@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,16 +26,14 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from hpctrain.base.errors import CheckpointError, InputError
-from hpctrain.checkpoint.memory.mapping import DTYPES, MappedSegment
-from hpctrain.checkpoint.memory.segment import REGIONS, IndexEntry, SegmentError, StepVerdict, read_verdict
+from hpctrain.checkpoint.memory.chunks import ChunkStore, Place, Request
+from hpctrain.checkpoint.memory.mapping import MappedSegment
+from hpctrain.checkpoint.memory.segment import REGIONS, SegmentError, StepVerdict, read_verdict
 from hpctrain.checkpoint.memory.update import finish
 from hpctrain.checkpoint.save_and_load import first_failure, last_line
 from hpctrain.records.format.input_file import parse_json_line
 from hpctrain.records.history.manifest import LossScale
 from hpctrain.records.history.run_log import MetricRow
-
-Place = tuple[str, tuple[int, ...]]
-"""Name of a tensor in a checkpoint, and where a chunk of it begins, along each dimension."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,13 @@ def load_from_segments(tensors: dict[str, Tensor], segments: Sequence[MappedSegm
     Raises:
         CheckpointError: the segments do not hold a tensor, or not all of it.
     """
-    reader = _SegmentReader(segments, group)
+    chunks, shapes = {}, {}
+    for segment in segments:
+        parts = segment.tensors()
+        for entry in segment.index.entries:
+            for name in (f"{region}.{entry.name}" for region in REGIONS[:3] if entry.numel):
+                chunks[name, tuple(entry.chunk_offsets)], shapes[name] = parts[name], tuple(entry.shape)
+    reader = _SegmentReader(ChunkStore(chunks, shapes, group))
     try:
         dcp.load(tensors, storage_reader=reader, process_group=group)
     except dcp.api.CheckpointException as error:
@@ -107,55 +111,16 @@ def load_from_segments(tensors: dict[str, Tensor], segments: Sequence[MappedSegm
         raise CheckpointError(f"the state in memory cannot be loaded: {words}") from None
 
 
-@dataclass(frozen=True)
-class _Request:
-    """A part of a chunk that one rank needs from another."""
-
-    place: Place
-    offsets: tuple[int, ...]
-    """Where the part begins in the chunk."""
-    lengths: tuple[int, ...]
-    """Size of the part along each dimension."""
-
-    def cut(self, chunk: Tensor) -> Tensor:
-        """Return the part of the chunk."""
-        for dim, (start, length) in enumerate(zip(self.offsets, self.lengths, strict=True)):
-            chunk = chunk.narrow(dim, start, length)
-        return chunk
-
-
 class _SegmentReader(dcp.StorageReader):
-    """Reads segments for DCP. Making a reader is collective: the ranks exchange the indices of their segments."""
+    """Reads chunks in the memory of several ranks for DCP."""
 
-    def __init__(self, segments: Sequence[MappedSegment], group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._rank = dist.get_rank(group)
-        self._chunks: dict[Place, Tensor] = {}
-        """The chunks in this rank's segments."""
-        for segment in segments:
-            tensors = segment.tensors()
-            for entry in _filled(segment.index.entries):
-                for region in REGIONS[:3]:
-                    self._chunks.setdefault(_place(region, entry), tensors[f"{region}.{entry.name}"])
-        entries = [entry.to_json() for segment in segments for entry in _filled(segment.index.entries)]
-        everyone: list[list[dict[str, Any]]] = [[] for _ in range(dist.get_world_size(group))]
-        dist.all_gather_object(everyone, entries, group=group)
-        self._owners: dict[Place, list[int]] = {}
-        """Chunk -> the ranks that have it mapped."""
+    def __init__(self, store: ChunkStore) -> None:
+        self._store = store
         known: dict[str, TensorStorageMetadata] = {}
-        for rank, described in enumerate(everyone):
-            for entry in map(IndexEntry.model_validate, described):
-                chunk = ChunkStorageMetadata(torch.Size(entry.chunk_offsets), torch.Size(entry.chunk_shape))
-                for region in REGIONS[:3]:
-                    owners = self._owners.setdefault(_place(region, entry), [])
-                    properties = TensorProperties(dtype=DTYPES[entry.dtype])
-                    tensor = TensorStorageMetadata(properties, torch.Size(entry.shape), [])
-                    tensor = known.setdefault(f"{region}.{entry.name}", tensor)
-                    if not owners:
-                        tensor.chunks.append(chunk)
-                    if rank not in owners:
-                        owners.append(rank)
-        self._dtypes = {name: tensor.properties.dtype for name, tensor in known.items()}
+        for (name, offsets), chunk in store.known.items():
+            properties, whole = TensorProperties(dtype=chunk.dtype), torch.Size(chunk.whole_shape)
+            tensor = known.setdefault(name, TensorStorageMetadata(properties, whole, []))
+            tensor.chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(chunk.shape)))
         self._metadata = Metadata(state_dict_metadata=dict(known))
 
     @classmethod
@@ -179,37 +144,15 @@ class _SegmentReader(dcp.StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Copy the parts that this rank has mapped, and exchange the others with the other ranks. Collective."""
-        remote: dict[int, list[tuple[_Request, ReadItem]]] = {}
-        for item in plan.items:
-            request = _Request(_index_place(item.storage_index), tuple(item.storage_offsets), tuple(item.lengths))
-            chunk = self._chunks.get(request.place)
-            if chunk is not None:
-                _store(planner, item, request.cut(chunk))
-            else:
-                owners = self._owners[request.place]
-                remote.setdefault(owners[self._rank % len(owners)], []).append((request, item))
-        self._exchange(remote, planner)
+        requests = [
+            Request(_index_place(item.storage_index), tuple(item.storage_offsets), tuple(item.lengths))
+            for item in plan.items
+        ]
+        for number, part in self._store.fetch(requests):
+            _store(planner, plan.items[number], part)
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    def _exchange(self, remote: Mapping[int, Sequence[tuple[_Request, ReadItem]]], planner: LoadPlanner) -> None:
-        wanted = {owner: [request for request, _ in items] for owner, items in remote.items()}
-        everyone: list[dict[int, list[_Request]]] = [{} for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather_object(everyone, wanted, group=self._group)
-        sends = []
-        for rank, requests in enumerate(everyone):
-            for request in requests.get(self._rank, []):
-                part = request.cut(self._chunks[request.place]).contiguous()
-                sends.append((part, dist.isend(part, dist.get_global_rank(self._group, rank), group=self._group)))
-        for owner, items in remote.items():
-            for request, item in items:
-                part = torch.empty(request.lengths, dtype=self._dtypes[request.place[0]])
-                dist.recv(part, dist.get_global_rank(self._group, owner), group=self._group)
-                _store(planner, item, part)
-        for _, work in sends:
-            assert work is not None, "this rank is in the group"
-            work.wait()
 
 
 @torch.no_grad()
@@ -217,15 +160,6 @@ def _store(planner: LoadPlanner, item: ReadItem, part: Tensor) -> None:
     target = planner.resolve_tensor(item)
     target.copy_(part.view(target.shape))
     planner.commit_tensor(item, target)
-
-
-def _filled(entries: Sequence[IndexEntry]) -> Iterator[IndexEntry]:
-    """Yield the entries of the parameters of which the rank has at least one number."""
-    return (entry for entry in entries if entry.numel)
-
-
-def _place(region: str, entry: IndexEntry) -> Place:
-    return f"{region}.{entry.name}", tuple(entry.chunk_offsets)
 
 
 def _index_place(index: MetadataIndex) -> Place:

@@ -26,7 +26,6 @@ from hpctrain.checkpoint.memory.segment import (
     CONTROL,
     INDEX,
     PAGE,
-    REGIONS,
     SegmentError,
     read_state,
     read_verdict,
@@ -151,12 +150,13 @@ class SnapshotRing:
         try:
             own.control.set_state(None)
             own.state_bytes().copy_(self._live.state_bytes())
+            slot = self._live.slot_bytes(step)
+            own.new_slot(step, slot.numel()).copy_(slot)
             verdict = read_verdict(self._live.descriptor, step)
         finally:
             self._copied.set()
         if verdict is None:
             raise SegmentError(f"the state in memory has no verdict of step {step}")
-        own.control.write_slot(step)
         own.control.write_verdict(step, verdict)
         _write_checksum(own, step)
         own.control.set_norm(step)
@@ -167,21 +167,24 @@ class SnapshotRing:
     def _exchange(self, step: int, own: MappedSegment) -> None:
         """Send a snapshot to the neighbour, and receive those of others."""
         works: list[dist.Work | None] = []
-        page = torch.frombuffer(bytearray(os.pread(own.descriptor, PAGE, CONTROL)), dtype=torch.uint8)
+        size = own.slot_bytes(step).numel().to_bytes(8, "little")
+        control = torch.frombuffer(bytearray(os.pread(own.descriptor, PAGE, CONTROL) + size), dtype=torch.uint8)
         for host in self._hosts:
-            for part in (page, *own.state_bytes().split(SEND_BYTES)):
+            for part in (control, *_parts(own, step)):
                 works.append(dist.isend(part, dist.get_global_rank(self._group, host), group=self._group))
-        guests = {rank: (_older(pair), torch.empty(PAGE, dtype=torch.uint8)) for rank, pair in self._guests.items()}
-        for rank, (guest, control) in guests.items():
+        guests = [(dist.get_global_rank(self._group, rank), _older(pair)) for rank, pair in self._guests.items()]
+        for sender, guest in guests:
             guest.control.set_state(None)
-            for part in (control, *guest.state_bytes().split(SEND_BYTES)):
-                works.append(dist.irecv(part, dist.get_global_rank(self._group, rank), group=self._group))
+            dist.recv(control := torch.empty(PAGE + 8, dtype=torch.uint8), sender, group=self._group)
+            page = control.numpy().tobytes()
+            # All but the words, which say that the snapshot is complete.
+            guest.memory[CONTROL + 64 : CONTROL + PAGE] = page[64:PAGE]
+            guest.new_slot(step, int.from_bytes(page[PAGE:], "little"))
+            works += [dist.irecv(part, sender, group=self._group) for part in _parts(guest, step)]
         for work in works:
             assert work is not None, "this rank is in the group"
             work.wait()
-        for guest, control in guests.values():
-            # All but the words, which say that the snapshot is complete.
-            guest.memory[CONTROL + 64 : CONTROL + PAGE] = bytes(control.numpy()[64:])
+        for _, guest in guests:
             guest.control.set_norm(step)
             guest.control.set_state(step)
 
@@ -193,18 +196,23 @@ def check_snapshot(segment: MappedSegment) -> None:
         SegmentError: the bytes are not those that were copied.
     """
     step, crc = _CHECKSUM.unpack(os.pread(segment.descriptor, _CHECKSUM.size, _CHECKSUM_OFFSET))
-    if step and (read_state(segment.descriptor).step != step or zlib.crc32(_state_view(segment)) != crc):
+    if step and (read_state(segment.descriptor).step != step or _checksum(segment, step) != crc):
         raise SegmentError(f"the snapshot of the state of rank {segment.header.rank} in memory is damaged")
 
 
 def _write_checksum(segment: MappedSegment, step: int) -> None:
-    packed = _CHECKSUM.pack(step, zlib.crc32(_state_view(segment)))
+    packed = _CHECKSUM.pack(step, _checksum(segment, step))
     segment.memory[_CHECKSUM_OFFSET : _CHECKSUM_OFFSET + len(packed)] = packed
 
 
-def _state_view(segment: MappedSegment) -> memoryview:
-    start = segment.header.regions
-    return memoryview(segment.memory)[start : start + len(REGIONS[:3]) * segment.header.region_bytes]
+def _checksum(segment: MappedSegment, step: int) -> int:
+    state, slot = (part.numpy().data for part in (segment.state_bytes(), segment.slot_bytes(step)))
+    return zlib.crc32(slot, zlib.crc32(state))
+
+
+def _parts(segment: MappedSegment, step: int) -> list[torch.Tensor]:
+    """Return the messages with the state and the slot of a snapshot, which share its memory."""
+    return [*segment.state_bytes().split(SEND_BYTES), *filter(torch.numel, segment.slot_bytes(step).split(SEND_BYTES))]
 
 
 def _older(pair: Sequence[MappedSegment]) -> MappedSegment:

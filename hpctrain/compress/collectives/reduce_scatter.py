@@ -32,8 +32,9 @@ class StepState:
     def state(self) -> dict[str, Tensor]:
         """Return this rank's state between steps, such as residuals: key -> tensor, not copied.
 
-        The state of one gradient has a key with the kind of state and the number of the gradient (with integers and
-        sharded states, of the `fully_shard` module), as 'residual.3'.
+        The state of one gradient has a key with the kind of state and the number of the gradient in the list that
+        `Reducer.reduce` gets, as 'residual.3'. With a sharded state it is the number among the compressed gradients of
+        the stage, with integers that of the `fully_shard` module.
         """
         return {} if self.holder is None else self.holder.state()
 

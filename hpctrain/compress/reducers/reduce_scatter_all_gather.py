@@ -29,7 +29,7 @@ BUCKETS_IN_FLIGHT = 4
 class BucketCodec(StepState, ABC):
     """Interface of a codec that encodes a bucket in one part per rank, adds up a part and decodes the sums.
 
-    Its state is keyed by the index of a gradient among the compressed gradients.
+    Its state is keyed by the index of a gradient in the list that `reduce` gets.
     """
 
     part_multiple: int
@@ -44,7 +44,7 @@ class BucketCodec(StepState, ABC):
         """Encode the gradients of a bucket, one after the other, with zeros after the last one.
 
         Args:
-            bucket: for each of `tensors`, its index among all compressed gradients; the same in every step.
+            bucket: for each of `tensors`, its index among all gradients; the same in every step.
             tensors: the gradients of the bucket, fp32.
             outgoing: [ranks, bytes of a part], uint8; written to. Row i is the message to rank i.
         """
@@ -54,7 +54,7 @@ class BucketCodec(StepState, ABC):
         """Return the sums of this rank's part, encoded in newly allocated memory: [bytes of a part], uint8.
 
         Args:
-            bucket: indices of the bucket's gradients among the compressed gradients.
+            bucket: indices of the bucket's gradients among all gradients.
             incoming: [ranks, bytes of a part], uint8: all ranks' messages about the part.
             rank: rank of this process in its group, which is the index of its part.
         """
@@ -64,7 +64,7 @@ class BucketCodec(StepState, ABC):
         """Replace the gradients of a bucket by their decoded sums.
 
         Args:
-            bucket: indices of the bucket's gradients among the compressed gradients.
+            bucket: indices of the bucket's gradients among all gradients.
             gathered: [ranks, bytes of a part], uint8: the encoded sums of all parts; the same on every rank.
             tensors: the gradients, fp32; overwritten.
         """
@@ -131,19 +131,23 @@ class ReduceScatterAllGather(CodecReducer):
         outgoing, incoming = (
             self._pool.take(self._world * part_bytes, tensors[0], torch.uint8).view(self._world, -1) for _ in range(2)
         )
-        self._codec.encode(self._scheduler.buckets[number], tensors, outgoing)
+        self._codec.encode(self._bucket(number), tensors, outgoing)
         work = dist.all_to_all_single(incoming.flatten(), outgoing.flatten(), group=self._group, async_op=True)
         self._in_reduce_scatter.append(_BucketInFlight(number, tensors, outgoing, incoming, work))
         self._sent_bytes += 2 * (self._world - 1) * part_bytes
         if len(self._in_reduce_scatter) > BUCKETS_SCATTERED_AHEAD:
             self._start_all_gather()
 
+    def _bucket(self, number: int) -> list[int]:
+        """Return the indices of a bucket's gradients in the list that `reduce` gets."""
+        return [self._chosen[index] for index in self._scheduler.buckets[number]]
+
     def _start_all_gather(self) -> None:
         """Add up this rank's part of the bucket with the oldest all-to-all, and start the all-gather of the sums."""
         flight = self._in_reduce_scatter.pop(0)
         with ACTIVITY.doing(f"all-to-all over dp, bucket {flight.number}", waits=True):
             flight.work.wait()
-        part = self._codec.reduce_part(self._scheduler.buckets[flight.number], flight.incoming, self._rank)
+        part = self._codec.reduce_part(self._bucket(flight.number), flight.incoming, self._rank)
         work = all_gather(flight.outgoing.flatten(), part, group=self._group, async_op=True)
         self._in_all_gather.append(replace(flight, work=work, part=part))
 
@@ -151,7 +155,7 @@ class ReduceScatterAllGather(CodecReducer):
         flight = self._in_all_gather.pop(0)
         with ACTIVITY.doing(f"all-gather over dp, bucket {flight.number}", waits=True):
             flight.work.wait()
-        self._codec.decode(self._scheduler.buckets[flight.number], flight.outgoing, flight.tensors)
+        self._codec.decode(self._bucket(flight.number), flight.outgoing, flight.tensors)
         self._pool.give_back(flight.outgoing, flight.incoming)
 
 

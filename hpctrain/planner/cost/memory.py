@@ -154,9 +154,10 @@ class MemoryModel:
         parameters = sum(self._count(share, memory_role.tp) for share in shares)
         shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
         alone = work.snapshots and memory_role.shards == memory_role.dp
-        # With snapshots, two of the rank's own state and two of another rank's.
+        # With snapshots, two of the rank's own state and two of another rank's, each with the codec's state.
         snapshots = 4 * SNAPSHOT_BYTES * parameters / memory_role.shards if alone else 0.0
-        residuals = 2 * work.codec.state_bytes(work.spec.dim) * parameters / shards if memory_role.dp > 1 else 0.0
+        states = 0 if memory_role.dp == 1 else 6 if alone else 2
+        residuals = states * work.codec.state_bytes(work.spec.dim) * parameters / shards
         return work.framework.gradient_bytes * parameters / memory_role.shards + snapshots + residuals + UNDO_BYTES
 
     def _activation_sizes(self, micro_batch: int, tp: int) -> tuple[float, float, float, float]:

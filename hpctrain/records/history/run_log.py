@@ -72,7 +72,7 @@ EVENTS: Mapping[EventKind, str] = {
     "from_seed": "The run starts again from the seed, as a person asked; `aside` are the new names of its checkpoints.",
     "checkpoints_lost": "The run had saved a checkpoint, and none can be used.",
     "waiting_for_room": "The disk is full; the last checkpoint (`step`) waits for space.",
-    "residuals_dropped": "With another plan, ranks forget the parts of their gradients that they had not sent yet.",
+    "residuals_dropped": "Some parts of gradients that ranks had not sent yet are lost; `reason` says which.",
     "recovered": "The first `step` after a fault is done, `seconds` after the fault was seen.",
     "replanned": "A new plan for the present nodes is in the file `plan`; `moves` counts state that changes device.",
     "notify_failed": "The URL of `notify` did not take the POST about `state`.",

@@ -16,6 +16,9 @@ from hpctrain.records.plan.gradient_codec import Messages
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.plan.schedule import Action, Schedule
 
+_REDUCER_STATE = 2
+"""Version of the names in the state that reducers keep between steps."""
+
 
 class ParallelDims(NamedTuple):
     """The degrees of a plan: pp (pipeline ranks of a replica), dp (replicas) and tp (devices that share each
@@ -299,7 +302,7 @@ class Plan(Document):
         degrees, cut, sharding and codec, but not the devices."""
         parts = [*self.dims, self.zero, self.shards, self.sequence_parallel, list(self.stage_owner().values())]
         codecs = [[spec.level, spec.codec.to_json()] for spec in self.compression]
-        text = json.dumps([*parts, [stage.layers for stage in self.stages], codecs])
+        text = json.dumps([_REDUCER_STATE, *parts, [stage.layers for stage in self.stages], codecs])
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property

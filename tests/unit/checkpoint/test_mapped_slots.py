@@ -55,23 +55,22 @@ def test_both_slots_are_whole_after_each_generation(segment: int) -> None:
         generation(segment, STEPS * number, 3000, [100, 2 * PAGE, 50])
         mapped, last = MappedSegment(segment), STEPS * (number + 1)
         for step, size in ((last - 1, 2 * PAGE), (last, 50)):
-            assert torch.equal((mapped.read_slot(step) or {})["residual"], torch.full((3000,), float(step)))
+            assert torch.equal(mapped.read_slot(step)[0]["residual"], torch.full((3000,), float(step)))
             assert mapped.read_row(step) == b"r" * size
 
 
-def test_what_reducers_of_another_layout_of_ranks_kept_is_not_read(segment: int) -> None:
-    live = LiveState(MappedSegment(segment, layout="b" * 64))
+def test_what_reducers_kept_is_read_with_the_count_of_ranks(segment: int) -> None:
+    live = LiveState(MappedSegment(segment, ranks=3))
     live.keep_gradients(1, [torch.ones(8, 8), torch.ones(8)], {"residual": torch.ones(4)}, b"row")
-    assert (MappedSegment(segment, layout="b" * 64).read_slot(1) or {})["residual"].tolist() == [1.0] * 4
-    other = MappedSegment(segment, layout="c" * 64)
-    assert other.read_slot(1) is None
-    assert other.read_row(1) == b"row"
+    state, ranks = MappedSegment(segment, ranks=2).read_slot(1)
+    assert ({name: part.tolist() for name, part in state.items()}, ranks) == ({"residual": [1.0] * 4}, 3)
+    assert MappedSegment(segment).read_row(1) == b"row"
     live.keep_gradients(2, [torch.ones(8, 8), torch.ones(8)], {}, b"row")
-    assert other.read_slot(2) == {}
+    assert MappedSegment(segment).read_slot(2) == ({}, 0)
 
 
 def test_a_slot_that_outgrows_its_room_leaves_the_other_one_whole(segment: int) -> None:
     generation(segment, 0, 1000, [10, 10, 10])
     generation(segment, STEPS, 100_000, [10])
-    assert (MappedSegment(segment).read_slot(STEPS) or {})["residual"].tolist() == [3.0] * 1000
-    assert (MappedSegment(segment).read_slot(STEPS + 1) or {})["residual"].tolist() == [4.0] * 100_000
+    assert MappedSegment(segment).read_slot(STEPS)[0]["residual"].tolist() == [3.0] * 1000
+    assert MappedSegment(segment).read_slot(STEPS + 1)[0]["residual"].tolist() == [4.0] * 100_000

@@ -85,10 +85,14 @@ def test_state_that_outlives_a_cpu_worker_takes_reduced_gradients_and_two_codec_
     assert need("auto") - need("off") == pytest.approx(more)
 
 
-@pytest.mark.parametrize(("shards", "numbers"), [(2, 4 * 12 / 2), (1, 0)])
-def test_snapshots_of_a_state_that_is_sharded_over_all_replicas_take_four_states(topology, run, shards, numbers):
+@pytest.mark.parametrize(
+    ("shards", "mode", "numbers"),
+    [(2, "none", 4 * 12 / 2), (2, "int8", 4 * (12 / 2 + 4)), (1, "none", 0), (1, "int8", 0)],
+)
+def test_snapshots_of_a_state_that_is_sharded_over_all_replicas_take_four_states(topology, run, shards, mode, numbers):
     def need(every: str | int) -> float:
-        cost, _ = model(topology, run, kind="cpu", recovery={"snapshot_every": every})
+        compression = {"mode": mode}
+        cost, _ = model(topology, run, kind="cpu", recovery={"snapshot_every": every}, compression=compression)
         return cost.memory.need(RankRole("cpu", "1f1b", 1, 0, 1, 2, 1, shards, 2, 4), (6,))
 
     cost, _ = model(topology, run, kind="cpu")
