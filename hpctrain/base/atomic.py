@@ -169,7 +169,7 @@ def swap(temporary: Path, folder: Path, *, replace: bool = True) -> None:
         replace: whether to replace a folder that is not empty.
 
     Raises:
-        OSError: `folder` is a file, or with `replace` false is not empty; nothing was changed.
+        OSError: `folder` is a file, is not empty though `replace` is false, or cannot be renamed; nothing was changed.
     """
     try:
         temporary.rename(folder)  # replaces an empty folder, too

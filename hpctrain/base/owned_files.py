@@ -86,8 +86,8 @@ class OwnedFolder:
             private: whether others must not be able to read the file either.
 
         Raises:
-            UntrustedError: the file belongs to another user, others can write to it, it is no regular file, or with
-                `private` others can read it.
+            UntrustedError: `name` is no plain file name, the file belongs to another user, others can write to it, it
+                is no regular file, or with `private` others can read it.
             OSError: the file does not exist, or cannot be read.
         """
         path = self.path / _plain(name, self.path)
@@ -100,8 +100,8 @@ class OwnedFolder:
             private: whether others must not be able to read the file either.
 
         Raises:
-            UntrustedError: the file belongs to another user, others can write to it, it is no regular file, or with
-                `private` others can read it.
+            UntrustedError: `name` is no plain file name, the file belongs to another user, others can write to it, it
+                is no regular file, or with `private` others can read it.
             FileError: the file is larger than `limit_bytes`.
             OSError: the file does not exist, or cannot be read.
         """
@@ -112,7 +112,8 @@ class OwnedFolder:
         missing file.
 
         Raises:
-            UntrustedError: the file belongs to another user, others can write to it, or it is no regular file.
+            UntrustedError: `name` is no plain file name, the file belongs to another user, others can write to it, or
+                it is no regular file.
             OSError: the file cannot be made or written.
         """
         path = self.path / _plain(name, self.path)
@@ -158,7 +159,8 @@ class OwnedFolder:
             no_links: suffixes of files that must not be symbolic links.
 
         Raises:
-            UntrustedError: an entry belongs to another user, others can write to it, or a link is not allowed.
+            UntrustedError: `name` is no folder, an entry belongs to another user, others can write to it, or a link is
+                not allowed.
             OSError: the subfolder does not exist, or cannot be checked.
         """
         top = os.stat(_plain(name, self.path), dir_fd=self.descriptor, follow_symlinks=False)

@@ -28,8 +28,8 @@ def package_data_path(folder: str, name: str = "") -> Path:
 def render_template(
     path: Path, filters: Mapping[str, Callable[..., str]] = MappingProxyType({}), **values: object
 ) -> str:
-    """Return the text of the Jinja template at `path` with `values` filled in. A name without a value is an error.
-    Templates that the template imports lie in its folder.
+    """Return the text of the Jinja template at `path` with `values` filled in. Templates that it imports lie in the
+    same folder. A name without a value raises jinja2's UndefinedError.
 
     Args:
         filters: functions that the template may apply to a value, by name.

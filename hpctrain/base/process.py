@@ -95,6 +95,7 @@ class Runner(Protocol):
 
         Raises:
             CommandError: the command could not start.
+            OSError: the log cannot be opened.
         """
 
     def reap(self) -> None:

@@ -69,6 +69,7 @@ def read_and_close(descriptor: int, path: Path | str, limit_bytes: int) -> bytes
 
     Raises:
         FileError: the file has more than `limit_bytes` bytes.
+        OSError: the file cannot be read.
     """
     data = bytearray()
     try:

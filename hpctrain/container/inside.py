@@ -83,8 +83,8 @@ def _why_not_writable(folder: str) -> str | None:
 
 
 def signals() -> dict[str, Any]:
-    """Print "ready", wait for SIGTERM and SIGUSR2, read from the image again, and return {'came': names of the
-    signals that arrived, sorted}."""
+    """Print "ready", wait for SIGTERM and SIGUSR2, at most WAIT_S seconds, read from the image again, and return
+    {'came': names of the signals that arrived, sorted}."""
     came: set[str] = set()
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, lambda got, _: came.add(signal.Signals(got).name))

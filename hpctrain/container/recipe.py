@@ -112,8 +112,12 @@ class ImageRecipe:
 
 
 def inputs_sha256(recipe: ImageRecipe) -> str:
-    """Return the hash of everything that an image's content depends on. An image whose label has the same hash need not
-    be built again."""
+    """Return the hash of everything that an image's content depends on; files of the base count by their size and
+    modification time. An image whose label has the same hash need not be built again.
+
+    Raises:
+        InputError: a file of the base cannot be read.
+    """
     base = _stamp(recipe.base.source) if recipe.base.kind == "localimage" and recipe.base.source else ""
     files = [_stamp(origin) for origin, _ in recipe.base.docker.files] if recipe.base.docker else []
     text = definition(replace(recipe, version=""), commit="", inputs="")
@@ -127,6 +131,9 @@ def definition(recipe: ImageRecipe, commit: str, inputs: str | None = None) -> s
         commit: git commit of the hpctrain that builds the image. The commit is no input of the image, because each run
             brings its own hpctrain.
         inputs: hash of the inputs, for a label; None: `inputs_sha256(recipe)`.
+
+    Raises:
+        InputError: a file of the base cannot be read, or a template is missing.
     """
     kind = recipe.base.kind
     torch = next((line.partition("==")[2] for line in recipe.lock if line.startswith("torch==")), "")

@@ -24,13 +24,13 @@ class Architecture:
     spec: type[Any]
     """The family of hpctrain's models."""
     settings: tuple[Setting, ...]
-    """What config.json says of the model."""
+    """What the keys of config.json stand for in the spec."""
     tensors: Callable[[Any], Iterator[HfTensor]]
     """Returns the tensors of a model's spec, in the model's order."""
     ignored: tuple[str, ...] = ()
-    """Patterns of the names of tensors that a folder may have, and that are skipped."""
+    """Regular expressions for the names of tensors that a folder may have, and that are skipped."""
     renamed: tuple[tuple[str, str], ...] = ()
-    """Pattern and replacement for names of tensors in early folders."""
+    """(regular expression, replacement) for names of tensors in early folders."""
     dropout: Mapping[str, float] = field(default_factory=lambda: {"attention_dropout": 0.0})
     """Key of a dropout in config.json -> rate that transformers assumes if the key is absent."""
 
@@ -38,7 +38,8 @@ class Architecture:
         """Return the spec that a config.json describes.
 
         Raises:
-            FileError: keys have values that hpctrain's models lack; all are listed.
+            FileError: keys are missing, have values that hpctrain's models lack, or contradict each other; all errors
+                are listed.
         """
         fields: dict[str, Any] = {}
         if keys.get("quantization_config") is not None:

@@ -11,4 +11,5 @@ from hpctrain.hf.decoder_rows import decoder_rows
 from hpctrain.hf.other_rows import other_rows
 
 ARCHITECTURES = {row.name: row for rows in (decoder_rows(), other_rows()) for row in rows}
-"""Name of a class of transformers -> its row. Of classes that have all settings of a model, the first is exported."""
+"""Name of a class of transformers -> its row. A model that did not start from a folder is exported as the first
+class that has all of its settings."""

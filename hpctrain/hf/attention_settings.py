@@ -35,12 +35,13 @@ class _RopeValues:
         return next(given, (self.mappings[0][0], default))
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return the setting, a number above 0; without a default, record an error if it is absent or null."""
+        """Return the setting, `default` if it is absent or null. If the result is no number above 0, record an error
+        and return 1."""
         key, value = self.get(name)
         return self.keys.positive(key, default if value is None else value, name)
 
     def mode(self) -> tuple[str, Any]:
-        """Return the key of the mapping that has the kind of scaling, and the kind."""
+        """Return the key of the mapping that has the kind of scaling, and the kind; 'default' if none has it."""
         for name in ("rope_type", "type"):
             key, mode = self.get(name)
             if mode is not None:
@@ -50,23 +51,24 @@ class _RopeValues:
 
 @dataclass(frozen=True)
 class Rope:
-    """Base and scaling of the rotary positions. The values are in `rope_scaling` or `rope_parameters` (transformers 5).
-    Base and share that are not there have keys of their own."""
+    """Base and scaling of the rotary positions, and the share of each head that is rotated. config.json has them in one
+    of the mappings `rope_scaling` and `rope_parameters` (transformers 5); base and share may have top-level keys
+    instead."""
 
     modes: tuple[str, ...] = ("linear", "llama3", "yarn")
     """Scalings that the architecture's class computes and that hpctrain has."""
     base: float = 10_000.0
     """Base that transformers assumes if config.json states none."""
     base_key: str = "rope_theta"
-    """Key of the base outside of the mappings."""
+    """Top-level key of the base."""
     share: float | None = None
     """Share of each head that transformers rotates if config.json states none; None: hpctrain's model can only rotate
     whole heads."""
     share_key: str = "partial_rotary_factor"
-    """Key of the share outside of the mappings."""
+    """Top-level key of the share."""
     original: int | None = None
-    """Value that transformers assumes for `original_max_position_embeddings` and `max_position_embeddings`, in classes
-    that take the former from outside of the mappings only; None: in other classes."""
+    """Value that transformers assumes for the top-level keys `original_max_position_embeddings` and
+    `max_position_embeddings`; None: in classes that take the former from the mappings, too."""
     by_kind: bool = False
     """Whether `rope_parameters` has a mapping for each kind of block. `rope_scaling` then has priority over the mapping
     of the blocks without a window."""
@@ -247,7 +249,7 @@ class Windows:
     default: int | None = None
     """Window that transformers assumes if the key is absent."""
     enabled_by: str | None = None
-    """Key that must be true for a window; None: there is none."""
+    """Key that must be true for a window; None: the class has no such key."""
     full_blocks: FullBlocks | None = None
     """The blocks without a window if `layer_types` is absent; None: all blocks have the window, whatever `layer_types`
     says."""

@@ -24,13 +24,13 @@ CONFIG_NAME = "config.json"
 
 
 def architecture(config: Mapping[str, Any], source: str) -> Architecture:
-    """Return the class with which transformers loads the folder of a config.json.
+    """Return the row of the class with which transformers loads the folder of a config.json.
 
     Args:
         source: path of the file, for errors.
 
     Raises:
-        FileError: hpctrain does not support the class.
+        FileError: hpctrain does not support the class, or `architectures` and `model_type` contradict each other.
     """
     named, kind = config.get("architectures"), config.get("model_type")
     if not named and isinstance(kind, str):
@@ -49,15 +49,19 @@ def architecture(config: Mapping[str, Any], source: str) -> Architecture:
 
 
 def architecture_of(hf_model: HfModel) -> Architecture:
-    """Return the class of transformers of a folder that hpctrain has read."""
+    """Return the row of the class of a folder that hpctrain has read.
+
+    Raises:
+        FileError: this version of hpctrain does not support the recorded class.
+    """
     if isinstance(hf_model.dims, TransformersSpec):
         return transformers_row(hf_model.dims)
     return architecture(hf_model.config, "model.found.config")
 
 
 def export_architecture(hf_model: HfModel | None, spec: HfSpec) -> Architecture:
-    """Return the class of transformers as which a run's model is exported: the class of the Hugging Face folder from
-    which the run started, else the first class in `ARCHITECTURES` that has all settings of the spec.
+    """Return the row of the class as which a run's model is exported: that of the Hugging Face folder from which the
+    run started, else the first in `ARCHITECTURES` that has all settings of the spec.
 
     Raises:
         InputError: no class has all settings of the spec.
@@ -69,7 +73,7 @@ def export_architecture(hf_model: HfModel | None, spec: HfSpec) -> Architecture:
 
 
 def architecture_for(spec: FamilySpec) -> Architecture:
-    """Return the first class in `ARCHITECTURES` that has all settings of the spec.
+    """Return the first row in `ARCHITECTURES` whose class has all settings of the spec.
 
     Raises:
         InputError: no class has all settings of the spec.
@@ -93,7 +97,11 @@ def _values(spec: FamilySpec) -> dict[str, Any]:
 
 def dropout_of(config: Mapping[str, Any]) -> list[str]:
     """Return the dropouts above 0 with which transformers trains the model of a config.json, each with its rate, as
-    'resid_pdrop 0.1'. hpctrain's models have no dropout. For an absent key, the rate is the default of transformers."""
+    'resid_pdrop 0.1'. hpctrain's models have no dropout. For an absent key, the rate is the default of transformers.
+
+    Raises:
+        FileError: hpctrain does not support the model's class.
+    """
     row = architecture(config, "config.json")
     rates = [(key, config.get(key, default)) for key, default in row.dropout.items()]
     return [f"{key} {value:g}" for key, value in rates if isinstance(value, int | float) and value > 0]
@@ -104,7 +112,7 @@ def config_of(spec: FamilySpec, seq_len: int, special: SpecialTokens) -> dict[st
     folder.
 
     Args:
-        seq_len: tokens in a training sequence. A model without a table of positions gets it as its maximum length.
+        seq_len: tokens in a training sequence; `max_position_embeddings` of a model with rotary positions.
         special: special tokens of the run's objective.
 
     Raises:
@@ -133,8 +141,8 @@ def continued_config(recorded: Mapping[str, Any], spec: HfSpec, seq_len: int) ->
     Args:
         recorded: values of the folder's config.json, as the run recorded them.
         spec: the spec of the run's model.
-        seq_len: tokens in a training sequence; a decoder's maximum length becomes at least that, unless the scaling of
-            its rotary positions depends on it.
+        seq_len: tokens in a training sequence. With rotary positions without scaling, `max_position_embeddings` becomes
+            at least that.
     """
     config = {key: value for key, value in recorded.items() if key not in ("transformers_version", "dtype")}
     if config.get("architectures") == ["BertForPreTraining"]:

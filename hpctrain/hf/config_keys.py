@@ -33,8 +33,8 @@ class ConfigKeys:
         """Field of the spec -> key of the config.json that it was read from, for errors of the spec."""
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Return the whole number above 0 at `key` of the config.json. If the key is absent, return `default`; without
-        a default, record an error."""
+        """Return the whole number above 0 at `key` of the config.json, `default` if the key is absent or null. If the
+        result is no such number, record an error and return 1."""
         value = self._values.get(key)
         value = default if value is None else value
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= SIZE_MAX:
@@ -43,8 +43,8 @@ class ConfigKeys:
         return 1
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return the number above 0 at `key` of the config.json. If the key is absent, return `default`; without a
-        default, record an error."""
+        """Return the number above 0 at `key` of the config.json, `default` if the key is absent. If the result is no
+        such number, record an error and return 1."""
         return self.positive(key, self._values.get(key, default))
 
     def positive(self, key: str, value: Any, name: str | None = None) -> float:
@@ -79,7 +79,8 @@ class ConfigKeys:
         return None
 
     def only(self, key: str, *allowed: Any, default: Any = None) -> Any:
-        """Return the value at `key` of the config.json, and record an error unless it is one of `allowed`.
+        """Return the value at `key` of the config.json if it is one of `allowed`; else record an error and return the
+        first of `allowed`.
 
         Args:
             default: the value that transformers assumes if the key is absent.
@@ -133,6 +134,6 @@ class ConfigKeys:
 
 
 def short_repr(value: Any) -> str:
-    """Return the value as JSON, shortened to 60 characters."""
+    """Return the value as JSON text, cut to 60 characters."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."

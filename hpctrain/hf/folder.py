@@ -69,7 +69,7 @@ class StoredTensor:
 
 
 Fallback = Callable[[FileError], HfModel]
-"""Function that reads a folder whose config.json hpctrain's own families refuse with an error."""
+"""Function that reads a folder whose config.json hpctrain's own families refuse; its argument is their error."""
 
 
 def with_hf_folder(run: Run, fallback: Fallback | None = None) -> Run:
@@ -81,7 +81,7 @@ def with_hf_folder(run: Run, fallback: Fallback | None = None) -> Run:
 
     Raises:
         InputError: the folder is missing or has no safetensors files, or its tokenizer differs from that of the data.
-        FileError: a file of the folder is damaged, or hpctrain does not support the model.
+        FileError: a file of the folder or the data's index.json is damaged, or hpctrain does not support the model.
     """
     if run.model.hf is None or run.model.hf_model is not None:
         return run
@@ -92,8 +92,11 @@ def with_hf_folder(run: Run, fallback: Fallback | None = None) -> Run:
 
 
 def hf_warnings(run: Run) -> list[str]:
-    """Return warnings about the model in the run's Hugging Face folder: what a model that transformers builds lacks; or
-    that transformers would train it with dropout, which hpctrain's models do not have. Without a folder, return []."""
+    """Return warnings about the model in the run's Hugging Face folder; [] without a folder.
+
+    A model that transformers builds lacks some of hpctrain's features. Any other model is trained without dropout, also
+    where transformers would use it.
+    """
     if run.model.hf_model is None:
         return []
     spec = run.model.hf_model.dims
@@ -147,8 +150,8 @@ def read_folder(path: Path, fallback: Fallback | None = None) -> HfModel:
 
     Raises:
         InputError: the folder does not exist, or has no safetensors files.
-        FileError: hpctrain does not support the model in config.json, or tensors are missing, unknown or of other
-            shapes.
+        FileError: a file is damaged, hpctrain does not support the model in config.json, or tensors are missing,
+            unknown, or of other shapes or types.
     """
     if not (path / CONFIG_NAME).is_file():
         missing = f"has no {CONFIG_NAME}" if path.is_dir() else "no such folder"
@@ -170,7 +173,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the values of the config.json in a Hugging Face folder.
 
     Raises:
-        FileError: the file is missing or has no keys.
+        FileError: the file is missing, is no JSON or has no keys.
     """
     config = read_json(path / CONFIG_NAME)
     if not isinstance(config, dict):
@@ -184,7 +187,7 @@ def stored_tensors(path: Path, row: Architecture) -> dict[str, StoredTensor]:
 
     Raises:
         InputError: the folder has no safetensors files.
-        FileError: a file is damaged.
+        FileError: a file is damaged or missing.
     """
     return {row.current_name(item.name): item for item in safetensors_in(path)}
 
@@ -194,7 +197,7 @@ def safetensors_in(path: Path) -> list[StoredTensor]:
 
     Raises:
         InputError: the folder has no safetensors files.
-        FileError: a file is damaged.
+        FileError: a file is damaged or missing.
     """
     return [item for file in _shard_files(path) for item in tensors_in(file)]
 
@@ -219,7 +222,7 @@ def have_same_values(one: StoredTensor, other: StoredTensor) -> bool:
 
 def weights_sha256(stored: dict[str, StoredTensor]) -> str:
     """Return the SHA-256, as hex, of the name, type, shape and first 1,024 bytes of every tensor. A change of later
-    bytes goes unnoticed, because only about a thousandth of the folder is read."""
+    bytes goes unnoticed: so little is read that large folders take no time."""
     digest = hashlib.sha256()
     for name in sorted(stored, key=lambda name: (stored[name].file, stored[name].begin)):
         item = stored[name]
@@ -258,12 +261,12 @@ def _check(path: Path, spec: FamilySpec, row: Architecture, stored: dict[str, St
 
 
 def _shard_files(path: Path) -> list[Path]:
-    """Return the paths of a Hugging Face folder's safetensors files. Of a single file and an index, the folder's model
-    is in the single file, as for transformers.
+    """Return the paths of a Hugging Face folder's safetensors files. If the folder has model.safetensors, the
+    index and its files are ignored, as by transformers.
 
     Raises:
-        InputError: a file is missing.
-        FileError: the list of files (model.safetensors.index.json) is damaged.
+        InputError: the folder has neither model.safetensors nor an index.
+        FileError: the index (model.safetensors.index.json) is damaged, or a file that it names is missing.
     """
     if (path / SINGLE).is_file():
         return [path / SINGLE]

@@ -29,8 +29,8 @@ def check_output(output: Path, force: bool) -> None:
     """Check that writing to `output` replaces nothing, or with `force` only a model folder.
 
     Raises:
-        InputError: `output` is a file, is a run folder or lies in one, holds any files without `force`, or with `force`
-            holds other things than a model.
+        InputError: `output` is a file, is a run folder or lies in one, cannot be read, holds any files without `force`,
+            or with `force` holds other things than a model.
     """
     for parent in (output, *output.parents):
         if (parent / "run.yaml").is_file() and (parent / "generations").is_dir():
@@ -58,7 +58,7 @@ def check_output(output: Path, force: bool) -> None:
 @contextlib.contextmanager
 def made_whole(output: Path, force: bool) -> Iterator[Path]:
     """Yield a new temporary folder beside `output`. The temporary folder replaces `output` when the context ends, and
-    is removed if the context ends with an error. Those of killed processes are removed first.
+    is removed if the context ends with an error. Temporary folders of killed processes are removed first.
 
     Args:
         force: whether to replace a model folder.
@@ -84,8 +84,8 @@ def made_whole(output: Path, force: bool) -> Iterator[Path]:
 def _new_folder(output: Path, stack: contextlib.ExitStack) -> Path:
     """Return a new temporary folder beside `output`, which is locked until `stack` ends and then removed.
 
-    A process that removes the folders of killed ones may remove a new one before it is locked. Then another is made; on
-    a file system without locks, on which nothing is removed, the third one counts.
+    A process that removes the folders of killed ones may remove a new one before it is locked. Then another is made. On
+    a file system without locks, nothing is removed, and the third folder is used.
     """
     for _ in range(3):
         made = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")

@@ -88,9 +88,9 @@ class Number(_OneKey):
     """A number above 0."""
 
     default: float | None
-    """What transformers assumes if the key is absent."""
+    """What transformers assumes if the key is absent; None: null."""
     or_null: bool = False
-    """Whether the key may be null, which the spec has as None."""
+    """Whether the value may be null, which is None in the spec."""
 
     def value(self, keys: ConfigKeys) -> float | None:
         if self.or_null and keys.get(self.key, self.default) is None:
@@ -180,7 +180,7 @@ SIZES = (
 )  # fmt: skip
 """The sizes of most architectures."""
 TIED, UNTIED = Flag("tied", "tie_word_embeddings", True), Flag("tied", "tie_word_embeddings", False)
-"""Whether the head is tied, by what transformers assumes without the key."""
+"""Whether the head is tied. Without the key, transformers assumes that it is (TIED) or that it is not (UNTIED)."""
 INIT_STD = Number("init_std", "initializer_range", 0.02)
 CAUSAL = Only("is_causal", (True,), True, written=False)
 """Transformers 5 masks later tokens unless this key is false."""

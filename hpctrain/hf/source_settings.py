@@ -26,7 +26,8 @@ folder. Keys that end with `_class` or `_file` are such keys, too."""
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """What a Hugging Face folder says of its tokenizer and of generation; empty where the folder has no such file."""
+    """What a Hugging Face folder says of its tokenizer and of generation; empty or None where the folder has no such
+    file."""
 
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     """Values of tokenizer_config.json, and of special_tokens_map.json where that file has none."""
@@ -52,7 +53,8 @@ class SourceSettings:
         return config
 
     def generation_config(self, config: Mapping[str, Any], end: int) -> dict[str, Any]:
-        """Return the values for the generation_config.json of an export.
+        """Return the values for the generation_config.json of an export: those of the folder, completed by `config`.
+        An `eos_token_id` of the folder without the token `end` is replaced by that of `config`.
 
         Args:
             config: values of the config.json of the export.

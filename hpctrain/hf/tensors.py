@@ -52,8 +52,8 @@ class HfTensor:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Part [from, to) of each parameter along `axis`, if `groups` is 1. Of more groups, each holds 1/`groups` of
-        every part, in the same order."""
+        """Part [from, to) of each parameter along `axis`, if `groups` is 1. With more groups, each group holds
+        1/`groups` of every part, in the same order."""
         ends = list(accumulate(self.widths or (self.shape[self.axis],)))
         return list(zip([0, *ends[:-1]], ends, strict=True))
 
@@ -156,6 +156,7 @@ class EncoderNames:
 
 
 def t5_tensors(spec: EncoderDecoderSpec) -> Iterator[HfTensor]:
+    """Yield the tensors of a T5 in the model's order."""
     dim = spec.dim
     copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *["lm_head.weight"] * spec.tied)
     yield HfTensor("shared.weight", (spec.vocabulary, dim), ("embedding.weight",), instead=copies)
@@ -215,8 +216,8 @@ def shard_bytes(text: str) -> int:
 
 
 def assign_to_shards(tensors: Iterable[HfTensor], bytes_per_value: int, limit: int) -> dict[str, list[HfTensor]]:
-    """Return file name -> tensors of an export's files, in the order of `tensors`. A file is larger than `limit` bytes
-    only if a single tensor is."""
+    """Return file name -> tensors of an export's files, in the order of `tensors`. The tensors of a file have at most
+    `limit` bytes together; a larger tensor has a file of its own."""
     groups: list[list[HfTensor]] = []
     room = 0
     for tensor in tensors:

@@ -38,7 +38,7 @@ def hf_tokenizer(
             tokens of the tokenizer.
 
     Raises:
-        InputError: the folder is missing, or its tokenizer is damaged.
+        InputError: the folder or its tokenizer is missing, or the tokenizer is damaged.
         FileError: the folder's index.json is damaged.
     """
     index = read_index(folder, "data.train[0]")

@@ -24,8 +24,8 @@ LIMIT_S = 300.0
 
 
 def check_recovery(folder: Path) -> CheckResult:
-    """Train on two virtual nodes, kill a worker, and stop the run once it has recovered. Return the seconds from the
-    kill to the next step.
+    """Train on two virtual nodes, kill a worker, and stop the run once it has recovered. The result's figure has the
+    seconds from the kill to the next step.
 
     Args:
         folder: path of a folder to create; the caller removes it.

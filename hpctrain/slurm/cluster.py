@@ -278,7 +278,7 @@ def parse_partitions(text: str, nodes: Sequence[NodeInfo] = ()) -> list[Partitio
         nodes: the cluster's nodes, from which the GRES of each partition are known.
 
     Raises:
-        CommandError: a line lacks a field that every version prints.
+        CommandError: a line lacks a field that every version prints, or its list of nodes cannot be read.
     """
     by_name = {node.name: node for node in nodes}
     return [_partition(record, by_name) for record in records(text, "PartitionName")]

@@ -98,8 +98,9 @@ class Slurm:
     """The Slurm that this machine is configured for, used through its commands.
 
     Unless its docstring says otherwise, a method raises ControllerUnreachableError (a CommandError) if the controller
-    does not answer, NotConfiguredError if no cluster is configured, and CommandError with Slurm's message if Slurm
-    refuses.
+    does not answer, NotConfiguredError (a CommandError) if no cluster is configured, CommandError with Slurm's message
+    if Slurm refuses, CommandError if a command is missing or its answer cannot be parsed, and InputError if a given job
+    id has not the form of one, such as '123' or '123_4'.
     """
 
     def __init__(self, runner: Runner, environ: Mapping[str, str] | None = None) -> None:

@@ -108,7 +108,7 @@ def parse_scontrol_job(text: str) -> list[JobInfo]:
     """Return the jobs in the output of `scontrol show job -o`.
 
     Raises:
-        CommandError: a line lacks a field that every version prints.
+        CommandError: a line lacks a field that every version prints, or its list of nodes cannot be read.
     """
     jobs = []
     for record in records(text, "JobId"):
@@ -134,7 +134,7 @@ def parse_squeue(text: str) -> list[JobInfo]:
     """Return the jobs in the output of `squeue -h -O SQUEUE_FORMAT`.
 
     Raises:
-        CommandError: a line does not have the requested fields.
+        CommandError: a line does not have the requested fields, or its list of nodes cannot be read.
     """
     return [job_of_columns(values) for values in split_columns(text, _COLUMNS, "squeue")]
 
@@ -175,6 +175,9 @@ def job_of_columns(columns: Mapping[str, str]) -> JobInfo:
 
     Args:
         columns: {squeue's name of a column: value}; a missing column counts as no value.
+
+    Raises:
+        CommandError: the list of nodes cannot be read.
     """
     values = defaultdict(str, columns)
     state = parse_state(values["State"])
@@ -231,7 +234,7 @@ def parse_sacct(text: str) -> dict[str, JobInfo]:
     record of its end.
 
     Raises:
-        CommandError: a line does not have the requested fields.
+        CommandError: a line does not have the requested fields, or its list of nodes cannot be read.
     """
     times: dict[str, list[JobInfo]] = {}
     for values in split_columns(text, list(_SACCT_COLUMNS.values()), "sacct"):

@@ -204,7 +204,7 @@ class PartitionFit:
 
     partition: Partition
     has_gpus: bool
-    """Whether enough of the partition's nodes have GPUs."""
+    """Whether enough of the partition's nodes have the GPUs that the job asks for; if it asks for none, a GPU each."""
     starts_now: bool
     """Whether enough suitable nodes are free, so that the job can start at once."""
     free: int

@@ -46,7 +46,8 @@ def read_file_range(piece: FileRange, reading: ReadOptions, bad: BadRecords) -> 
         bad: receives each document that cannot be used, and each damaged file.
 
     Raises:
-        InputError: a document cannot be used and may not be skipped.
+        InputError: a document cannot be used or a file is damaged, and nothing may be skipped; or a table has no column
+            of text with the wanted name.
         NotTextError: a text file is binary or not UTF-8.
         OSError: the file cannot be read.
     """

@@ -51,7 +51,9 @@ def prepare(
     or a StorageError, the same call resumes.
 
     Raises:
-        InputError: an input is missing or holds no text, the folder is not empty, or an option is wrong.
+        InputError: an input is missing, holds no text or cannot be used, the folder is not empty, another command is
+            at work there or left unfinished work, or an option is wrong.
+        HpctrainError: an input changed while it was read, or a worker process was killed.
         StorageError: the folder cannot be written; finished work remains in the folder beside it that ends in
             `.partial`.
     """
@@ -74,7 +76,9 @@ def prepare_sources(
         recipe: the recipe that names the sources; a copy is written beside their folders. None: there is no recipe.
 
     Raises:
-        InputError: an input is missing or holds no text, the folder is not empty, or an option is wrong.
+        InputError: an input is missing, holds no text or cannot be used, the folder is not empty, another command is
+            at work there or left unfinished work, or an option is wrong.
+        HpctrainError: an input changed while it was read, or a worker process was killed.
         StorageError: the folder cannot be written; finished work remains in the folder beside it that ends in
             `.partial`.
     """
@@ -218,6 +222,9 @@ class SourceWork:
     def read_scans(self) -> Iterator[tuple[NDArray[np.int64], TextSample]]:
         """Yield (bytes of the passages in each hash bucket, sample for the tokenizer) for each scanned unit, from the
         stored scans.
+
+        Raises:
+            InputError: a stored scan was removed in the meantime.
         """
         for task in self.scan_tasks:
             scan = read_scan(task.scan_file, task.limit_bytes)
@@ -226,7 +233,11 @@ class SourceWork:
             yield scan[1], scan[2]
 
     def valid_buckets(self) -> range:
-        """Return the hash buckets of the source whose passages are for validation."""
+        """Return the hash buckets of the source whose passages are for validation.
+
+        Raises:
+            InputError: a stored scan was removed in the meantime.
+        """
         buckets = no_bytes()
         for unit_buckets, _ in self.read_scans():
             buckets += unit_buckets
@@ -243,7 +254,10 @@ def scan_all(
         sample_bytes: bytes of text that are wanted to train a tokenizer; 0: none.
 
     Raises:
-        InputError: a source holds no text, or a record cannot be used and may not be skipped.
+        InputError: a source holds no text, a record cannot be used and may not be skipped, or a part of a large text
+            file is not text.
+        HpctrainError: a worker process was killed.
+        StorageError: a scan cannot be stored.
     """
     total = sum(work.total_bytes for work in works)
     report = _counter(progress, "reading", total)
@@ -292,6 +306,10 @@ def encode_all(
     Args:
         partial: the work folder DIR.partial beside the output folder DIR.
         target: the output folder of the whole command, which errors name.
+
+    Raises:
+        HpctrainError: an input changed after it was scanned, or a worker process was killed.
+        StorageError: the shards cannot be written.
     """
     report = _counter(progress, "encoding", sum(work.text_bytes for work in works))
     info = tokenizer.save(partial)

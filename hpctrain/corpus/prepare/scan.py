@@ -83,7 +83,8 @@ class ScanTask:
         its last call.
 
         Raises:
-            InputError: a record cannot be used and may not be skipped, or a part of a large file is not text.
+            InputError: a record cannot be used and may not be skipped, or a file of records or a part of a large text
+                file cannot be read or is not text.
             StorageError: the result cannot be stored.
         """
         earlier = read_scan(self.scan_file, self.limit_bytes)

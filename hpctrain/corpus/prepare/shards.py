@@ -52,7 +52,8 @@ class ShardWriter:
                 self._finish_shard()
 
     def finish(self) -> list[Shard]:
-        """Finish the last shard and return the index entries of all shards, whose files are then on disk."""
+        """Finish the last shard and return the index entries of all shards, whose files are then on disk. Raise OSError
+        if they cannot be written."""
         self._finish_shard()
         return self._done
 
@@ -181,6 +182,7 @@ def corpora_in(folder: Path) -> list[Path]:
 
     Raises:
         InputError: the folder does not exist.
+        FileError: the copy of the recipe in it is damaged.
     """
     if (folder / RECIPE_NAME).is_file() and not (folder / INDEX_NAME).exists():
         return [folder / source.name for source in Recipe.read(folder / RECIPE_NAME).sources]
@@ -195,7 +197,7 @@ def check_corpus(folder: Path, report: Callable[[int], None]) -> CorpusIndex:
 
     Raises:
         InputError: the folder is no corpus folder.
-        FileError: files are missing, truncated or changed; the message names all of them.
+        FileError: the index is damaged, or files are missing, truncated or changed; the message names all of them.
     """
     index = read_index(folder)
     width = np.dtype(index.dtype).itemsize
@@ -220,6 +222,7 @@ def size_of(folder: Path) -> int:
 
     Raises:
         InputError: the folder is no corpus folder.
+        FileError: the index is damaged.
     """
     index = read_index(folder)
     names = [shard.file for shard in index.shards] + ([index.tokenizer.file] if index.tokenizer.file else [])

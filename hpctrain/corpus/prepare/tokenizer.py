@@ -57,8 +57,12 @@ class FileTokenizer:
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of each text, without tokens for its begin or end. A text that contains the name of the
-        end-of-document token gets the tokens of that name's letters."""
+        """Return the tokens of each text, without tokens for its begin or end. The name of the end-of-document token
+        within a text is encoded like other text, not as that token.
+
+        Raises:
+            InputError: the `tokenizers` library cannot encode a text.
+        """
         pieces = [self._pieces(text) for text in texts]
         flat = [piece for text_pieces in pieces for piece in text_pieces]
         with library_errors("--tokenizer: the tokenizers library cannot turn this text into tokens"):
@@ -77,7 +81,11 @@ class FileTokenizer:
         return [parts[0] + first, *(rest + part + first for part in parts[1:-1]), rest + parts[-1]]
 
     def save(self, folder: Path) -> TokenizerInfo:
-        """Write the tokenizer as tokenizer.json into the folder, and return its entry for the index."""
+        """Write the tokenizer as tokenizer.json into the folder, and return its entry for the index.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
         text = self._tokenizer.to_str(pretty=True)
         write_text(folder / TOKENIZER_NAME, text)
         digest = hashlib.sha256(text.encode()).hexdigest()

@@ -86,7 +86,7 @@ def open_training(
     Raises:
         InputError: a folder is missing, tokenizers differ, or there are too few tokens for one window. With weights,
             every folder needs a window.
-        FileError: a shard is missing or truncated.
+        FileError: an index is damaged, or a shard is missing or truncated.
     """
     places = places or folders
     if weights is None:

@@ -146,7 +146,7 @@ class Corpus:
 
         Raises:
             InputError: a folder is missing, tokenizers differ, or there are too few tokens for one sequence.
-            FileError: a shard is missing or truncated.
+            FileError: an index is damaged, or a shard is missing or truncated.
         """
         indexes = read_indexes(folders, field)
         maps = [
@@ -204,7 +204,7 @@ def open_validation(train: Sequence[str | Path], valid: Sequence[str | Path], se
 
     Raises:
         InputError: a folder is missing, there are too few tokens in `valid`, or tokenizers differ.
-        FileError: a shard is missing or truncated.
+        FileError: an index is damaged, or a shard is missing or truncated.
     """
     indexes = read_indexes(train)
     if valid:
@@ -220,7 +220,7 @@ def open_named(train: Sequence[str | Path], named: Mapping[str, str], seq_len: i
 
     Raises:
         InputError: a folder is missing, has too few tokens for one sequence, or has another tokenizer than `train`.
-        FileError: a shard is missing or truncated.
+        FileError: an index is damaged, or a shard is missing or truncated.
     """
     index = read_indexes(train)[0]
     for name, folder in named.items():

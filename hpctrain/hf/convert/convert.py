@@ -42,7 +42,7 @@ class ConvertResult:
     """Summary of a converted checkpoint."""
 
     tool: str
-    """Whose names the tensors of the checkpoint have, in words."""
+    """The tool whose names the tensors of the checkpoint have, in words, such as "Megatron's GPT"."""
     architecture: str
     """Name of transformers' class for the model."""
     files: list[str]
@@ -50,7 +50,7 @@ class ConvertResult:
     size_bytes: int
     """Bytes of all files together."""
     parameters: int
-    """Number of the numbers in all tensors."""
+    """Count of the numbers in all tensors."""
 
 
 def convert(
@@ -68,8 +68,10 @@ def convert(
         force: whether to replace an existing model folder.
 
     Raises:
-        InputError: the checkpoint is missing or of no known tool, or keys of config.json are missing.
-        FileError: a file of the checkpoint is damaged, or the model is none that hpctrain trains.
+        InputError: the checkpoint is missing, keys of config.json are missing, an override is no 'key=value', a tensor
+            does not fit into memory, or `output` may not be replaced (`check_output`).
+        FileError: a file of the checkpoint, `config_file` or a tokenizer file beside it is damaged, the checkpoint is
+            of no known tool or contradicts config.json, or the model is none that hpctrain trains.
         StorageError: there is no space, or the folder cannot be written.
     """
     output = output.resolve()
@@ -150,8 +152,8 @@ def _config(layout: ModelLayout, source: Path, file: Path | None, overrides: tup
     """Return all keys of config.json: those that the user gave, and those that the checkpoint tells.
 
     Raises:
-        InputError: keys are missing.
-        FileError: the checkpoint contradicts a key that the user gave.
+        InputError: keys are missing, or an override is no 'key=value'.
+        FileError: `file` is damaged, or the checkpoint contradicts a key that the user gave.
     """
     given: Any = {} if file is None else read_json(file)
     if not isinstance(given, dict):

@@ -41,7 +41,7 @@ def tensors_of_dcp(folder: Path) -> dict[str, LazyTensor]:
     """Return name -> tensor for all tensors of floating-point numbers of a DCP folder. Other values are left out.
 
     Raises:
-        FileError: the folder has no `.metadata`, it is damaged, or parts of a tensor are missing.
+        FileError: `.metadata` is missing or damaged, parts of a tensor are missing, or a tensor is compressed.
     """
     path = folder / METADATA
     try:

@@ -30,13 +30,16 @@ class ModelLayout(Protocol):
     needed: tuple[str, ...]
     """Keys of config.json without which the folder cannot be made."""
     may_shrink: tuple[str, ...]
-    """Keys of config.json that may be smaller than the tensors tell, whose other rows are cut off."""
+    """Keys of config.json whose values may be smaller than the tensors; the further rows are cut off."""
 
     def config(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keys of config.json that the checkpoint tells.
 
         Args:
             given: keys of config.json that the user gave.
+
+        Raises:
+            FileError: a tensor is missing, or its shape contradicts another tensor or a key.
         """
         ...
 
@@ -45,6 +48,9 @@ class ModelLayout(Protocol):
 
         Args:
             config: all keys of config.json.
+
+        Raises:
+            FileError: tensors are missing, or there are others than those of the model.
         """
         ...
 
@@ -86,7 +92,8 @@ class ModelTensors:
         return tensor
 
     def layers(self, pattern: str) -> int:
-        """Return the number of layers whose tensors are present under a name such as 'layers.{}.wo.weight'."""
+        """Return the number of layers, from 0 on without a gap, that have the tensor of a name such as
+        'layers.{}.wo.weight'."""
         number = 0
         while pattern.format(number) in self.by_name:
             number += 1
@@ -100,7 +107,7 @@ class ModelTensors:
             also: names of tensors that need not be taken.
 
         Raises:
-            FileError: some were not; up to 8 of them are named.
+            FileError: some were not taken; up to 8 of them are named.
         """
         others = [name for name in self.by_name if name not in {*self.used, *also}]
         if others:
@@ -156,10 +163,13 @@ def are_equal(one: LazyTensor, other: LazyTensor) -> bool:
 
 
 def size(config: Mapping[str, Any], key: str, source: Path) -> int:
-    """Return a size in config.json.
+    """Return the size at `key` of a config.json, which has the key.
+
+    Args:
+        source: path for errors.
 
     Raises:
-        FileError: it is no whole number from 1 to 2^31 − 1.
+        FileError: the value is no whole number from 1 to 2^31 − 1.
     """
     value = config[key]
     if type(value) is not int or not 1 <= value < 2**31:
@@ -175,7 +185,7 @@ def parts_of(whole: int, count: int, model: ModelTensors, name: str, key: str) -
         key: key of config.json whose value `count` is, for the error.
 
     Raises:
-        FileError: it is no whole number.
+        FileError: the result is no whole number, or `count` is below 1.
     """
     if count < 1 or whole % count:
         raise model.error(name, f"its size {whole} is no multiple of {key} {count}")

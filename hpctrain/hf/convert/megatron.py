@@ -84,7 +84,7 @@ class MegatronLayout:
             arguments: Megatron-LM's arguments of the training, by name; empty if the checkpoint has none.
 
         Raises:
-            FileError: an argument has a value that no model of hpctrain has.
+            FileError: an argument has a value that no model of hpctrain has, or a tensor holds more than 4096 layers.
         """
         self._model = ModelTensors(model.source, dict(_by_layer(model)))
         self._arguments = arguments
@@ -105,7 +105,7 @@ class MegatronLayout:
         the training.
 
         Raises:
-            FileError: a tensor is missing, or has a shape that does not fit the arguments.
+            FileError: a tensor is missing, or has a shape that does not fit the arguments or `given`.
         """
         config = self._gpt2_config() if self._is_gpt2 else self._llama_config(given)
         # Without group_query_attention, Megatron-LM does not use num_query_groups, and leaves its default there.

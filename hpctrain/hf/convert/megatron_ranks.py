@@ -45,7 +45,8 @@ def tensors_of_ranks(folder: Path) -> tuple[dict[str, LazyTensor], dict[str, Any
     Raises:
         InputError: a file of a rank is missing, the folder has ranks of expert parallelism, or two of its folders are
             of the same rank.
-        FileError: a file is damaged, of Megatron before Megatron-Core, or of another checkpoint than the others.
+        FileError: a file is damaged, of Megatron before Megatron-Core, of a training with virtual pipeline stages, or
+            of another checkpoint than the others.
     """
     ranks = {place: _rank(path) for place, path in _files_of_ranks(folder).items()}
     stages, parts = _check_ranks(folder, ranks)

@@ -33,7 +33,8 @@ class PickledObject:
 
 
 class PickleDataError(Exception):
-    """The bytes are no pickle, or one with instructions that no pickler writes for plain data."""
+    """The bytes are no pickle, or one with instructions that no pickler writes for plain data, or take too much
+    memory."""
 
 
 _MARK = object()
@@ -54,10 +55,10 @@ def pickle_data(data: bytes) -> Any:
     """Return the value that a pickle describes: Python's plain values, and `PickledName` and `PickledObject` for all
     else. A set is returned as a list.
 
-    The time is linear in the length of `data`, and the memory has a limit besides: _CONTAINERS.
+    The time is linear in the length of `data`. The memory is limited, too, by _CONTAINERS.
 
     Raises:
-        PickleDataError: the bytes are no such pickle.
+        PickleDataError: the bytes are no pickle of such values, or take too much memory.
     """
     reader = _Reader()
     try:

@@ -48,7 +48,8 @@ class LazyTensor:
     """Type of the numbers as safetensors names it: F16, BF16, F32 or F64."""
     shape: tuple[int, ...]
     rows: Callable[[int, int], Bits]
-    """Returns the tensor's part from one index of its first axis up to another, excluded."""
+    """Function (first, end) that returns the part of the tensor from index `first` of its first axis up to `end`,
+    excluded. Raises a FileError if the checkpoint's file is gone or damaged."""
 
     @property
     def number_bytes(self) -> int:
@@ -61,7 +62,11 @@ class LazyTensor:
         return math.prod(self.shape) * self.number_bytes
 
     def read(self) -> Bits:
-        """Return the whole tensor."""
+        """Return the whole tensor.
+
+        Raises:
+            FileError: the checkpoint's file is gone or damaged.
+        """
         return self.rows(0, self.shape[0])
 
 
@@ -119,10 +124,11 @@ class TorchFile:
         """Return the tensor that a part of `value()` describes.
 
         Args:
+            value: the part.
             name: name of the tensor, for errors.
 
         Raises:
-            FileError: it is no dense tensor of floating-point numbers within its entry of the archive.
+            FileError: `value` is no dense tensor of floating-point numbers within its entry of the archive.
         """
         while isinstance(value, PickledObject) and value.name == "torch._utils._rebuild_parameter" and value.arguments:
             value = value.arguments[0]
@@ -149,7 +155,7 @@ class TorchFile:
         return LazyTensor(dtype, shape, rows)
 
     def error(self, text: str, name: str = "") -> FileError:
-        """Return the error that the file is wrong, in the tensor `name`."""
+        """Return the error that the file is wrong, in the tensor `name`; '': in no single tensor."""
         return FileError(self._path, [FieldError(name, f"{text}; copy the checkpoint again")])
 
     def _bytes(self, name: str, limit: int) -> bytes:
@@ -248,13 +254,13 @@ def has_no_floats(value: Any) -> bool:
 
 
 def sizes(value: Any, length: int | None = None) -> tuple[int, ...]:
-    """Return a pickled tuple or `torch.Size` as a tuple of sizes.
+    """Return a pickled tuple, list or `torch.Size` as a tuple of sizes.
 
     Args:
         length: expected number of sizes; None: any number up to 8.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `value` is something else.
     """
     if isinstance(value, PickledObject) and value.name == "torch.Size" and len(value.arguments) == 1:
         value = value.arguments[0]

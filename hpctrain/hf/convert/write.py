@@ -20,7 +20,7 @@ def write_safetensors(path: Path, layout: SafetensorsFile, tensors: Mapping[str,
 
     Args:
         layout: the tensors in the file, and their places.
-        tensors: name -> tensor, of these and perhaps of others.
+        tensors: name -> tensor, for at least the tensors of `layout`.
 
     Raises:
         StorageError: the file cannot be written.
