@@ -113,11 +113,11 @@ def dense_wire(mode: str, rank: int) -> dict[str, Any]:
     kept = [torch.zeros_like(tensor) for tensor in given]
     state = {key: tensor.clone() for key, tensor in behind.reducer.state().items()}
     for key, tensor in state.items():
-        index = behind.chosen[int(key.removeprefix("residual."))]
+        index = int(key.removeprefix("residual."))
         kept[index] = tensor.double().view_as(kept[index])
     given, kept = summed_over_ranks(given), summed_over_ranks(kept)
     errors = [float((a - b - c).norm() / a.norm()) for a, b, c in zip(given, applied, kept, strict=True)]
-    ratio = behind.reducer.metrics().get("residual_norm_ratio")
+    first, ratio = f"residual.{behind.chosen[0]}", behind.reducer.metrics().get("residual_norm_ratio")
     _, broken, _ = behind.step(rank, STEPS, bad=rank == 1)
     after = behind.reducer.state()
     return {
@@ -128,9 +128,7 @@ def dense_wire(mode: str, rank: int) -> dict[str, Any]:
         "ratio": ratio,
         "broken are finite": largest([float(broken[0].isfinite().any())]),
         "others are not": largest([float(not all(tensor.isfinite().all() for tensor in broken[4:]))]),
-        "touched": largest(
-            [float("residual.0" in state and not torch.equal(state["residual.0"], after["residual.0"]))]
-        ),
+        "touched": largest([float(first in state and not torch.equal(state[first], after[first]))]),
     }
 
 
