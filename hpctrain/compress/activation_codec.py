@@ -15,8 +15,8 @@ from hpctrain.records.plan.gradient_codec import Messages
 
 
 class Bf16ActivationCodec:
-    """Codec of stage messages in the format `bf16`: each number is rounded to 8 bits of mantissa, half the bytes of
-    fp32.
+    """Codec of stage messages in the format `bf16`: each number is rounded to bfloat16 (8 significant bits), half the
+    bytes of fp32.
     """
 
     def empty(self, tensor: Tensor) -> Tensor:

@@ -48,10 +48,10 @@ def initialise(named: Iterable[tuple[str, Tensor]], spec: HfSpec, seed: int) -> 
 def standard_deviation(spec: HfSpec, name: str) -> float:
     """Return the standard deviation of a matrix's initial weights, by the matrix's name.
 
-    Most matrices have `init_std` of the spec. In models with pre-norm, the two projections of a block that write to the
-    residual stream have init_std / √(2·layers) (Radford et al. 2019). T5 has 1 for the embedding and 1/√(input width)
-    for other matrices. For the query matrices of T5, 1/√(input width) is also divided by the root of the head width,
-    because T5's attention scores are not.
+    Most matrices have `init_std` of the spec. In all models but encoders, the two projections of a block that write to
+    the residual stream have init_std / √(2·layers) (Radford et al. 2019). T5 has 1 for the embedding and 1/√(input
+    width) for other matrices. For the query matrices of T5, 1/√(input width) is also divided by the root of the head
+    width, because T5's attention scores are not.
     """
     if isinstance(spec, EncoderDecoderSpec):
         return _of_t5(spec, name)
@@ -76,7 +76,11 @@ def build_stage(spec: Spec, start: int, stop: int, seed: int) -> nn.Module:
     """Return blocks [start, stop) with weights from the seed; also the embedding if start is 0, and the head if stop is
     the number of layers.
 
-    A first stage without blocks holds only the embedding; a last stage without blocks, only the head.
+    A first stage without blocks holds only the embedding; a last stage without blocks, only the head. An imported model
+    has front modules in place of the embedding, and back modules in place of the head.
+
+    Raises:
+        InputError: the user's factory or transformers fails, or builds another model than the spec's.
     """
     return build_part(spec, StageBlocks(start, stop, start == 0, stop == spec.layers), seed)
 
@@ -95,6 +99,9 @@ def build_part(spec: Spec, blocks: StageBlocks, seed: int, fill: Fill | None = N
         blocks: the stage's blocks, and whether it is the first or the last stage.
         seed: seed of the weights.
         fill: sets the weights; None: they come from the seed.
+
+    Raises:
+        InputError: the user's factory or transformers fails, or builds another model than the spec's.
     """
     module: nn.Module
     if isinstance(spec, ImportedSpec):

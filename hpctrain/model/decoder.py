@@ -85,7 +85,7 @@ def causal_attention(
         q: queries [batch, heads, seq, head_width].
         k: keys [batch, key heads, seq, head_width]; the number of query heads is a multiple of that of key heads.
         v: values, of the same shape as k.
-        scale: number by which scores are multiplied; None: the root of the head width, inverted.
+        scale: number by which scores are multiplied; None: 1/√head_width.
         window: number of positions, the own included, that a position sees; None: all earlier ones.
         cap: soft cap of scores; None: there is none.
     """

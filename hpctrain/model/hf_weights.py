@@ -23,6 +23,12 @@ class HfWeights:
     """The weights of a Hugging Face folder; each stage reads only those that it holds."""
 
     def __init__(self, model: HfModel, folder: Path) -> None:
+        """Read the headers of the folder's files, and check that they are those from which the run was made.
+
+        Raises:
+            InputError: the folder has no safetensors files, or other weights than when the run was made.
+            FileError: a file is damaged.
+        """
         self._tensors: dict[str, tuple[HfTensor, int]] = {}
         row = architecture_of(model)
         for tensor in row.tensors(model.dims):
@@ -44,8 +50,12 @@ class HfWeights:
         """Copy the folder's weights into whole parameters, given as (name, tensor). Each weight is converted to the
         dtype of its parameter.
 
-        The method reads only the bytes of these parameters, one tensor at a time; of a tensor with groups of several
-        parameters, it reads all bytes for each of them.
+        The method reads only the bytes of these parameters, one after the other. If a tensor of the folder holds
+        several parameters in groups (`HfTensor.groups`), all its bytes are read for each of these parameters.
+
+        Raises:
+            KeyError: the folder's model has no parameter of this name.
+            OSError: a file cannot be opened any more.
         """
         with contextlib.ExitStack() as stack, ACTIVITY.doing("read the weights of model.hf"):
             files: dict[Path, Any] = {}

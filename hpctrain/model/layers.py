@@ -38,7 +38,9 @@ class RMSNorm(nn.RMSNorm):
         self.offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised x [..., dim], times the weight, in the dtype of x."""
+        """Return the normalised x [..., dim], times the weight, in the dtype of x; without `offset`, in that to which
+        torch promotes the dtypes of x and weight.
+        """
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         if self.offset:
@@ -301,7 +303,7 @@ class DecoderPart(TransformerPart):
         Args:
             spec: the model's spec.
             blocks: the stage's blocks, and whether it is the first or the last stage.
-            make_block: returns the new block of a number.
+            make_block: returns a new block, given its number in the whole model.
             make_norm: returns a new norm.
             positions: module that takes tokens and returns what is added to their embedding; None: nothing is added.
         """

@@ -58,8 +58,8 @@ def _frequencies(
 
 
 def _yarn_ramp(width: int, base: float, scaling: YarnRope, device: torch.device) -> Tensor:
-    """Return [a] -> share of the angle divided by `factor` in a mean of the divided and the undivided angle: from 0 for
-    fast angles to 1 for slow ones (Peng et al. 2023, section 3.2).
+    """Return the weights [a] of the divided angles, from 0 for fast angles to 1 for slow ones. YaRN's angle is the
+    weighted mean of the angle divided by `factor` and the undivided angle (Peng et al. 2023, section 3.2).
     """
 
     def index(turns: float) -> float:

@@ -39,7 +39,7 @@ def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torc
     Gradients become sums over the replicas, never means; each parameter's `grad` holds this rank's shard.
 
     Args:
-        mesh: [shard] or [replicate, shard]; it has the same root mesh as the one used for tensor parallelism.
+        mesh: what `sharding_mesh` returns: one axis over which to shard, or [replicate, shard].
         zero: ZeRO level. 1 and 2 keep the weights whole between forward and backward; 3 gathers them for each pass.
         compute: dtype in which weights are gathered and used, and in which the backward pass gives gradients. Gradients
             are summed in fp32, the optimizer's weights are fp32, and the residual stream stays fp32. Unlike with

@@ -65,10 +65,10 @@ def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -
 
 
 def sharding_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
-    """Return the part of the plan's mesh that `fully_shard` gets: [shard], or with hybrid sharding [replicate, shard].
+    """Return the part of the plan's mesh that `fully_shard` gets: [dp], or with hybrid sharding [replicate, shard].
 
-    With hybrid sharding and a codec it is [shard] too: the codec sums over the replicate axis, and with both axes torch
-    would sum over the replicate axis as well.
+    With hybrid sharding and a codec that is not exact, the result is [shard]: the codec sums over the replicate axis,
+    and with both axes torch would sum over the replicate axis as well.
     """
     if mesh.mesh_dim_names != HYBRID_AXES:
         return mesh["dp"]

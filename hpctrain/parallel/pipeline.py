@@ -80,8 +80,7 @@ class PipelineInputs:
     """What the model learns; it decides the token counts of a sample (`lengths`)."""
     fill: Fill | None = None
     """Function that sets a stage's initial weights, read from a folder; None: they come from the seed, or from the
-    user's factory.
-    """
+    user's factory."""
 
     @property
     def lengths(self) -> Lengths:
@@ -91,8 +90,7 @@ class PipelineInputs:
     @property
     def message_timeout(self) -> timedelta | None:
         """Return how long to wait for a stage message; None on CUDA, where NCCL's watchdog enforces the process group's
-        timeout.
-        """
+        timeout."""
         return self.timeout if self.device.type == "cpu" else None
 
 
@@ -138,7 +136,11 @@ class Pipeline:
         Returns:
             This replica's share of the global batch's mean loss, a number on the device: the loss in nats summed over
             the replica's targets, divided by the targets of the global batch. 0 on ranks without the last stage.
-            Reading it waits for the GPU, and so for any rank that the GPU waits for.
+            To read the number is to wait for the GPU, and so for any rank that the GPU waits for.
+
+        Raises:
+            ValueError: the number of sequences is not the replica's, or the targets have another shape.
+            RuntimeError: a stage message or a collective failed, or took longer than its timeout.
         """
         start = mark(self.device)
         loss = self._run(tokens, targets, decoder_tokens, train=True)
@@ -157,10 +159,7 @@ class Pipeline:
 
     def evaluate(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
         """Return this replica's share of the global batch's mean loss, from a forward pass with the modules in
-        evaluation mode.
-
-        Arguments and result are those of `Pipeline.step`.
-        """
+        evaluation mode. Arguments and errors are those of `Pipeline.step`; the call waits for the GPU."""
         for stage in self.stages:
             stage.submod.eval()
         try:
@@ -174,15 +173,15 @@ class Pipeline:
         """Return this replica's share of the global batch's mean loss, from a forward pass in the current mode of the
         modules.
 
-        Arguments and result are those of `Pipeline.step`. In training mode, dropout draws the same random numbers as
-        `step` draws in the training step whose number is in this pipeline's `random.step`.
+        Arguments and errors are those of `Pipeline.step`; the call waits for the GPU. In training mode, dropout draws
+        the random numbers that `Pipeline.step` draws with the same `random.step`.
         """
         with ACTIVITY.doing("wait for the loss", waits=self.device.type == "cuda"):
             return float(self._run(tokens, targets, decoder_tokens, train=False))
 
     @property
     def step_s(self) -> float:
-        """Return the seconds that the schedule of the last training step took on this rank."""
+        """Return the seconds of the last training step's schedule on this rank. On CUDA, wait until it has ended."""
         return seconds_between(*self._span)
 
     @property
@@ -191,16 +190,14 @@ class Pipeline:
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return (name, parameter) of each parameter of this rank, each name once. Names do not depend on how the model
-        is cut.
-        """
+        is cut."""
         followers = {id(copy) for copy in self._tied.followers}
         named = [item for stage in self.stages for item in stage.submod.named_parameters()]
         return [(name, parameter) for name, parameter in named if id(parameter) not in followers]
 
     def tied_holders(self) -> dict[nn.Parameter, int]:
         """Return parameter -> number of pipeline ranks that hold it, for this rank's parameters that several ranks
-        hold.
-        """
+        hold."""
         return self._tied.holders()
 
     def layers(self) -> list[int]:
@@ -245,10 +242,13 @@ class Pipeline:
 
 
 def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordinate) -> Pipeline:
-    """Return this rank's pipeline.
+    """Return this rank's pipeline. Collective over the world.
 
     Its parts are built in a fixed order: seeded plain stage, tensor parallelism, recomputation, compilation, sharding,
     pipeline stage, schedule.
+
+    Raises:
+        InputError: the user's factory or transformers fails, or builds another model than the spec's.
     """
     plan, owner = inputs.plan, inputs.plan.stage_owner()
     stages = [

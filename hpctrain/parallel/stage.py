@@ -103,6 +103,9 @@ class TrackedWork(dist.Work):
 
         Args:
             timeout: how long to wait for a message; None: the timeout that was given to the constructor.
+
+        Raises:
+            RuntimeError: a message failed, or on a CPU took longer than the timeout.
         """
         limit = self._timeout if timeout is None else timeout
         with ACTIVITY.doing(self._operation, waits=True):
@@ -203,10 +206,10 @@ class StageCounters:
     """Seconds of the backward pass, whole or in two actions.
 
     They include collectives of tensor parallelism and sharding, and the coding of compressed stage messages. If
-    gradients are summed during the backward pass, waits for a sum whose buffer the next sum needs are included.
+    gradients are summed during the backward pass, they also include waits for a buffer that an earlier sum still uses.
     """
     forwards: int = 0
-    """Number of forwards of a micro-batch."""
+    """Number of forward passes, one for each micro-batch."""
     sent_bytes: int = 0
     """Bytes of stage messages that this rank sent, after compression."""
     sharding_bytes: int = 0
@@ -238,8 +241,8 @@ class InstrumentedStage(PipelineStage):
             post: starts sends.
             message_timeout: how long to wait for a stage message; None: the timeout of its process group.
             autocast: dtype of matrix products in the forward pass; None: no autocast.
-            before: format of messages from and to the previous stage in training; evaluation does not compress them.
-            behind: format of messages from and to the next stage in training.
+            before: encoding of messages from and to the previous stage in training; evaluation sends them in fp32.
+            behind: encoding of messages from and to the next stage in training; evaluation sends them in fp32.
         """
         super().__init__(*args, **kwargs)
         self.counters = StageCounters()
@@ -341,7 +344,11 @@ class InstrumentedStage(PipelineStage):
                     buffer.requires_grad_()
 
     def finish_sends(self) -> None:
-        """Wait until all sends of this stage are complete."""
+        """Wait until all sends of this stage are complete.
+
+        Raises:
+            RuntimeError: a send failed, or on a CPU took longer than the timeout.
+        """
         while self._sends:
             self._sends.pop(0).wait()
 

@@ -51,7 +51,7 @@ def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: Spec, seque
     Args:
         module: the stage.
         mesh: [tp].
-        spec: the model's spec; for your own model, it names the linear layers to split.
+        spec: the model's spec, no `TransformersSpec`; for your own model, it names the linear layers to split.
         sequence: whether to use sequence parallelism: norms and the residual stream are split along the sequence too.
     """
     if isinstance(spec, ImportedSpec):

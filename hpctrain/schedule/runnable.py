@@ -32,7 +32,7 @@ def check_runnable(plan: Plan, run: Run) -> None:
 
     Raises:
         InputError: the table of a custom schedule is incomplete, or the plan cannot be executed; the message gives the
-            first reason.
+            first reason. Also if run.yaml does not have the model's dimensions yet (`Run.spec`).
     """
     if plan.sequence_parallel and run.data.seq_len % plan.tp:
         raise InputError(

@@ -34,6 +34,14 @@ class IntegerCode:
     """
 
     def __init__(self, bits: int) -> None:
+        """Create the code.
+
+        Args:
+            bits: bits of an integer, from 2 to 8.
+
+        Raises:
+            ValueError: `bits` is not in this range.
+        """
         if not FEWEST_BITS <= bits <= MOST_BITS:
             raise ValueError(f"integers of {bits} bits; allowed: {FEWEST_BITS} to {MOST_BITS}")
         self._bits = bits

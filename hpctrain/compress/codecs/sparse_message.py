@@ -176,11 +176,11 @@ class ValueCode(IntEnum):
     FP32 = 0
     """Full precision, exact."""
     FP16 = 1
-    """11 bits of mantissa, after each block of 256 is scaled by a power of two, because unscaled gradients underflow
+    """11 significant bits, after each block of 256 is scaled by a power of two, because unscaled gradients underflow
     fp16.
     """
     BF16 = 2
-    """8 bits of mantissa, and the range of fp32."""
+    """8 significant bits, and the range of fp32."""
     INT8 = 3
     """8-bit integers from −127 to 127, in steps of 1/127 of the largest magnitude of a block of 256."""
     SIGN = 4

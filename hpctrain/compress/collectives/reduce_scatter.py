@@ -35,11 +35,19 @@ class StepState:
         The state of one gradient has a key with the kind of state and the number of the gradient in the list that
         `Reducer.reduce` gets, as 'residual.3'. With a sharded state it is the number among the compressed gradients of
         the stage, with integers that of the `fully_shard` module.
+
+        Raises:
+            RuntimeError: with local SGD, a step followed the last outer sync.
         """
         return {} if self.holder is None else self.holder.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` returned; entries that are missing start as in a new run."""
+        """Restore what `state` returned; entries that are missing start as in a new run.
+
+        Raises:
+            CheckpointError: a tensor has another shape than expected. Most classes raise this error only in the next
+                reduction, which shows the sizes of the gradients.
+        """
         if self.holder is not None:
             self.holder.load_state(state)
 
@@ -76,6 +84,10 @@ class ReduceScatter(ABC):
 
         Returns:
             Bytes that this rank sent.
+
+        Raises:
+            HpctrainError: the codec selects or quantises numbers, and the gradient lacks parameters of the module.
+            CheckpointError: a loaded residual or variance profile is of another size.
         """
 
 

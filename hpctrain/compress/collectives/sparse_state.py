@@ -141,15 +141,18 @@ class ErrorFeedback:
             self._residuals[key][start : start + values.numel()] += values
 
     def take_all(self, key: str, gradient: Tensor) -> Tensor:
-        """Return the gradient plus the residual of the tensor `key`, and drop this residual. Call the method in a step
-        that sends the returned sum in full.
+        """Return the corrected gradient of the tensor `key`, as `add` does, and drop the tensor's residual. Call the
+        method in a step that sends the whole corrected gradient.
+
+        Raises:
+            CheckpointError: the loaded residual has another size.
         """
         a = self.add(key, gradient)
         self._residuals.pop(key, None)
         return a
 
     def forget(self, key: str) -> None:
-        """Drop the residual of a tensor. Call it after a step that sent all of the gradient plus residual."""
+        """Drop the residual of a tensor. Call it after a step that sent the whole corrected gradient."""
         self._residuals.pop(key, None)
 
     def end_step(self, step: int) -> None:

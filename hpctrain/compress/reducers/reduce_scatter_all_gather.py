@@ -47,6 +47,9 @@ class BucketCodec(StepState, ABC):
             bucket: for each of `tensors`, its index among all gradients; the same in every step.
             tensors: the gradients of the bucket, fp32.
             outgoing: [ranks, bytes of a part], uint8; written to. Row i is the message to rank i.
+
+        Raises:
+            CheckpointError: a loaded residual has another size than its gradient.
         """
 
     @abstractmethod
@@ -188,7 +191,7 @@ Adding up in pieces takes a third of the time that adding up whole parts takes.
 class Bf16BucketCodec(BucketCodec):
     """The codec of mode `bf16`: half the bytes of exact sums.
 
-    Each number is rounded to 8 bits of mantissa before it is sent, and so is each sum.
+    Each number is rounded to bfloat16 (8 significant bits) before it is sent, and so is each sum.
     """
 
     part_multiple = 2

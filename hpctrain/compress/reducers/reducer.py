@@ -31,6 +31,10 @@ class Reducer(StepState, ABC):
 
         Returns:
             Bytes that this rank sent.
+
+        Raises:
+            CheckpointError: loaded state, such as a residual, has another size than its gradient.
+            RuntimeError: after `overlap`, the backward pass added to a gradient after it was sent.
         """
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
@@ -57,8 +61,9 @@ class Reducer(StepState, ABC):
         return 0
 
     def before_checkpoint(self) -> None:
-        """Make the weights of all replicas equal. Only with local SGD do they differ, between outer syncs;
-        without it nothing is done. Collective over the replicas.
+        """Make the weights of all replicas equal. Collective over the replicas.
+
+        Only a reducer of local SGD has something to do: between outer syncs the replicas' weights differ.
         """
 
 
@@ -119,7 +124,11 @@ class DenseReducer(Reducer):
         return self.finish()
 
     def begin(self, gradients: list[Tensor]) -> None:
-        """Run the first half of `reduce`: send all gradients that are not sent yet, without waiting for the sums."""
+        """Run the first half of `reduce`: send all gradients that are not sent yet, without waiting for the sums.
+
+        Raises:
+            RuntimeError: after `overlap`, the backward pass added to a gradient after it was sent.
+        """
         if self._world > 1:
             self._scheduler.send_remaining(gradients)
 

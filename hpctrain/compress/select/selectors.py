@@ -33,7 +33,7 @@ def threshold_select(device: torch.device) -> ThresholdSelect:
     """Return the function that selects by threshold on a device; every such function selects the same numbers.
 
     On CUDA or ROCm with a working Triton, which torch's GPU wheels include, the function is hpctrain's kernels;
-    otherwise torch's operations.
+    otherwise torch's operations. If Triton is there and does not work, a line on stderr says why.
     """
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return by_torch
@@ -92,8 +92,8 @@ _Selected = tuple[Tensor, Tensor | None]
 def select(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> Tensor:
     """Select about k numbers to send; return their positions: [about k], int64, ascending, distinct.
 
-    exact, block and random select k numbers; sampled, a count within `TOLERANCE` of k. Except with random, zeros are
-    never selected, so the count is lower if fewer than k numbers differ from zero.
+    exact, block and random select k numbers; sampled, a count within `TOLERANCE` of k. Except with random, zeros and
+    subnormal numbers are never selected, so the count is lower if fewer than k numbers remain.
 
     Args:
         values: [n], fp32, contiguous, finite.

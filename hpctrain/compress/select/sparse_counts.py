@@ -250,6 +250,9 @@ class SendCounts:
             step: number of the step, counted from 1.
             gradients: gradients of compressed tensors, flat, fp32.
             first: index, among the compressed tensors, of the first gradient's tensor.
+
+        Raises:
+            CheckpointError: with mode adaptive, the loaded profile is of tensors of another size.
         """
 
     def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:

@@ -86,7 +86,7 @@ def configuration(config: Mapping[str, Any]) -> Any:
     Values with which transformers would fetch or run other code are left out.
 
     Raises:
-        InputError: a value is not allowed, or transformers refuses it.
+        InputError: transformers is missing or has no such model, a value is not allowed, or transformers refuses it.
     """
     kind = model_class(config)
     _check_values(config, 0)

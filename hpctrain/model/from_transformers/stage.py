@@ -84,7 +84,7 @@ class BlockList(nn.ModuleList):
         return output
 
     def plain(self, index: int) -> nn.Module:
-        """Return the block with this number; one of another stage has no values."""
+        """Return the block with this number. The weights of another stage's block have no values."""
         return self._modules.get(str(index)) or self._plain[index]
 
 
@@ -119,7 +119,8 @@ class _Absent(nn.Module):
     def __init__(self, width: int | None) -> None:
         super().__init__()
         self.width = width
-        """Width of the vectors of an embedding; None: the module is none, and gives back its input."""
+        """Width of the zero vectors that stand for an embedding's; None: the absent module is no embedding, and
+        `forward` returns its input."""
 
     def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         return x if self.width is None else torch.zeros(*x.shape, self.width, device=x.device)
@@ -135,8 +136,8 @@ class TransformersPart(CutPart):
             model: the whole model; its weights may be on the meta device.
             container: path of the container of the blocks.
             stage: the stage's blocks, and whether it is the first or the last one.
-            absent: paths of the modules with weights outside the blocks that the stage does not need.
-            as_tuple: whether a block returns a tuple with the hidden state first.
+            absent: paths of the modules outside the blocks whose weights the stage does not need.
+            as_tuple: whether a block returns a tuple with the hidden state first, not the hidden state alone.
         """
         super().__init__()
         blocks = list(model.get_submodule(container).children())
@@ -159,6 +160,9 @@ class TransformersPart(CutPart):
 
         Args:
             x: tokens [batch, seq] in the first stage, else the hidden state.
+
+        Raises:
+            InputError: the model returns something other than one tensor.
         """
         container: Any = self.get_submodule(self._blocks_path)
         # What a later stage computes in front of its blocks is not used, so it needs no graph.

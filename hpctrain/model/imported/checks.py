@@ -79,6 +79,7 @@ def run_split(
 
     Raises:
         Exception: the error that the block raised on one of the devices.
+        KeyError: the first device did not end within `WAIT_S` seconds.
     """
     outputs: dict[int, Tensor] = {}
     errors: list[Exception] = []

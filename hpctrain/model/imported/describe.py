@@ -104,12 +104,13 @@ def describe(question: DescribeRequest) -> ImportedSpec:
 
 
 def measured_sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
-    """Return parameters, FLOPs and activation bytes of modules that are applied in turn to x, one sequence.
+    """Return parameters, FLOPs and activation bytes of modules that are applied in turn to one sequence. The modules
+    are in evaluation mode afterwards.
 
     Args:
         modules: the modules.
-        x: tokens or hidden state.
-        counted: ids of weights to leave out, because they were already counted.
+        x: tokens [1, seq] or hidden state [1, seq, dim].
+        counted: `id` of each weight to leave out, because it was already counted.
     """
     parameters = sum(weight.numel() for weight in weights_of(modules) if id(weight) not in counted)
 

@@ -185,6 +185,9 @@ class ImportedPart(CutPart):
 
         Args:
             x: tokens [batch, seq] in the first stage, else the hidden state.
+
+        Raises:
+            InputError: a module returns something other than one tensor.
         """
         # The modules are looked up by name each time, because a wrapper replaces its block in the module tree.
         for path in [*self._stage_front, *self._stage_blocks.values(), *self._stage_back]:
@@ -242,6 +245,9 @@ def block_names(model: nn.Module, container: str) -> list[str]:
     Args:
         model: the model.
         container: path of the container.
+
+    Raises:
+        InputError: there is no such container.
     """
     children = submodule(model, container, "model.blocks").named_children()
     return [f"{container}.{name}" for name, _ in children]
@@ -286,7 +292,9 @@ def split_into_pieces(model: nn.Module, front: list[str] | None, blocks: str | N
         back: paths of the modules after the blocks; None: by default.
 
     Raises:
-        InputError: a name does not exist, or a piece was not named and is ambiguous.
+        InputError: a named module does not exist; `blocks` is not given and the model has no or several containers of
+            equal blocks; the container is empty, of another kind than ModuleList, ModuleDict or Sequential, or holds a
+            module twice; or there is no module before or after the blocks.
     """
     blocks = blocks or find_blocks(model)
     container = submodule(model, blocks, "model.blocks")

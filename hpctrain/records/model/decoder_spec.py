@@ -24,7 +24,7 @@ class DecoderSpec(EqualBlocks):
     head_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
     """Width of an attention head. Default: `dim / heads`."""
     ffn_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
-    """Width inside the SwiGLU. Default: 8/3 of `dim`, rounded up to a multiple of 32."""
+    """Width inside the gated feed-forward layer. Default: 8/3 of `dim`, rounded up to a multiple of 32."""
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
     """Activation in the gated feed-forward layer: SiLU makes it a SwiGLU, GELU (exact, or in its tanh form) a GeGLU."""
     attention_bias: Literal["none", "qkv", "all"] = "none"
@@ -43,11 +43,13 @@ class DecoderSpec(EqualBlocks):
     score_width: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
     """Number by whose root attention scores are divided. Default: the width of a head."""
     score_cap: float | None = Field(default=None, gt=0)
-    """Soft cap c of attention scores, which become c·tanh(score/c), and then are kept in memory. Default: none."""
+    """Soft cap c of attention scores, which become c·tanh(score/c). All scores are then held in memory. Default:
+    none."""
     logit_cap: float | None = Field(default=None, gt=0)
     """Soft cap c of logits, which become c·tanh(logit/c). Default: none."""
     window: int | None = Field(default=None, ge=1, le=SEQ_MAX)
-    """Sliding window: number of tokens, its own included, that a token attends to. Default: all earlier ones."""
+    """Sliding window: number of tokens, its own included, that a token attends to. Default: no window; a token attends
+    to itself and all earlier ones."""
     full_blocks: tuple[int, ...] = Field(default=(), max_length=LAYERS_MAX)
     """Numbers of the blocks in which attention has no window, from 0, in ascending order. Default: none of them."""
     rope_base: float = Field(default=10_000.0, gt=1)

@@ -25,11 +25,11 @@ class ImportedSpec(MeasuredStack):
     args: dict[str, Any] = {}
     """Keyword arguments of the factory, in addition to `vocabulary` and `seq_len`."""
     front: list[str]
-    """Names of the modules that turn tokens [batch, seq] into the hidden state [batch, seq, dim], in order."""
+    """Paths of the modules that turn tokens [batch, seq] into the hidden state [batch, seq, dim], in order."""
     blocks: str
-    """Name of the module that contains the blocks; each block maps hidden state to hidden state."""
+    """Path of the module that contains the blocks; each block maps hidden state to hidden state."""
     back: list[str]
-    """Names of the modules that turn the hidden state into logits [batch, seq, vocab], in order."""
+    """Paths of the modules that turn the hidden state into logits [batch, seq, vocab], in order."""
     tensor_parallel: dict[str, Split] = {}
     """How tensor parallelism splits the linear layers of a block: name within the block -> columns or rows."""
     tokens: int = Field(ge=2, le=VOCAB_MAX)

@@ -26,7 +26,7 @@ class TransformersSpec(MeasuredStack):
     family: Literal["transformers"] = "transformers"
     """The kind of model."""
     architecture: str
-    """Name of transformers' class."""
+    """Name of the model's class in transformers, such as 'FalconForCausalLM'."""
     because: str
     """Why the model is none of hpctrain's own families, in words."""
     blocks: str
@@ -44,11 +44,12 @@ class TransformersSpec(MeasuredStack):
     tied_weights: dict[str, str] = {}
     """Name of a weight of the back modules that is a weight of the front, too -> its name there."""
     prefix: str = ""
-    """What transformers puts before the names of tensors in a folder that leaves it out, such as 'transformer.'."""
+    """Beginning of the model's tensor names, such as 'transformer.', if the names in the folder lack it; else ''."""
     blocks_return_tuples: bool = False
     """Whether a block returns a tuple with the hidden state first, not the hidden state alone."""
     config: dict[str, Any] = Field(default={}, exclude=True)
-    """Values of the folder's config.json; in a file they are beside these dimensions."""
+    """Values of the folder's config.json. Files do not have this key here: run.yaml has the values in `HfModel.config`,
+    beside these dimensions."""
 
     @property
     def tied(self) -> bool:

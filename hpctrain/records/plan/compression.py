@@ -122,12 +122,12 @@ class _Sparse(GradientCodec):
     measured_as = "topk"
 
     layers: Layers = "all"
-    """Parameters that are compressed. all. non_attention: all but those of attention. Or a list of patterns for names
-    of parameters, with '*'. Other parameters are summed exactly."""
+    """Parameters that are compressed. all: all parameters. non_attention: all but those of attention. Or a list of
+    patterns for names of parameters, with '*'. Other parameters are summed exactly."""
     feedback: Feedback = "standard"
     """What happens to numbers that are not sent. standard: they are added to the next gradient. decayed: they are
-    multiplied by `beta` and added to the next gradient. paper: the next residual is the gradient less what was sent
-    plus `beta` times the residual, as equation (5) of the paper (Sun 2026) says literally. none: they are lost."""
+    multiplied by `beta` and added to the next gradient. paper: the next residual is gradient − sent numbers +
+    `beta` · residual, as equation (5) of the paper (Sun 2026) says literally. none: they are lost."""
     beta: float = Field(default=0.9, ge=0, le=1)
     """With feedback decayed or paper: factor on the residual in each step."""
     residual: Literal["fp32", "bf16"] = "fp32"
@@ -164,8 +164,8 @@ class TopK(_Selected):
     """Share of the numbers that is sent."""
     selector: Selector = "sampled"
     """How the numbers to send are picked. exact: exactly the largest ones. sampled: those above a threshold from a
-    sample, so their count is approximate. block: the largest ones within blocks of numbers. random: not the largest
-    ones, but the same random positions on all ranks."""
+    sample, so their count is approximate. block: the largest ones of each block of about 1024 numbers. random: not the
+    largest ones, but the same random positions on all ranks."""
     values: Values = "bf16"
     """Precision in which the selected numbers are sent; rounding errors are treated as unsent numbers."""
     reset: Reset = "none"
@@ -339,7 +339,11 @@ _ADAPTER: TypeAdapter[Codec] = TypeAdapter(Codec)
 
 
 def make_codec(settings: dict[str, Any]) -> Codec:
-    """Return the codec for settings in the form of the section `compression` of run.yaml."""
+    """Return the codec for settings in the form of the section `compression` of run.yaml.
+
+    Raises:
+        ValueError: the settings have errors, or their mode is auto, which is no codec.
+    """
     return _ADAPTER.validate_python(settings)
 
 

@@ -138,8 +138,8 @@ class GradientCodec(CompressionSettings):
         return buckets
 
     def passes(self, world: int) -> float:
-        """Return how many times the measured seconds of `measured_as` a device computes for each number of the
-        gradient in a reduction over `world` replicas."""
+        """Return the factor by which to multiply the seconds of `measured_as`, so that they are the seconds that a
+        device computes for each number of the gradient in a reduction over `world` replicas."""
         return 1.0
 
     def state_bytes(self, dim: int) -> float:
@@ -163,5 +163,5 @@ class GradientCodec(CompressionSettings):
 def sparse_bytes(density: float, values: Values) -> float:
     """Return the bytes of a message with the selected numbers, divided by the count of numbers in the gradient. The
     message has the values in the precision `values` and their positions: as a bitmap, as 16 bits each, or as one byte
-    for each gap between positions, whichever is smallest."""
+    for each gap between positions, whichever is smallest. The scales of values in fp16, int8 and sign are left out."""
     return density * VALUE_BYTES[values] + min(1 / 8, 2 * density, max(density, 1 / 255))

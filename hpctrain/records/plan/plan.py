@@ -71,7 +71,8 @@ class Predicted(Part):
     """The planner's prediction for a plan."""
 
     step_time_s: dict[str, float]
-    """Part of a step -> its seconds; 'total' is the step time."""
+    """Term of the step time -> its seconds. The terms are compute, pipeline_bubble, pipeline_send, tensor_parallel,
+    data_parallel and optimizer; 'total' is their sum."""
     memory_bytes: dict[DeviceId, float]
     """Device id -> peak memory in bytes."""
     bound_s: float | None = None
@@ -84,7 +85,8 @@ class Rejected(Part):
     change: str
     """How the neighbour differs from the chosen plan."""
     delta_s: float | None = None
-    """Seconds by which a step of the neighbour is longer; absent if the neighbour cannot run at all."""
+    """Seconds by which a step of the neighbour is longer; absent if its step was not predicted, for example because
+    the neighbour cannot run at all."""
     reason: str
     """Why the neighbour was rejected, in one sentence."""
 
@@ -299,7 +301,7 @@ class Plan(Document):
     @property
     def reduction_sha256(self) -> str:
         """Return the SHA-256 of everything in the plan that decides which state a rank's reducer keeps between steps:
-        degrees, cut, sharding and codec, but not the devices."""
+        degrees, cut, pipeline ranks of the stages, sharding, sequence parallelism and codec, but not the devices."""
         parts = [*self.dims, self.zero, self.shards, self.sequence_parallel, list(self.stage_owner().values())]
         codecs = [[spec.level, spec.codec.to_json()] for spec in self.compression]
         text = json.dumps([_REDUCER_STATE, *parts, [stage.layers for stage in self.stages], codecs])
@@ -334,7 +336,7 @@ class Plan(Document):
 
     @cached_property
     def nodes(self) -> list[str]:
-        """Return the names of the nodes that the plan uses, in order of rank."""
+        """Return the names of the nodes that the plan uses, each once, in order of their lowest rank."""
         return list(dict.fromkeys(device_id.node for device_id in self.ranks))
 
     def pipeline_rank_devices(self, replica: int) -> list[tuple[DeviceId, ...]]:
