@@ -49,6 +49,8 @@ class AgentContext:
     """Opens a listening socket for the store of a generation."""
     memory: StateKeeper | None = None
     """The memory for the state of this node's workers; None: their state ends with them."""
+    peer_lost: Callable[[str], None] | None = None
+    """Called in the thread `files` with each node whose agent was lost before the end of its part in the attempt."""
 
 
 class Agent:
@@ -86,6 +88,7 @@ class Agent:
         self._places: Sequence[str] = []
         self._reachability = ReachabilityTracker(place.node, place.nodes if peers.hears_all else (), limits)
         self._announced_unheard: tuple[int, ...] = ()
+        self._lost: frozenset[str] = frozenset()
         self._watched: list[LineChannel] = []
         self._store_socket: socket.socket | None = None
         self._exit_code: int | None = None
@@ -137,6 +140,7 @@ class Agent:
         self._announced_unheard = announcement.unheard
         self._peers.exchange(now, announcement, at_once=news_of_loss)
         self._reachability.note(now, self._peers.views())
+        self._report_losses()
         for news in self._group.news(now):
             self._apply_update(now, news)
         self._pass_on_stop()
@@ -146,6 +150,15 @@ class Agent:
         if decided is not None:
             return self._adopt(decided)
         return self._act(now, decide(now, self._view(), self._limits))
+
+    def _report_losses(self) -> None:
+        if self._context.peer_lost is None:
+            return
+        taking_part = ("joining", "running", "fault")
+        lost = frozenset(view.node for view in self._peers.views() if view.lost and view.phase in taking_part)
+        for node in lost - self._lost:
+            self._context.files.submit(self._context.peer_lost, node)
+        self._lost = lost
 
     def _act(self, now: float, decision: Decision) -> int | None:
         if decision.act == "end_generation":

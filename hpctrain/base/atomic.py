@@ -65,8 +65,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def create_json(path: Path, value: Any) -> bool:
-    """Create a file with `value` as indented JSON, unless it exists. Return whether this call created it. After return,
-    the new file is on disk.
+    """Create a file with `value` as indented JSON as `create_text` does."""
+    return create_text(path, _json_text(value))
+
+
+def create_text(path: Path, text: str) -> bool:
+    """Create a whole file at once, unless it exists. Return whether this call created it. After return, the new file is
+    on disk.
 
     Of many processes that call this, one creates the file: link(2) fails with EEXIST on local file systems and on NFS
     alike. O_EXCL does not promise this on old NFS, nor does flock on every parallel file system.
@@ -75,7 +80,7 @@ def create_json(path: Path, value: Any) -> bool:
         StorageError: disk full, missing permission or missing folder. The file may exist if only its folder could not
             be forced to disk.
     """
-    with storage_errors(path), _temporary_file(path, _json_text(value).encode()) as temporary:
+    with storage_errors(path), _temporary_file(path, text.encode()) as temporary:
         try:
             os.link(temporary, path)
         except FileExistsError:

@@ -240,6 +240,8 @@ def _queue_again(folder: RunFolder, run: Run, job: str, slurm: Slurm, same_job: 
     Raises:
         CommandError: Slurm refused, or the controller does not answer.
     """
+    if job != job_id(folder.path):
+        return  # another node was slow to end the attempt of a lost script, and had queued it
     now = SystemClock().wall()
     if same_job:
         requeue_excluding_bad_nodes(folder.path, run, job, slurm, now)

@@ -13,14 +13,24 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from hpctrain.agent.decide import has_quorum
-from hpctrain.base.atomic import storage_errors, write_text
+from hpctrain.base.atomic import create_text, storage_errors, write_text
 
 EXIT_MARKERS_FOLDER = "left"
-"""Folder in a run folder. Its files: <attempt>/<node> with the exit code of a node that left; <attempt>.code with the
-exit code of an attempt that is over; <attempt>.closer with the name of the node that ends the attempt if the job script
-is lost; <attempt>.seen, empty, written at the attempt's end by a job script that is not lost. The job script also
-touches <attempt>.alive every second, and while it is lost, the node that keeps Slurm from ending the job touches
-<attempt>.kept, as does the step that this node starts on a batch node that came back."""
+"""Folder in a run folder. Its files:
+
+- <attempt>/<node>: exit code of a node that left.
+- <attempt>.code: exit code of an attempt that is over.
+- <attempt>.closer: name of the node that ends the attempt if the job script is lost. That node touches the file while
+  it does so. <attempt>.closer.1, .2 and so on: the nodes that replaced it.
+- <attempt>.seen: the job script is not lost; it writes the file at the attempt's end.
+- <attempt>.alive: the job script touches it every second.
+- <attempt>.since-<node>: the shell around the task of <node> watches the job script.
+- <attempt>.begun-<node>: this shell has started the batch node's task again.
+- <attempt>.lost-<node>: the agent of <node> has lost the batch node's.
+- <attempt>.kept: the script is lost. The node that keeps Slurm from ending the job touches it, as does the task that
+  this node starts on a batch node that came back.
+- <attempt>.returned: the batch node came back and has a task again, without the script.
+"""
 
 
 def write_exit_marker(
@@ -29,7 +39,7 @@ def write_exit_marker(
 ) -> None:  # fmt: skip
     """Write the exit marker of a node that has left the attempt with an exit code other than 0. If too few nodes remain
     then, also write <attempt>.code, on which the job script ends the attempt, and if the batch node has not left,
-    <attempt>.closer: the batch node may be lost. The first node to write <attempt>.closer is its content.
+    <attempt>.closer: the batch node may be lost.
 
     Args:
         node: name of the node.
@@ -46,7 +56,7 @@ def write_exit_marker(
     departed = departed_nodes(folder, attempt)
     if too_few_left(departed, members, min_nodes):
         write_text(folder / EXIT_MARKERS_FOLDER / f"{attempt}.code", f"{code}\n")
-        if batch_host is not None and batch_host not in departed:
+        if batch_host is not None and (batch_host not in departed or has_returned(folder, attempt)):
             name_closer(folder, attempt, node)
 
 
@@ -69,29 +79,60 @@ def departed_nodes(folder: Path, attempt: int) -> list[str]:
     return [path.name for path in here.iterdir()] if here.is_dir() else []
 
 
-def name_closer(folder: Path, attempt: int, node: str) -> None:
-    """Write <attempt>.closer, unless it names a node already.
+def has_returned(folder: Path, attempt: int) -> bool:
+    """Whether the batch node was lost and came back. It then has a task, and no job script."""
+    return (folder / EXIT_MARKERS_FOLDER / f"{attempt}.returned").exists()
+
+
+def report_batch_node_loss(folder: Path, attempt: int, node: str, batch_host: str | None, lost: str) -> None:
+    """Tell the shell around this node's task, by <attempt>.lost-<node>, that the agent of the batch node was lost. Do
+    nothing if `lost` is another node, or if this shell does not watch the job script.
+
+    Args:
+        node: name of this node.
+        batch_host: node of the job's script; None if the run has no job of its own.
+        lost: node whose agent was lost.
+    """
+    here = folder / EXIT_MARKERS_FOLDER
+    if lost == batch_host and (here / f"{attempt}.since-{node}").exists():
+        with contextlib.suppress(OSError):  # the shell then notices it some seconds later
+            (here / f"{attempt}.lost-{node}").touch()
+
+
+def closer_files(folder: Path, attempt: int) -> list[Path]:
+    """Return the files <attempt>.closer, <attempt>.closer.1 and so on that exist; the last one counts."""
+    first = folder / EXIT_MARKERS_FOLDER / f"{attempt}.closer"
+    files: list[Path] = []
+    while (path := first.with_name(f"{first.name}.{len(files)}") if files else first).exists():
+        files.append(path)
+    return files
+
+
+def closing_node(folder: Path, attempt: int) -> str | None:
+    """Return the node that ends the attempt if the job script is lost; None if no node is named yet."""
+    files = closer_files(folder, attempt)
+    return files[-1].read_text().strip() if files else None
+
+
+def name_closer(folder: Path, attempt: int, node: str, replaced: int = 0) -> bool:
+    """Name the node that ends the attempt if the job script is lost, unless another node did so before. Return whether
+    `node` is named. Of many nodes that call this, one is named.
+
+    Args:
+        replaced: number of nodes that were named before and are lost themselves.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    path = folder / EXIT_MARKERS_FOLDER / f"{attempt}.closer"
-    with storage_errors(path), contextlib.suppress(FileExistsError), path.open("x") as file:
-        file.write(f"{node}\n")
-
-
-def closing_node(folder: Path, attempt: int) -> str | None:
-    """Return the node that <attempt>.closer names; None if the file does not exist or is not written yet."""
-    path = folder / EXIT_MARKERS_FOLDER / f"{attempt}.closer"
-    try:
-        return path.read_text().strip() or None
-    except FileNotFoundError:
-        return None
+    path = folder / EXIT_MARKERS_FOLDER / (f"{attempt}.closer.{replaced}" if replaced else f"{attempt}.closer")
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return create_text(path, f"{node}\n")
 
 
 def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[str], batch_host: str | None) -> None:
     """Record that this node ends the job of the finished run if the job script is lost. Nothing is recorded unless this
-    node is the first one with ranks and the batch node has no ranks.
+    node is the first one with ranks, and the batch node has no ranks or came back without the script.
 
     A batch node without ranks may be lost while the others finish the run. If it was not lost, its job script writes
     <attempt>.seen and ends the job itself.
@@ -104,12 +145,20 @@ def name_closing_node(folder: Path, attempt: int, node: str, members: Sequence[s
     Raises:
         StorageError: the file cannot be written; the job then ends when Slurm gives up the batch node.
     """
-    if batch_host is None or batch_host in members or not members or node != members[0]:
+    if batch_host is None or not members or node != members[0]:
         return
-    path = folder / EXIT_MARKERS_FOLDER / f"{attempt}.closer"
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, f"{node}\n")
+    if batch_host not in members or has_returned(folder, attempt):
+        name_closer(folder, attempt, node)
+
+
+def last_touch(path: Path) -> int | None:
+    """Return when a file was touched, in ns by the clock of the file system; None if it does not exist."""
+    try:
+        # A file system that caches times asks its server when a file is opened.
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+    except OSError:
+        return None
 
 
 class ScriptWatch:
@@ -119,25 +168,17 @@ class ScriptWatch:
         """`batch_host`: node of the job script."""
         self.batch_host = batch_host
         self._folder, self._attempt = folder, attempt
-        self._touched = self._last_touch()
+        self._alive = folder / EXIT_MARKERS_FOLDER / f"{attempt}.alive"
+        self._touched = last_touch(self._alive)
 
     def is_alive(self) -> bool:
-        """Whether the script has recorded that it has seen the attempt's end, the agent of its node has left in order,
-        or the script has touched its file since this object was made. Then the script ends the job, and no task has
-        to."""
-        if self.batch_host in departed_nodes(self._folder, self._attempt):
+        """Whether the script has recorded that it has seen the attempt's end, the agent beside it has left in order, or
+        the script has touched its file since this object was made. Then the script ends the job, and no task has to."""
+        departed = self.batch_host in departed_nodes(self._folder, self._attempt)
+        if departed and not has_returned(self._folder, self._attempt):
             return True
-        seen = any(path.name == f"{self._attempt}.seen" for path in (self._folder / EXIT_MARKERS_FOLDER).iterdir())
-        return seen or self._last_touch() != self._touched
-
-    def _last_touch(self) -> int | None:
-        """Return when <attempt>.alive was touched, in ns by the clock of the file system; None if it does not exist."""
-        try:
-            # A file system that caches times asks its server when a file is opened.
-            with (self._folder / EXIT_MARKERS_FOLDER / f"{self._attempt}.alive").open("rb") as file:
-                return os.fstat(file.fileno()).st_mtime_ns
-        except OSError:
-            return None
+        seen = any(path.name == f"{self._attempt}.seen" for path in self._alive.parent.iterdir())
+        return seen or last_touch(self._alive) != self._touched
 
 
 def too_few_left(departed: Collection[str], members: Sequence[str], min_nodes: int) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import platform
 import signal
@@ -29,7 +30,7 @@ from hpctrain.base.owned_files import read_owned
 from hpctrain.base.process import WORKER, Runner, SystemRunner
 from hpctrain.base.system.job_share import usable_cpus
 from hpctrain.node.environment import check_same_version, record_environment
-from hpctrain.node.exit_markers import name_closing_node, write_exit_marker
+from hpctrain.node.exit_markers import has_returned, name_closing_node, report_batch_node_loss, write_exit_marker
 from hpctrain.node.generation_maker import GenerationMaker
 from hpctrain.node.probe import Parent, add_node_arguments, node_address
 from hpctrain.node.staging import stage_data, staging_limit_s
@@ -100,7 +101,7 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
         local: whether the node is a virtual node of this machine.
     """
     folder, attempt, nodes = place.folder, place.attempt, place.nodes
-    if place.node == nodes[0]:
+    if place.node == nodes[0] and not has_returned(folder, attempt):
         event_log.write("attempt_started", -1, f"attempt {attempt} on {len(nodes)} nodes", nodes=list(nodes))
     _record_environment(place)
     logs = folder / "logs" / str(attempt)
@@ -125,7 +126,9 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
         group = WorkerGroup(folder, logs, place.node, runner, env | staged | threads)
         switches = switches_of(topology) if run.recovery.snapshot_every != "off" else None
         memory = StateSegments(place.node, switches) if run.recovery.memory == "auto" else None
-        code = _agent(place, run, topology, group, AgentContext(event_log, SystemClock(), stop, memory=memory)).run()
+        peer_lost = functools.partial(report_batch_node_loss, folder, attempt, place.node, _batch_host())
+        context = AgentContext(event_log, SystemClock(), stop, memory=memory, peer_lost=peer_lost)
+        code = _agent(place, run, topology, group, context).run()
     if code == 0:
         (folder / FINISHED_FILE).touch()
     if local:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
+
 import pytest
 from ClusterShell.NodeSet import NodeSet
 from submitted import ENDLESS, Job, Project
 
+from hpctrain.node.exit_markers import closing_node
 from hpctrain.records.history.ledger import failures_since_checkpoint
 from hpctrain.runs.locate import job_id
 
@@ -34,20 +39,21 @@ def test_a_job_outlives_its_nodes_and_what_slurm_says_of_them(project: Project) 
     batch = cluster.job(job.job_id)["BatchHost"]
     lost = next(node for node in reversed(job.first_nodes()) if node != batch)
 
-    address = next((job.folder / "agents").glob(f"{lost}*"))
-    before = address.read_bytes()
-    cluster.kill(lost)
-    cluster.heal(lost)
-    # It gets its task again, as a spare for the next generation.
-    cluster.wait(lambda: address.read_bytes() != before, 60, job.explain)
+    with gets_its_agent_again(job, lost):
+        cluster.kill(lost)
+        cluster.heal(lost)
     trains_on(job)
 
-    cluster.kill(batch)
-    # Slurm would end a job whose first node comes back without the job's script.
-    cluster.wait((job.folder / "left" / "0.kept").exists, 60, "another node keeps the job")
-    cluster.heal(batch)
+    with gets_its_agent_again(job, batch):
+        cluster.kill(batch)
+        # Slurm would end a job whose first node comes back without the job's script.
+        cluster.wait((job.folder / "left" / "0.kept").exists, 60, "another node keeps the job")
+        cluster.heal(batch)
     trains_on(job)
-    cluster.kill(batch, lost)
+    cluster.kill(lost)
+    cluster.wait(lambda: batch in job.members() and lost not in job.members(), 60, job.explain)
+    trains_on(job)
+    cluster.kill(batch)
     both = {batch, lost}
     cluster.wait(lambda: not both & set(NodeSet(cluster.job(job.job_id)["NodeList"])), 90, "Slurm gave them up")
     trains_on(job)
@@ -68,6 +74,43 @@ def test_a_job_outlives_its_nodes_and_what_slurm_says_of_them(project: Project) 
     job.project.hpctrain("cancel", job.name, "--now")
 
 
+@contextlib.contextmanager
+def gets_its_agent_again(job: Job, node: str) -> Iterator[None]:
+    """The node, after the block, as a spare for the next generation."""
+    address = next((job.folder / "agents").glob(f"{node}*"))
+    before = address.read_bytes()
+    yield
+    job.project.cluster.wait(lambda: address.read_bytes() != before, 60, job.explain)
+
+
+SLURM_WAITS_S = 20.0
+"""For so long after the last step was created, Slurm lets a job be whose first node comes back without its script."""
+
+
+def test_a_first_node_that_is_back_within_seconds_does_not_end_the_job(project: Project) -> None:
+    cluster = project.cluster
+    job = project.submit(f"steps={ENDLESS}")
+    job.wait_for_step(5)
+    batch = cluster.job(job.job_id)["BatchHost"]
+    for seconds in (2.0, 6.0):
+        time.sleep(SLURM_WAITS_S + 5)
+        with gets_its_agent_again(job, batch):
+            cluster.kill(batch)
+            time.sleep(seconds)
+            cluster.heal(batch)
+        trains_on(job)
+    other = next(node for node in reversed(job.first_nodes()) if node != batch)
+    cluster.kill(other)
+    cluster.wait(lambda: batch in job.members() and other not in job.members(), 60, job.explain)
+    trains_on(job)
+    # Its workers save and leave like the others'.
+    cluster.run("scancel", "--signal=TERM", job.job_id)
+    first = ended(job, 1)[0]
+    assert str(first["reason"]).startswith("stopped by SIGTERM"), first
+    cluster.wait(lambda: cluster.job(job.job_id)["JobState"] == "CANCELLED", 60, "the job without a script has ended")
+    job.project.hpctrain("cancel", job.name, "--now")
+
+
 def trains_on(job: Job) -> None:
     """In the job that it began in, which Slurm never put back."""
     job.wait_for_step(job.steps() + 3)
@@ -76,6 +119,7 @@ def trains_on(job: Job) -> None:
 
 
 def test_a_finished_run_without_its_batch_node_frees_the_others_before_slurm_gives_it_up(project: Project) -> None:
+    """Although the node that was to do it is lost too."""
     cluster = project.cluster
     with cluster.slow_to_give_up():
         job = project.submit("cluster.sbatch=[--hold]")
@@ -84,15 +128,20 @@ def test_a_finished_run_without_its_batch_node_frees_the_others_before_slurm_giv
         job.wait_for_step(10)
         batch = cluster.job(job.job_id)["BatchHost"]
         cluster.kill(batch)
-        job.wait_until_done(script_too=False)
+        cluster.wait(lambda: closing_node(job.folder, 0), 240, job.explain)
+        closer = closing_node(job.folder, 0)
+        assert closer is not None
+        cluster.kill(closer)
         over = ("CANCELLED", "COMPLETING")
-        cluster.wait(lambda: cluster.job(job.job_id)["JobState"] in over, 30, lambda: str(cluster.job(job.job_id)))
+        cluster.wait(lambda: cluster.job(job.job_id)["JobState"] in over, 90, lambda: str(cluster.job(job.job_id)))
+        assert closing_node(job.folder, 0) not in (batch, closer)
+        job.wait_until_done(script_too=False)
         (line,) = job.attempts()
         assert (line["class"], line["code"]) == ("done", 0)
         assert "DOWN" not in cluster.run("scontrol", "show", "node", batch).stdout, "Slurm gave the node up first"
         # The nodes that are left are free, and the run that waits for a good end of this one starts on them.
         waiting.wait_until_done()
-        assert batch not in waiting.members()
+        assert not {batch, closer} & set(waiting.members())
 
 
 @pytest.mark.slurms("own")  # another 60 s for each

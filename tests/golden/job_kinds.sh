@@ -39,40 +39,66 @@ teller=$!
 finished='/shared/it'"'"'s/run'/finished
 left='/shared/it'"'"'s/run'/left/$HPCTRAIN_ATTEMPT
 
-# This script is lost with its node, and then nothing here ends the job or queues the next one: the last agent to leave
+# This script is lost with its node, and then nothing here ends the job or queues the next one: one of the other nodes
 # does, outside any image, where Slurm's commands are. Slurm ends a job whose first node comes back without the script,
-# unless the job started a step in the last seconds or has one on that node. So when this script touches its file no
-# more, the first of the other nodes starts both; if that one does not, the next.
+# unless the job started a step in the last seconds or has one on that node. So the first four of the other nodes start
+# a step as soon as their agents miss that node's; and when this script touches its file no more, the first of them
+# goes on with it, and starts that node's task again. If it does not, the next does.
 export HPCTRAIN_BATCH_HOST=$SLURMD_NODENAME
-task='trap : TERM USR2 CONT
-start=$1 folder=$2 again=$3
-shift 3
+task='task=
+# Where cgroups track processes, Slurm signals this shell alone.
+trap "[ -z \"\$task\" ] || kill -TERM \"\$task\" 2>/dev/null" TERM
+trap "[ -z \"\$task\" ] || kill -USR2 \"\$task\" 2>/dev/null" USR2
+trap : CONT
+start=$1 folder=$2 again=$3 log=$4
+shift 4
 left=$folder/left/$HPCTRAIN_ATTEMPT
-beside() {
-  srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --output=/dev/null "$@"
-}
+since=$left.since-$SLURMD_NODENAME lost=$left.lost-$SLURMD_NODENAME begun=$left.begun-$SLURMD_NODENAME
+create_step() { srun --overlap --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --nodelist="$SLURMD_NODENAME" --output=/dev/null true; }
 keep_job() {
   trap : TERM USR2 CONT
   turn=$(scontrol show hostnames "$HPCTRAIN_NODES" | grep -vxF "$HPCTRAIN_BATCH_HOST" | head -n 4 |
     grep -nxF "$SLURMD_NODENAME") || return
-  turn=${turn%%:*} since=$left.since-$SLURMD_NODENAME idle=0
+  turn=${turn%%:*} idle=0
   while : > "$since"; do
-    sleep 5
+    for _ in 1 2 3 4 5; do
+      sleep 1
+      if [ "$lost" -nt "$since" ]; then
+        create_step
+        continue 2
+      fi
+      # That srun would end its task at once when this step gets TERM. The task goes on without srun and its helper.
+      if [ -n "$returned" ] && [ "$left.returned" -nt "$begun" ]; then kill -KILL -- "-$returned"; returned=; fi
+    done
     if [ "$left.alive" -nt "$since" ] || [ "$left.kept" -nt "$since" ]; then idle=0; continue; fi
     idle=$((idle + 1))
     if [ "$idle" -lt $((2 * turn - 1)) ]; then continue; fi
     nodes=$(squeue -h -j "$SLURM_JOB_ID" -o %N) || continue
     scontrol show hostnames "$nodes" | grep -qxF "$HPCTRAIN_BATCH_HOST" || return
-    beside --nodelist="$SLURMD_NODENAME" true
+    create_step
     : > "$left.kept"
-    if [ -n "$holder" ] && kill -0 "$holder" 2>/dev/null; then continue; fi
-    beside --nodelist="$HPCTRAIN_BATCH_HOST" bash -c "while sleep 1; do : > \"\$0\"; done" "$left.kept" &
-    holder=$!
+    if [ -n "$returned" ] && kill -0 "$returned" 2>/dev/null; then continue; fi
+    : > "$begun"
+    setsid srun --overlap --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --nodelist="$HPCTRAIN_BATCH_HOST" \
+      --output="$log" --no-kill --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append \
+      ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none bash -c "$BASH_EXECUTION_STRING" "$0" "$start" "$folder" "$again" "$log" "$@" &
+    returned=$!
   done
 }
-holder=
+returned=
 keeper=
-if [ "$SLURMD_NODENAME" != "$HPCTRAIN_BATCH_HOST" ]; then keep_job 2>/dev/null & keeper=$!; fi
+if [ "$SLURMD_NODENAME" != "$HPCTRAIN_BATCH_HOST" ]; then
+  keep_job "$@" 2>/dev/null &
+  keeper=$!
+elif [ -e "$left.kept" ]; then
+  # The first node is back, without the script: if this node still has it, nothing was lost.
+  : > "$since"
+  sleep 3
+  if [ "$left.alive" -nt "$since" ]; then exit 0; fi
+  : > "$left.returned"
+  (trap : TERM USR2 CONT; while :; do : > "$left.kept"; sleep 1; done) 2>/dev/null &
+  keeper=$!
+fi
 "$@" &
 task=$!
 while :; do
@@ -88,11 +114,14 @@ script_is_silent() {
   local gone=$left.gone-$SLURMD_NODENAME
   : > "$gone"
   for _ in 1 2 3 4 5 6 7 8 9 10; do
-    if [ -e "$left/$HPCTRAIN_BATCH_HOST" ] || [ -e "$left.seen" ] || [ "$left.alive" -nt "$gone" ]; then return 1; fi
+    if [ -e "$left.seen" ] || [ "$left.alive" -nt "$gone" ]; then return 1; fi
+    if [ -e "$left/$HPCTRAIN_BATCH_HOST" ] && [ ! -e "$left.returned" ]; then return 1; fi
     sleep 1
   done
 }
-if [ "$(cat "$left.closer" 2>/dev/null)" = "$SLURMD_NODENAME" ] || { [ "$code" != 0 ] && script_is_silent; }; then
+# Those that watched the script also stay at the end of a finished run, in case that the one which closes is lost.
+if [ "$(cat "$left.closer" 2>/dev/null)" = "$SLURMD_NODENAME" ] ||
+  { { [ "$code" != 0 ] || { [ -e "$left.kept" ] && [ -e "$since" ]; }; } && script_is_silent; }; then
   "$0" "$start" hpctrain.node close --folder "$folder" --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --again "$again"
 fi
 [ -z "$keeper" ] || kill -KILL "$keeper" 2>/dev/null
@@ -101,14 +130,15 @@ exit "$code"'
 # The logs of an array's task are named as squeue names the task.
 job=%j
 [ -z "$SLURM_ARRAY_TASK_ID" ] || job=%A_%a
+log='/shared/it'"'"'s/run'/logs/$job.%N.agent.log
 # One task a node with everything of it, and one srun a node: srun ends a step on all of its nodes when one of them comes
 # back without its task. The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
 start() {
   local node=$1
   shift
-  srun --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="$node" "$@" \
-    --no-kill --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
-    --output='/shared/it'"'"'s/run'/logs/"$job".%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none bash -c "$task" /usr/bin/python3 /lib/hpctrain/base/start.py '/shared/it'"'"'s/run' new_job /usr/bin/python3 -u /lib/hpctrain/base/start.py submitit.core._submit '/shared/it'"'"'s/run/submitit' 2>&3 &
+  srun --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --nodelist="$node" "$@" \
+    --output="$log" --no-kill --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append \
+    ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none bash -c "$task" /usr/bin/python3 /lib/hpctrain/base/start.py '/shared/it'"'"'s/run' new_job "$log" /usr/bin/python3 -u /lib/hpctrain/base/start.py submitit.core._submit '/shared/it'"'"'s/run/submitit' 2>&3 &
   step[$node]=$!
 }
 declare -A step=()

@@ -218,7 +218,7 @@ def _closing(run: Run, folder: Path, again: str | None) -> str:
     if again is None or not _task_may_end_job(run):
         return ""
     python, start, _ = program("hpctrain.node")
-    return f'bash -c "$task" {shlex.join([python, start, str(folder), again])} '
+    return f'bash -c "$task" {shlex.join([python, start, str(folder), again])} "$log" '
 
 
 def _srun_options(run: Run) -> str:

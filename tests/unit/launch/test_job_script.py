@@ -236,7 +236,8 @@ def test_in_an_allocation_a_request_to_stop_reaches_the_agents(tmp_path: Path, m
         process.kill()
     assert (tmp_path / "told").read_text() == "USR2\nUSR2\n"
     # One srun a node, none of which asks for the GPUs of all nodes.
-    each = [f" --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist={node} --no-kill" for node in "ab"]
+    words = " --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --nodelist="
+    each = [f"{words}{node} --output=" for node in "ab"]
     lines = sorted(argv.read_text().splitlines())
     assert [line[: len(start)] for line, start in zip(lines, each, strict=True)] == each
     assert (tmp_path / "end.argv").read_text().endswith("--code 75\n")
@@ -269,6 +270,17 @@ esac
         ("echo gpu1 > {folder}/left/0.closer; exit 75", 75, ["close", "end"]),
         # A notice goes to every process of the step: what is around the task waits for the task's own end.
         ("trap 'exit 75' USR2; kill -USR2 $PPID; sleep 0.3; kill -USR2 $$", 75, ["end"]),
+        # Where cgroups track processes, only the shell around the task gets it.
+        (
+            "trap 'exit 75' USR2; sleep 0.5; kill -USR2 $PPID; for _ in {1..99}; do sleep 0.1; done; exit 1",
+            75,
+            ["end"],
+        ),
+        (
+            "trap 'exit 75' TERM; sleep 0.5; kill -TERM $PPID; for _ in {1..99}; do sleep 0.1; done; exit 1",
+            75,
+            ["end"],
+        ),
     ],
 )
 def test_what_is_around_a_task_gives_back_its_exit_code(
@@ -292,7 +304,7 @@ def test_what_is_around_a_task_gives_back_its_exit_code(
 
 
 LOSING_SRUN = """#!/bin/bash
-echo "${@:1:7}" >> {folder}/srun.argv
+echo "${@:1:8}" >> {folder}/srun.argv
 case "$*" in
   *--nodelist=b\\ --overlap*) echo "srun: error: Unable to create step" >&2; exit 1 ;;
   *--nodelist=b*) sleep 0.5; echo "srun: error: Node failure on b" >&2; exit 0 ;;
@@ -315,7 +327,7 @@ def test_a_node_that_came_back_gets_its_task_again_and_the_highest_code_of_the_o
     script.write_text(render_job(run(), tmp_path, "true"))
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "a,b,c", "SLURMD_NODENAME": "a"}
     done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=60, check=False)
-    starts = [line.partition("--nodelist=")[2].partition(" --no-kill")[0] for line in (tmp_path / "srun.argv").open()]
+    starts = [line.partition("--nodelist=")[2].partition(" --output")[0] for line in (tmp_path / "srun.argv").open()]
     assert sorted(starts[:3]) == ["a", "b", "c"]
     assert starts[3:] == ["b --overlap"], "once: Slurm had refused it"
     assert "--code 75" in (tmp_path / "end.argv").read_text(), done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,16 @@ from run_folders import RUN, event, submitted_run
 from hpctrain.jobs.dependencies import DEPENDENT_RUNS_FILE
 from hpctrain.node import attempt
 from hpctrain.node.close_lost_job import close
-from hpctrain.node.exit_markers import name_closer, name_closing_node, write_departure
+from hpctrain.node.exit_markers import (
+    ScriptWatch,
+    closer_files,
+    closing_node,
+    name_closer,
+    name_closing_node,
+    write_departure,
+)
 from hpctrain.runs.folder import RunFolder
-from hpctrain.runs.locate import job_id
+from hpctrain.runs.locate import job_id, record_job
 
 
 @pytest.fixture
@@ -136,12 +144,46 @@ def test_a_node_that_leaves_alone_leaves_the_job_to_its_script(
     assert fake.jobs[int(job)].state == "RUNNING"
 
 
-def test_a_node_that_is_not_the_last_leaves_the_job_to_the_one_that_ends_it(
-    unfinished: Path, fake: FakeSlurm, job: str
-) -> None:
-    (unfinished / "left" / "0.closer").write_text("gpu3\n")
-    assert not close(unfinished, 0, 75, "new_job", fake, FakeClock())
+def test_a_node_leaves_the_job_to_the_one_that_ends_it(unfinished: Path, fake: FakeSlurm, job: str) -> None:
+    """The one that is named touches its file, until Slurm ends the others with the job."""
+    closer = unfinished / "left" / "0.closer"
+    closer.write_text("gpu3\n")
+    touches: list[float] = []
+
+    def touch(_: float) -> None:
+        touches.append(clock.now())
+        os.utime(closer, ns=(0, len(touches)))
+        if len(touches) == 1000:
+            (unfinished / "left" / "0.seen").touch()  # ends the wait
+
+    clock = FakeClock(on_sleep=touch)
+    assert not close(unfinished, 0, 75, "new_job", fake, clock)
+    assert touches[-1] > 200
+    assert closer_files(unfinished, 0) == [closer]
     assert fake.jobs[int(job)].state == "RUNNING"
+
+
+@pytest.mark.parametrize("dead_after", ["nothing", "record", "queue"])
+def test_a_node_that_is_lost_while_it_ends_the_job_is_replaced(
+    unfinished: Path, fake: FakeSlurm, job: str, dead_after: str
+) -> None:
+    """Whatever it had done, the run goes on as one other job, and its own one ends."""
+    (unfinished / "left" / "0.closer").write_text("gpu3\n")
+    if dead_after != "nothing":
+        RunFolder(unfinished).end_attempt(0, 1.0, "stopped, saved, and back to the queue", 75, "resumable")
+    if dead_after == "queue":
+        record_job(unfinished, fake.submit("--nodes=2", f"--dependency=afterany:{job}"))
+    assert close(unfinished, 0, 75, "new_job", fake, FakeClock())
+    assert closing_node(unfinished, 0) == "gpu2"
+    assert fake.jobs[int(job)].state == "CANCELLED"
+    assert job_id(unfinished) == "2"
+    assert sorted(fake.jobs) == [1, 2]
+
+
+def test_of_those_that_replace_a_lost_node_one_is_named(tmp_path: Path) -> None:
+    named = [name_closer(tmp_path, 0, node, replaced) for replaced in (0, 1) for node in ("gpu2", "gpu3")]
+    assert named == [True, False, True, False]
+    assert closing_node(tmp_path, 0) == "gpu2"
 
 
 @pytest.mark.parametrize(
@@ -157,6 +199,13 @@ def test_one_node_closes_where_the_batch_node_is_lost(
     tmp_path: Path, node: str, members: list[str], batch_host: str | None, named: bool
 ) -> None:
     name_closing_node(tmp_path, 1, node, members, batch_host)
-    closer = tmp_path / "left" / "1.closer"
-    assert closer.exists() is named
-    assert not named or closer.read_text() == f"{node}\n"
+    assert closing_node(tmp_path, 1) == (node if named else None)
+
+
+def test_a_batch_node_that_came_back_has_no_script(tmp_path: Path) -> None:
+    """It may be the one that closes, and its agent leaves like any other."""
+    write_departure(tmp_path, 1, "a", 75)
+    (tmp_path / "left" / "1.returned").touch()
+    assert not ScriptWatch(tmp_path, 1, "a").is_alive()
+    name_closing_node(tmp_path, 1, "a", ["a", "b"], "a")
+    assert closing_node(tmp_path, 1) == "a"

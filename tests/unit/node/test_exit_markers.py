@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.node.exit_markers import ScriptWatch, too_few_left, write_exit_marker
+from hpctrain.node.exit_markers import ScriptWatch, report_batch_node_loss, too_few_left, write_exit_marker
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,15 @@ def test_the_first_that_finds_too_few_left_ends_the_attempt_of_a_lost_script(tmp
     write_exit_marker(tmp_path, 2, "c", ["a", "b", "c"], 1, 75, batch_host="c")
     assert closer.read_text() == "b\n"
     assert ScriptWatch(tmp_path, 2, "c").is_alive()
+
+
+def test_the_shell_that_watches_the_script_hears_of_the_loss_of_its_node(tmp_path: Path) -> None:
+    (tmp_path / "left").mkdir()
+    for node in "bc":
+        (tmp_path / "left" / f"2.since-{node}").touch()
+    for node, lost in (("b", "a"), ("c", "b"), ("d", "a")):
+        report_batch_node_loss(tmp_path, 2, node, "a", lost)
+    assert [path.name for path in (tmp_path / "left").glob("2.lost-*")] == ["2.lost-b"]
 
 
 def test_nobody_is_to_end_the_job_of_a_script_whose_node_left_in_order(tmp_path: Path) -> None:
