@@ -76,7 +76,8 @@ class SearchLimits:
     groups takes long.
     """
     max_refinements: int = 400
-    """Number of tried changes of one block or micro-batch after which no further round of changes begins."""
+    """Number of tried changes of one block or micro-batch of the search's best plan after which no further round of
+    changes begins."""
     max_move_slowdown: float = 0.01
     """Largest share of the step time that a new plan may lose in exchange for fewer moves of state from the old plan's
     devices.
@@ -123,8 +124,8 @@ class SearchLimits:
     max_cut_mixes: int = 30_000
     """Largest number of pairs of a cut and a mix that a bound enumerates."""
     max_end_ranks: int = 3
-    """Number of ranks at each end of the pipeline at which the ranks of a set of `bound_weights` (interleaved 1F1B) may
-    begin or end."""
+    """Number of pipeline ranks, from the pipeline's beginning and from its end, that a bound for interleaved 1F1B tries
+    as the first and as the last of the consecutive ranks that it weighs (`end_ranks` of `bound_weights`)."""
     cuts_per_batch: int = 100
     """Number of cuts that a bound evaluates at once, as one array."""
 

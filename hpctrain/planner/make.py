@@ -81,7 +81,8 @@ def make_plan(
     Raises:
         RefusedError: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints of the
             request's objective.
-        InputError: the run file asks for something impossible, or the topology or the objective lacks a figure.
+        InputError: the run file asks for something impossible, or for more than the solver can try; the topology or the
+            objective lacks a figure; or `previous` is a plan of another model.
     """
     if previous is not None and previous.layers != spec.layers:
         raise InputError(

@@ -49,7 +49,8 @@ class KnapsackBound(RankTimes):
 
         Args:
             low: a known lower bound in seconds, at which the bisection begins.
-            high: upper end of the bisection; both results are `high` if no layout finishes by then.
+            high: upper end of the bisection; both results are `high` if it is not above `low`, or if no layout finishes
+                by then.
             memory: whether to count the memory; without it the bound is weaker and takes less time to compute.
         """
         allows = self.may_finish_within if memory else self.feasible_within

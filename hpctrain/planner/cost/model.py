@@ -58,6 +58,8 @@ class StageTime:
 class CostModel:
     """Predicts seconds for one workload on given links; its attribute `memory` predicts peak bytes. Caches its results.
 
+    A method that needs a link raises InputError if the topology says nothing about this link.
+
     Args:
         work: the workload.
         links: the links between the devices.

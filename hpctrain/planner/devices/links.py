@@ -12,7 +12,7 @@ from hpctrain.records.topology.link_cost import LinkCost
 
 
 class Links:
-    """Looks up alpha and beta between devices; a missing figure raises an InputError instead of a KeyError.
+    """Looks up alpha and beta between devices, and multiplies them by a factor.
 
     Args:
         costs: alpha and beta of each pair of nodes.
@@ -58,6 +58,9 @@ def message_s(links: Links, sources: Sequence[DeviceId], targets: Sequence[Devic
 
     Args:
         targets: the target of each source, in the order of `sources`.
+
+    Raises:
+        InputError: the topology says nothing about a link.
     """
     alpha, beta = message_alpha_beta(links, sources, targets)
     return alpha + beta * size_bytes
@@ -71,6 +74,9 @@ def message_alpha_beta(links: Links, sources: Sequence[DeviceId], targets: Seque
 
     Args:
         targets: the target of each source, in the order of `sources`.
+
+    Raises:
+        InputError: the topology says nothing about a link.
     """
     if len(sources) == 1:
         return links.between(sources[0], targets[0])
@@ -96,6 +102,9 @@ def ring_all_reduce_s(
         hop_s: seconds added to each hop's alpha.
         by_node: use rings within each node and then between nodes, if nodes have equally many of the devices and these
             rings are faster than one ring. NCCL's trees take about as long; they cross the network less often.
+
+    Raises:
+        InputError: the topology says nothing about a link.
     """
     n = len(device_ids)
     if n == 1:

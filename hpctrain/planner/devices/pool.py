@@ -39,7 +39,7 @@ class DeviceSpec:
     memory_bytes: float | None
     """Bytes of memory; None if not measured."""
     bytes_per_s: float
-    """Memory bandwidth."""
+    """Memory bandwidth in bytes/s."""
     launch_s: float
     """Launch time: median seconds of one tiny operation."""
     codec_s: CodecSeconds | None = None
@@ -113,7 +113,7 @@ def make_device_pool(run: Run, topology: Topology, profile: CalibrationProfile |
         profile: factors from measured steps, applied to the probed figures of devices and links; None: no factors.
 
     Raises:
-        RefusedError: no device remains; the message gives the reason.
+        RefusedError: no device of the requested kind remains, or there are no more usable nodes than spares.
         InputError: a figure that the cost model needs is missing.
     """
     notes: list[str] = []

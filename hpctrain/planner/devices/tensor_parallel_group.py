@@ -30,9 +30,9 @@ class GroupSpec(NamedTuple):
     flops: float
     """Sustained FLOP/s at the run's precision."""
     bytes_per_s: float
-    """Memory bandwidth."""
+    """Memory bandwidth in bytes/s."""
     launch_s: float
-    """Launch time."""
+    """Launch time in seconds."""
     memory_bytes: float
     """Bytes of memory; infinite if no device's memory was measured."""
     codec_s: CodecSeconds | None

@@ -88,8 +88,8 @@ def layout_of_plan(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Cost
     """Return the plan's layout on the devices of the topology, with the constants that the plan was predicted with.
 
     Raises:
-        InputError: the plan is for other devices or another run, or an edit of it cannot be predicted by the cost
-            model.
+        InputError: the plan is for other devices or another run, the topology lacks a figure, or an edit of the plan
+            cannot be predicted by the cost model.
     """
     missing = [device_id for device_id in plan.ranks if device_id not in set(topology.device_ids())]
     if missing:

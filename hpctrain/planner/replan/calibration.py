@@ -43,8 +43,10 @@ def learned_profile(folder: Path, run: Run, spec: Spec) -> CalibrationProfile:
         spec: the run's model.
 
     Raises:
-        InputError: no generation made enough steps with a plan that the cost model can predict, with reasons.
-        FileError: a file in the folder is damaged.
+        InputError: no generation made enough steps with a plan that the cost model can predict; the message has the
+            reasons.
+        FileError: a file in the folder is missing, damaged or too large.
+        UntrustedError: a file belongs to somebody else, or others can write to it.
     """
     topology = Topology.read(folder / "topology.json", owned=True)
     by_generation: dict[int, list[Any]] = {}
@@ -111,7 +113,8 @@ def fit_profile(
         source: name of the run, for messages.
 
     Raises:
-        InputError: there are too few steps, they are not of this plan, or the cost model cannot predict the plan.
+        InputError: there are too few steps, they are not of this plan, the topology lacks a figure, or the cost model
+            cannot predict the plan.
     """
     timed = [row for row in rows[WARMUP_STEPS:] if not row.skipped][-WINDOW:]
     if len(timed) < MIN_STEPS:
@@ -155,7 +158,7 @@ class _Fit:
 
 def merge_profiles(profiles: Sequence[CalibrationProfile]) -> CalibrationProfile:
     """Return one profile made of several profiles of one cluster: for each factor the median of the known values, for
-    the bytes of a worker process the largest value.
+    the bytes of a worker process the largest value. Remarks stay only on factors that no profile knows.
 
     Args:
         profiles: at least one.

@@ -40,8 +40,9 @@ def replan(
         profile: factors on the cost model's constants from measured steps; None: no factors.
 
     Raises:
-        RefusedError: the model does not fit on the remaining nodes.
-        InputError: the run file or the topology cannot be planned for.
+        RefusedError: the model does not fit on the remaining nodes, or none of their devices is usable.
+        InputError: the run file asks for something impossible, the topology lacks a figure, or `previous` is a plan of
+            another model.
     """
     run = with_fewer_spares(run, lost)
     # The run stands still during this search, so rejected neighbours are left to `hpctrain plan --previous`.
@@ -81,7 +82,8 @@ def apply_changes(topology: Topology, changes: TopologyChanges) -> Topology:
     """Return the topology with slower nodes and links. Lost nodes are still in it, because `plan_without` removes them.
 
     Raises:
-        InputError: a node is not in the topology, or a factor is not above 0.
+        InputError: a node is not in the topology, a factor is not above 0 or is infinite, a link has one node as both
+            its ends, or the topology has no figures of a link.
     """
     _check(topology, changes)
     topology = _with_intra(topology)
@@ -105,6 +107,7 @@ def plan_without(
 
     Raises:
         RefusedError: too few nodes are left, or the model does not fit on them.
+        InputError: as for `replan`.
     """
     remaining = [node.id for node in topology.nodes if node.id not in lost]
     if len(remaining) < run.recovery.min_nodes:

@@ -35,8 +35,7 @@ Goal = Literal["time", "robust", "energy", "cost"]
 
 SLOW_NODE_SPEED = 0.5
 """Speed of the slow node for which `robust` plans, as a factor of its measured speed; a throttled GPU or a shared CPU
-may be that slow.
-"""
+may be that slow."""
 JITTER_DRAWS = 100
 """Number of simulated steps from which the 95th percentile of the step time is taken."""
 SEED = 0
@@ -213,6 +212,7 @@ def choose(objective: Objective, topology: Topology, spaces: Sequence[SearchSpac
 
     Raises:
         RefusedError: no plan fits the memory, or no candidate reaches the goodput that the objective requires.
+        InputError: no layout is possible, or the power or the price of a device type is not known.
     """
     cost, constraint, jitter = spaces[0].cost, objective.goodput_constraint, LinkJitter(topology)
     predictions, first = _predictions(objective, spaces, fastest)

@@ -109,7 +109,7 @@ def surviving_placement(units: Sequence[TensorParallelGroup], previous: Plan, dp
     to a rank at which a group with equal figures was.
 
     Args:
-        units: the tensor-parallel groups to choose from; there must be enough.
+        units: the tensor-parallel groups to choose from, at least pp × dp.
     """
     rows, loose, kinds = _surviving_units(units, previous)
     for row in rows[dp:]:

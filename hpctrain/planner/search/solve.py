@@ -57,7 +57,8 @@ def solve(space: SearchSpace, solver: Solver) -> ChosenPlan:
 
     Raises:
         RefusedError: no plan fits even with memory options, or there are too few devices for the given degrees.
-        InputError: no layout is possible with the given degrees and batch.
+        InputError: no layout is possible with the given degrees and batch; there are too many devices or cuts for the
+            solver exact; or the rules of the solver paper do not allow the batch or the placement.
     """
     if not space.candidate_dims:
         raise _no_feasible_dims(space)
@@ -144,7 +145,7 @@ def exhaustive_search(plain: SearchSpace) -> SearchResult:
     Plans with memory options are tried only if no other plan fits and the run file fixes no degrees.
 
     Raises:
-        InputError: there are too many devices to try all plans.
+        InputError: there are too many devices, or too many cuts and divisions of the batch, to try all plans.
     """
     devices, most = len(plain.pool.devices), plain.limits.max_exact_devices
     if devices > most:
@@ -219,7 +220,7 @@ def solve_as_paper(space: SearchSpace) -> ChosenPlan:
     Raises:
         InputError: no micro-batch count M in `GRID` divides the batch, or the run asks for ZeRO on a placement that
             cannot shard the training state.
-        RefusedError: no M in `GRID` fits the memory.
+        RefusedError: no M in `GRID` fits the memory, or there are too few devices for the degrees.
     """
     cost, work = space.cost, space.work
     pp, dp, tp = _degrees(space.pool, work)
