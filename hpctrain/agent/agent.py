@@ -18,10 +18,19 @@ from hpctrain.agent.next_generation import AgentIdentity, NextGeneration, Propos
 from hpctrain.agent.peer_messages import Announcement
 from hpctrain.agent.peers import PeerMesh, ReachabilityTracker
 from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase
-from hpctrain.agent.worker_messages import MemoryOrder, StartOrder, StepDone, StoreConnection, WeightsHash, WorkerReady
+from hpctrain.agent.worker_messages import (
+    MemoryOrder,
+    StartOrder,
+    StepDone,
+    StoreConnection,
+    WeightsHash,
+    WorkerError,
+    WorkerReady,
+)
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError, HpctrainError
 from hpctrain.base.net.wire import LineChannel
+from hpctrain.records.history.fault import CHECKPOINT_DAMAGED
 from hpctrain.records.history.generation import GENERATIONS, Generation, Member
 
 TICK_S = 0.1
@@ -42,7 +51,7 @@ class AgentContext:
     stop_wanted: Callable[[], str | None]
     """Returns who asked this node to save and stop; None if nobody did."""
     making: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "proposal"))
-    """The thread that makes records. Hashing a checkpoint may take longer than the heartbeat timeout."""
+    """The thread that makes records. The search for a plan may take longer than the heartbeat timeout."""
     files: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "files"))
     """The thread that reads and writes the files of the agreement, because a file system may hang."""
     listen: Callable[[str], socket.socket] = lambda addr: socket.create_server((addr, 0))
@@ -258,6 +267,9 @@ class Agent:
         report = news.report
         if isinstance(report, WorkerReady) and self._memory is not None:
             self._memory.ready(news.rank)
+        if isinstance(report, WorkerError) and report.fault == CHECKPOINT_DAMAGED and self._state.record is not None:
+            # Before any agent learns that the generation has ended, so that the next one starts from an older one.
+            self._source.skip_checkpoint(self._state.record, report.details.message)
         if isinstance(report, StepDone):
             self._last_step = {"step": report.step, "loss": report.loss}
             if news.rank == 0 and self._fault_at is not None:

@@ -134,6 +134,8 @@ def _workers_end(now: float, view: AgentView, limits: DecisionLimits) -> Decisio
         return Decision("stop", "stopped at a checkpoint on request", exit_code=EXIT_RESUMABLE)
     if workers.exit_code is not None and workers.failure is not None and workers.failure.fault.names_a_node:
         return _worker_error(view, workers.exit_code)
+    if workers.exit_code == EXIT_INFRASTRUCTURE and workers.checkpoint_damaged:
+        return Decision("end_generation", f"the checkpoint is damaged: {workers.error}")
     if workers.exit_code == EXIT_INFRASTRUCTURE:
         details = f": {workers.error}" if workers.error else ""
         return Decision("end_generation", f"a worker lost contact with its peers{details}")

@@ -198,3 +198,11 @@ class GenerationSource(Protocol):
 
     def plan_of(self, record: Generation) -> Plan:
         """Return the plan that a generation runs."""
+
+    def skip_checkpoint(self, record: Generation, reason: str) -> None:
+        """Rename the checkpoint that a generation starts from, so that no later one does, and write an event. If that
+        is done already, do nothing.
+
+        Args:
+            reason: what a worker found to be wrong, beginning with the checkpoint's name.
+        """

@@ -82,7 +82,7 @@ class NextGeneration:
 
         Args:
             threads: one makes records, the other reads and writes the files of the agreement. The first may be busy for
-                minutes, because it hashes checkpoints.
+                long, because it searches for plans.
             end_generation: ends this node's part of the running generation; its argument is the reason. Returns whether
                 no worker runs any more.
             held: returns the parts of training states in this node's memory, once the generation has ended.

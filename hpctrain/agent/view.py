@@ -10,6 +10,7 @@ from typing import Literal
 from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.worker_failure import WorkerFailure
 from hpctrain.base.net.vertex_cover import NodePair
+from hpctrain.records.history.fault import CHECKPOINT_DAMAGED
 from hpctrain.records.history.generation import Generation, Member
 from hpctrain.records.run.recovery import Recovery
 
@@ -31,7 +32,7 @@ class DecisionLimits:
     """How long a proposer waits for the other agents to report that they have ended the generation too."""
     proposer_takeover_s: float = 60.0
     """If no record of the next generation appears for this long, the next node in order proposes one. The time is
-    long, because the proposer hashes a checkpoint first."""
+    long, because the proposer may search for a plan first."""
     broken_links: tuple[NodePair, ...] = ()
     """Pairs of nodes whose link the probe could not measure: a generation has at most one node of each pair. Pairs
     with a node in `advised_against` do not count, because no plan uses that node."""
@@ -88,6 +89,11 @@ class WorkerView:
     """Whether a worker reported an error of its own and has not ended yet."""
     failure: WorkerFailure | None = None
     """The failure that `error` describes, with its fault; None if `error` is None."""
+
+    @property
+    def checkpoint_damaged(self) -> bool:
+        """Return whether the worker failed because the checkpoint to start from is damaged."""
+        return self.failure is not None and self.failure.fault.name == CHECKPOINT_DAMAGED
 
 
 @dataclass(frozen=True)

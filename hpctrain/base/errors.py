@@ -10,7 +10,8 @@
     ├── StorageError              1  a file cannot be written (disk full, permission)
     ├── WaitTimeoutError          1  a run was still going on when the time to wait for it was over
     ├── Superseded                1  a worker of a past generation was about to write
-    └── CheckpointError           1  a checkpoint cannot be trusted; the caller tries the previous one
+    └── CheckpointError           1  a checkpoint cannot be used; the caller tries the previous one
+        └── DamagedCheckpointError 1  a file of it is not what was written
 
 The text of an error is for the person at the terminal: the value found, what is allowed, what to do next.
 """
@@ -142,4 +143,8 @@ class Superseded(HpctrainError):
 
 
 class CheckpointError(HpctrainError):
-    """A checkpoint is incomplete or was changed after it was written; the previous checkpoint may be good."""
+    """A checkpoint cannot be used; the previous checkpoint may be good."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint is incomplete or was changed after it was written."""

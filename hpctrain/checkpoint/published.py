@@ -1,35 +1,50 @@
 """Published checkpoints, which are whole: search, verification, publication, pruning. The module imports no torch,
 because agents use it too.
 
-torch's checkpoint format unpickles its metadata, which could run code. So nothing of a checkpoint is loaded before
-owner, mode and hash of every file have been compared with the manifest that the run wrote.
+torch's checkpoint format unpickles its metadata, which could run code. So the metadata is read only with the hash that
+the run wrote to the manifest, and every other file only with the right owner, mode and size. The hashes of the other
+files take long. The processes that load them share this work (`load.CheckpointReader`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, sync, write_text
-from hpctrain.base.errors import CheckpointError, FileError, InputError, Superseded, UntrustedError
+from hpctrain.base.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    FileError,
+    InputError,
+    Superseded,
+    UntrustedError,
+)
 from hpctrain.base.owned_files import OwnedFolder
-from hpctrain.base.regular_file import sha256_of
+from hpctrain.base.regular_file import read_and_close, sha256_of
 from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.manifest import FileEntry, Manifest
 
 MANIFEST = "manifest.json"
+METADATA = ".metadata"
+"""Name of the file that says which file holds which tensor. DCP unpickles it."""
 LATEST = "latest"
 _NAME = re.compile(r"step-[0-9]{8,18}")
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of the system that say nothing about the file that was opened."""
 
 
 @dataclass(frozen=True)
 class VerifiedCheckpoint:
-    """A checkpoint that may be loaded, because all its files have the hashes in its manifest."""
+    """A checkpoint that may be loaded, because its files are those in its manifest."""
 
     path: Path
     manifest: Manifest
@@ -54,18 +69,32 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 def newest(
-    checkpoints: Path, model_sha256: str | None = None
+    checkpoints: Path, model_sha256: str | None = None, hashes: bool = True
 ) -> tuple[VerifiedCheckpoint | None, list[SkippedCheckpoint]]:
     """Return the newest checkpoint that verifies (None if there is none), and the newer ones that were skipped.
 
     Args:
         checkpoints: the run's folder `checkpoints`; it may be missing.
         model_sha256: hash of the run's model; checkpoints of another model are skipped too. None: any model.
+        hashes: as of `verify`.
+    """
+    return last_verified(listed(checkpoints), model_sha256, hashes)
+
+
+def last_verified(
+    paths: Sequence[Path], model_sha256: str | None, hashes: bool
+) -> tuple[VerifiedCheckpoint | None, list[SkippedCheckpoint]]:
+    """Return the last checkpoint that verifies (None if there is none), and those behind it, which were skipped.
+
+    Args:
+        paths: folders of checkpoints, oldest first.
+        model_sha256: as of `newest`.
+        hashes: as of `verify`.
     """
     skipped: list[SkippedCheckpoint] = []
-    for path in reversed(listed(checkpoints)):
+    for path in reversed(paths):
         try:
-            manifest = verify(path)
+            manifest = verify(path, hashes)
             if model_sha256 is not None and manifest.model_sha256 != model_sha256:
                 raise CheckpointError("it is of another model")
         except CheckpointError as error:
@@ -81,22 +110,75 @@ def listed(checkpoints: Path) -> list[Path]:
 
 
 def verify(path: Path, hashes: bool = True) -> Manifest:
-    """Check owner, mode, size and hash of every file of the checkpoint folder `path`, and return its manifest.
+    """Check owner, mode and size of every file of the checkpoint folder `path` and the hash of its metadata, and return
+    its manifest.
 
     Args:
-        hashes: whether to check hashes. A worker passes False, because the proposer of its generation has just verified
-            the checkpoint in full, and reading every byte again would take as long as loading.
+        hashes: whether to check the hashes of the other files, too. That takes as long as reading the checkpoint.
 
     Raises:
-        CheckpointError: a file is missing, wrong or unknown to the manifest; the message names the file.
+        DamagedCheckpointError: a file is missing, wrong or unknown to the manifest; the message names the file.
     """
-    try:
-        with OwnedFolder(path) as folder:
-            return _verify_files(folder, hashes)
-    except UntrustedError as error:
-        raise CheckpointError(f"{Path(error.path).name} {error.reason}") from None
-    except OSError as error:
-        raise CheckpointError(f"{Path(error.filename or path).name} cannot be read ({error.strerror})") from None
+    manifest = read_manifest(path)
+    with _opened(path) as folder:
+        known = {entry.name for entry in manifest.files} | {MANIFEST}
+        strangers = sorted(set(folder.names()) - known)
+        if strangers:
+            raise DamagedCheckpointError(f"it holds {strangers[0]}, which its manifest does not name")
+        for entry in manifest.files:
+            with _open_entry(folder, entry) as descriptor:
+                if hashes or entry.name == METADATA:
+                    _check_hash(entry, sha256_of(descriptor))
+    return manifest
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest of the checkpoint folder `path`.
+
+    Raises:
+        DamagedCheckpointError: it cannot be read, or others can write to it.
+    """
+    with _opened(path) as folder:
+        try:
+            return Manifest.from_json(json.loads(folder.read(MANIFEST)))
+        except FileNotFoundError:
+            raise DamagedCheckpointError(f"{MANIFEST} is missing") from None
+        except (FileError, ValueError, RecursionError) as error:
+            raise DamagedCheckpointError(f"its manifest cannot be read ({error})") from None
+
+
+@contextlib.contextmanager
+def open_file(path: Path, entry: FileEntry) -> Iterator[int]:
+    """Yield a descriptor for reading a file of the checkpoint folder `path`, after checking owner, mode and size, and
+    close it.
+
+    Raises:
+        DamagedCheckpointError: the file is missing or wrong.
+    """
+    with _opened(path) as folder, _open_entry(folder, entry) as descriptor:
+        yield descriptor
+
+
+def check_hash(path: Path, entry: FileEntry) -> None:
+    """Check owner, mode, size and hash of one file of the checkpoint folder `path`.
+
+    Raises:
+        DamagedCheckpointError: the file is missing or wrong.
+    """
+    with open_file(path, entry) as descriptor:
+        _check_hash(entry, sha256_of(descriptor))
+
+
+def read_file(path: Path, entry: FileEntry) -> bytes:
+    """Return the content of one file of the checkpoint folder `path`, which has the hash in the manifest.
+
+    Raises:
+        DamagedCheckpointError: the file is missing or wrong.
+    """
+    with open_file(path, entry) as descriptor:
+        content = read_and_close(os.dup(descriptor), path / entry.name, entry.size_bytes)
+    _check_hash(entry, hashlib.sha256(content).hexdigest())
+    return content
 
 
 def describe_file(path: Path) -> FileEntry:
@@ -169,14 +251,32 @@ def remove(path: Path) -> None:
 
 def quarantine(path: Path) -> str | None:
     """Rename a checkpoint that cannot be used, so that you can inspect it. Return the new name, 'skipped-step-…'; None
-    if renaming failed."""
-    aside = path.with_name(f"skipped-{path.name}")
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
-    except OSError:
-        return None
-    return aside.name
+    if renaming failed, because another process has renamed it, too. A checkpoint that has the new name already stays,
+    and the name gets a number."""
+    number = 1
+    while True:
+        aside = path.with_name(f"skipped-{path.name}" + (f".{number}" if number > 1 else ""))
+        try:
+            path.rename(aside)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                return None
+            number += 1
+        else:
+            return aside.name
+
+
+def undo_quarantine(checkpoints: Path, aside: str, name: str) -> None:
+    """Give a checkpoint that `quarantine` renamed its name back, if no other one has it now.
+
+    Args:
+        checkpoints: the run's folder `checkpoints`.
+        aside: the name of the checkpoint now.
+        name: its name before.
+    """
+    if Path(aside).name == aside and _NAME.fullmatch(name):
+        with contextlib.suppress(OSError):  # it is gone, or the name is taken
+            (checkpoints / aside).rename(checkpoints / name)
 
 
 def discard_unfinished(checkpoints: Path) -> None:
@@ -195,32 +295,37 @@ def discard_unfinished(checkpoints: Path) -> None:
             path.rename(final)
 
 
-def _verify_files(folder: OwnedFolder, hashes: bool) -> Manifest:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[OwnedFolder]:
+    """Yield the open folder `path`. Errors of the system, and files of others, become DamagedCheckpointError, or
+    CheckpointError if this process lacks memory or descriptors."""
     try:
-        manifest = Manifest.from_json(json.loads(folder.read(MANIFEST)))
-    except FileNotFoundError:
-        raise CheckpointError(f"{MANIFEST} is missing") from None
-    except (FileError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"its manifest cannot be read ({error})") from None
-    known = {entry.name for entry in manifest.files} | {MANIFEST}
-    strangers = sorted(set(folder.names()) - known)
-    if strangers:
-        raise CheckpointError(f"it holds {strangers[0]}, which its manifest does not name")
-    for entry in manifest.files:
-        _verify_file(folder, entry, hashes)
-    return manifest
+        with OwnedFolder(path) as folder:
+            yield folder
+    except UntrustedError as error:
+        raise DamagedCheckpointError(f"{Path(error.path).name} {error.reason}") from None
+    except OSError as error:
+        words = f"{Path(error.filename or path).name} cannot be read ({error.strerror})"
+        if error.errno in _EXHAUSTED:
+            raise CheckpointError(words) from error
+        raise DamagedCheckpointError(words) from None
 
 
-def _verify_file(folder: OwnedFolder, entry: FileEntry, hashes: bool) -> None:
+@contextlib.contextmanager
+def _open_entry(folder: OwnedFolder, entry: FileEntry) -> Iterator[int]:
     try:
         descriptor = folder.open(entry.name)
     except FileNotFoundError:
-        raise CheckpointError(f"{entry.name} is missing") from None
+        raise DamagedCheckpointError(f"{entry.name} is missing") from None
     try:
         size = os.fstat(descriptor).st_size
         if size != entry.size_bytes:
-            raise CheckpointError(f"{entry.name} has {size} bytes, {entry.size_bytes} were written")
-        if hashes and sha256_of(descriptor) != entry.sha256:
-            raise CheckpointError(f"{entry.name} is not what was written (its hash differs)")
+            raise DamagedCheckpointError(f"{entry.name} has {size} bytes, {entry.size_bytes} were written")
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _check_hash(entry: FileEntry, sha256: str) -> None:
+    if sha256 != entry.sha256:
+        raise DamagedCheckpointError(f"{entry.name} is not what was written (its hash differs)")

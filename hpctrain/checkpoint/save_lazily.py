@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.planner import WriteItem
 
 from hpctrain.base.errors import HpctrainError, StorageError
-from hpctrain.checkpoint.save_and_load import failure_reason, first_failure, quiet_alone
+from hpctrain.checkpoint.dcp_errors import failure_reason, first_failure, quiet_alone
 
 
 class _LazyPlanner(dcp.DefaultSavePlanner):

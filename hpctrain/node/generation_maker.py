@@ -27,8 +27,8 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
-from hpctrain.runs.folder import RunFolder, newest_plan
-from hpctrain.runs.lost_checkpoints import lost_checkpoints_error, saved_step
+from hpctrain.runs.folder import newest_plan
+from hpctrain.runs.lost_checkpoints import CHECKPOINTS, lost_checkpoints_error, saved_step
 from hpctrain.schedule.resolve import schedule_of
 
 
@@ -75,9 +75,11 @@ class GenerationMaker:
         (self.folder / "generations").mkdir(exist_ok=True)
         plan.write(self.folder / name)
         first = plan.ranks[0].node
-        source = self._memory(proposal, plan)
-        failures, newest_start = self._progress(proposal, source)
-        restore = self._newest_path() if source is not None else self._checkpoint(proposal.number, pending)
+        checkpoints = self._list_checkpoints()
+        newest = _relative(checkpoints[-1]) if checkpoints else None
+        source = self._memory(proposal, plan, newest)
+        failures, newest_start = self._progress(proposal, source, newest)
+        restore = newest if source is not None else self._checkpoint(proposal, checkpoints, pending)
         started = source.step if source is not None else _step_of(restore)
         host = next(member for member in proposal.members if member.node == first)
         record = Generation(
@@ -96,12 +98,14 @@ class GenerationMaker:
         )
         return ProposedGeneration(record, plan, lambda: self._publish(proposal.number, pending))
 
-    def _progress(self, proposal: Proposal, source: MemorySource | None) -> tuple[int, int]:
+    def _progress(self, proposal: Proposal, source: MemorySource | None, newest: str | None) -> tuple[int, int]:
         """Return how many generations of the attempt in a row have failed, and the newest step from which one of them
-        started. A generation that left a new checkpoint, or a later step in memory, counts as the first failure.
+        started. A generation that left a new checkpoint, or a later step in memory, counts as the first failure. One
+        whose checkpoint was damaged counts as none.
 
         Args:
             source: the state in memory from which the proposed generation starts.
+            newest: path of the newest checkpoint; None without one.
 
         Raises:
             NoProgressError: more generations have failed than `recovery.retries` allows.
@@ -109,18 +113,16 @@ class GenerationMaker:
         previous = proposal.previous
         if previous is None or previous.attempt != proposal.attempt:
             return 0, 0
-        progressed = is_new_checkpoint(previous.restore, self.newest_checkpoint())
+        if source is None and previous.memory is None and _step_of(newest) < _step_of(previous.restore):
+            # Its workers found the checkpoint damaged, and it was renamed (`skip_checkpoint`).
+            return previous.failures, _step_of(newest)
+        progressed = is_new_checkpoint(previous.restore, newest)
         # Not only than the step from which the last one started: from one that is lost again, nothing was gained.
         progressed |= source is not None and source.step > previous.newest_start
         failures = 1 if progressed else previous.failures + 1
         if (spent := retries_spent_text(failures, self.run.recovery.retries)) is not None:
             raise NoProgressError(f"{spent}; last: {proposal.reason}")
         return failures, previous.newest_start
-
-    def newest_checkpoint(self) -> str | None:
-        """Return the path of the newest complete checkpoint folder, relative to the run folder; None without one."""
-        name = RunFolder(self.folder).newest_checkpoint()
-        return f"checkpoints/{name}" if name is not None else None
 
     def plan_of(self, record: Generation) -> Plan:
         """Return the plan that a generation runs.
@@ -130,12 +132,26 @@ class GenerationMaker:
         """
         return Plan.read(self.folder / record.plan, owned=True)
 
-    def _memory(self, proposal: Proposal, plan: Plan) -> MemorySource | None:
+    def skip_checkpoint(self, record: Generation, reason: str) -> None:
+        """Rename the checkpoint that a generation starts from, and write an event, unless another agent has done so.
+
+        Args:
+            reason: what a worker found to be wrong, beginning with the checkpoint's name.
+        """
+        if record.restore is None:
+            return
+        path = self.folder / record.restore
+        aside = published.quarantine(path)
+        if aside is not None:
+            self.event_log.write("checkpoint_skipped", record.number, reason, path=path.name, now=aside)
+
+    def _memory(self, proposal: Proposal, plan: Plan, newest: str | None) -> MemorySource | None:
         """Return the state in the members' memory to start from; None if they hold no whole one, or none that is as new
         as the newest checkpoint.
 
         Args:
             plan: the plan of the proposed generation.
+            newest: path of the newest checkpoint; None without one.
         """
         plans: dict[int, tuple[str, Plan]] = {}
         for number in sorted({state.generation for states in proposal.held.values() for state in states}):
@@ -145,8 +161,7 @@ class GenerationMaker:
                     record = Generation.read(record_file(self.folder / GENERATIONS, number), owned=True)
                 path = record.plan
                 plans[number] = path, Plan.read(self.folder / path, owned=True)
-        saved = self.newest_checkpoint()
-        newer_than = _step_of(saved) - 1
+        newer_than = _step_of(newest) - 1
         by_number = {number: old for number, (_, old) in plans.items()}
         choice = choose_restore(proposal.held, by_number, plan, newer_than)
         if choice is None:
@@ -156,11 +171,11 @@ class GenerationMaker:
             continued=list(choice.continued), holders=list(choice.holders),
         )  # fmt: skip
 
-    def _newest_path(self) -> str | None:
-        """Return the path of the newest checkpoint, of which nothing is read, after unfinished ones are removed."""
+    def _list_checkpoints(self) -> list[Path]:
+        """Return the folders of the run's checkpoints, oldest first, after unfinished ones are removed."""
         with contextlib.suppress(OSError):
-            published.discard_unfinished(self.folder / "checkpoints")
-        return self.newest_checkpoint()
+            published.discard_unfinished(self.folder / CHECKPOINTS)
+        return published.listed(self.folder / CHECKPOINTS)
 
     def _publish(self, number: int, pending: _PendingEvents) -> None:
         for name, plan in pending.files.items():
@@ -255,54 +270,61 @@ class GenerationMaker:
         except (HpctrainError, OSError):
             return None
 
-    def _checkpoint(self, number: int, pending: _PendingEvents) -> str | None:
+    def _checkpoint(self, proposal: Proposal, checkpoints: list[Path], pending: _PendingEvents) -> str | None:
         """Return the path of the newest checkpoint that verifies, relative to the run folder; None if the run has saved
-        none.
+        none. The hashes of its tensors are not checked, because the workers do that when they load them.
 
         Each newer checkpoint that does not verify is renamed and reported as an event, so that it counts neither as
         progress nor as one of the checkpoints to keep.
 
         Args:
-            number: number of the generation that is proposed.
+            checkpoints: the folders of the run's checkpoints, oldest first.
             pending: gets the events.
 
         Raises:
             RefusedError: the run had saved a checkpoint, and none can be used.
         """
-        checkpoints = self.folder / "checkpoints"
-        with contextlib.suppress(OSError):
-            published.discard_unfinished(checkpoints)
-        newest, skipped = published.newest(checkpoints, self.run.spec().sha256())
+        newest, skipped = published.last_verified(checkpoints, self.run.spec().sha256(), hashes=False)
         if newest is None:
-            self._check_no_checkpoint_lost(number, skipped)
+            self._check_no_checkpoint_lost(proposal, skipped)
         for item in skipped:
             aside = published.quarantine(item.path)
             reason = f"{item.path.name}: {item.reason}"
             pending.events.append(("checkpoint_skipped", reason, {"path": item.path.name, "now": aside}))
-        return f"checkpoints/{newest.path.name}" if newest else None
+        return _relative(newest.path) if newest else None
 
-    def _check_no_checkpoint_lost(self, number: int, skipped: list[published.SkippedCheckpoint]) -> None:
+    def _check_no_checkpoint_lost(self, proposal: Proposal, skipped: list[published.SkippedCheckpoint]) -> None:
         """Check that a run without a usable checkpoint had not saved one. If it had, write one event for each of the
         skipped checkpoints, and one that says what to do.
 
-        Checkpoints that do not verify keep their names, because a file system may come back.
+        Checkpoints that do not verify keep their names, and those that the attempt has renamed get theirs back, because
+        a file system may come back.
 
         Args:
-            number: number of the proposed generation.
             skipped: the checkpoints that do not verify.
 
         Raises:
             RefusedError: the run had saved a checkpoint.
         """
-        step = saved_step(read_events(self.folder / "events.jsonl"))
+        events = read_events(self.folder / "events.jsonl")
+        step = saved_step(events)
         if step is None:
             return
         refused = [f"{item.path.name}: {item.reason}" for item in skipped]
         for item, words in zip(skipped, refused, strict=True):
-            self.event_log.write("checkpoint_skipped", number, words, path=item.path.name)
+            self.event_log.write("checkpoint_skipped", proposal.number, words, path=item.path.name)
+        for event in events:
+            if event.kind == "checkpoint_skipped" and event.attempt == proposal.attempt and event.data.get("now"):
+                refused.append(event.reason)
+                published.undo_quarantine(self.folder / CHECKPOINTS, event.data["now"], event.data["path"])
         words = lost_checkpoints_error(self.folder, step, refused)
-        self.event_log.write("checkpoints_lost", number, words)
+        self.event_log.write("checkpoints_lost", proposal.number, words)
         raise RefusedError(words)
+
+
+def _relative(checkpoint: Path) -> str:
+    """Return the path of a checkpoint's folder within the run folder."""
+    return f"{CHECKPOINTS}/{checkpoint.name}"
 
 
 def _step_of(checkpoint: str | None) -> int:

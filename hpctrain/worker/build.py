@@ -18,11 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.agent.worker_messages import StartOrder
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.checkpoint.load import CheckpointReader
 from hpctrain.checkpoint.memory.live_state import LiveState
 from hpctrain.checkpoint.memory.restore import RestoredState
 from hpctrain.checkpoint.memory.snapshots import SnapshotRing
-from hpctrain.checkpoint.published import verify
-from hpctrain.checkpoint.save_and_load import CheckpointReader, CheckpointSaver
+from hpctrain.checkpoint.save import CheckpointSaver
 from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.gradient_reducer import build_plan_reducer
@@ -235,7 +235,7 @@ def build(folder: Path, order: StartOrder) -> Trainer:
         restored = memory.restore() if memory is not None else None
         if restored is None and order.restore is not None:
             reader = CheckpointReader(folder / order.restore)
-            manifest = verify(folder / order.restore, hashes=False)  # the proposer has already checked the hashes
+            manifest = reader.manifest
             reader.load(collect(named, optimizer), group)
             restored = RestoredState(manifest.step, manifest.loss_scale)
         if restored is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hpctrain.agent.worker_messages import CheckpointSaved, Compiling, StepDone, WeightsHash
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
-from hpctrain.checkpoint.save_and_load import SaveResult
+from hpctrain.checkpoint.save import SaveResult
 from hpctrain.checkpoint.state import collect, fingerprint
 from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
 from hpctrain.parallel.host_copy import HostCopy

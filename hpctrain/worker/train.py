@@ -157,15 +157,17 @@ def _leave(agent_channel: AgentChannel, error: BaseException) -> int:
     """Report to the agent why this worker ends, and return the exit code."""
     failure = failure_of(error)
     now, sentence = ACTIVITY.now, failure.sentence(place_now())
-    # Without the state in memory the next generation starts from a checkpoint: no error of the user.
-    lost = failure.fault.blame == "network" or isinstance(error, MemoryUnusableError)
+    # Without the state in memory, or without this checkpoint, the next generation starts from another one: no error of
+    # the user.
+    lost = failure.fault.blame in ("network", "storage") or isinstance(error, MemoryUnusableError)
     details = ErrorDetails(
         kind=failure.kind, message=failure.message, where=failure.where, step=now.step, operation=now.words()
     )
     report = WorkerError(kind="lost" if lost else "error", sentence=sentence, fault=failure.fault.name, details=details)
     if lost:
         agent_channel.send(report)
-        print(f"hpctrain worker: lost a peer: {sentence}: {failure.message}", file=sys.stderr)
+        words = f"lost a peer: {sentence}: {failure.message}" if failure.fault.blame == "network" else sentence
+        print(f"hpctrain worker: {words}", file=sys.stderr)
         return EXIT_INFRASTRUCTURE
     if failure.where is not None or error.__cause__ is not None:
         traceback.print_exception(error.__cause__ if failure.where is None else error)

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from hpctrain.checkpoint.save_and_load import CheckpointReader
+from hpctrain.checkpoint.load import CheckpointReader
 from hpctrain.model.build import Fill, build_modules, build_part, initialise
 from hpctrain.model.hf_weights import HfWeights
 from hpctrain.model.layers import StageBlocks
@@ -39,10 +39,10 @@ class Weights(Protocol):
 
 
 class SavedWeights:
-    """The weights in a verified checkpoint of any plan."""
+    """The weights in a checkpoint of any plan, whose hashes the command has just checked."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self._reader = CheckpointReader(checkpoint)
+        self._reader = CheckpointReader(checkpoint, hashed=True)
         self._entries = self._reader.entries(PREFIX)
 
     @property

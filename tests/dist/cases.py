@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from processes import largest, launch, process_group
 from torch.distributed.tensor import DTensor
 
+from hpctrain.checkpoint.load import CheckpointReader
 from hpctrain.checkpoint.published import VerifiedCheckpoint, newest
-from hpctrain.checkpoint.save_and_load import CheckpointReader, CheckpointSaver
+from hpctrain.checkpoint.save import CheckpointSaver
 from hpctrain.checkpoint.state import collect, fingerprint, prepare_moments, set_optimizer_step
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.corpus.read.objective import SpecialTokens, examples

@@ -1,9 +1,11 @@
-"""`hpctrain bench checkpoint`: how long a save stalls the training, compared with other ways to save the same state.
+"""`hpctrain bench checkpoint`: how long a save stalls the training, compared with other ways to save the same state,
+and how long loading takes.
 
 Each round saves the state of a real trainer in four ways, in an order that rotates: hpctrain's save in the background,
 hpctrain's save when the training waits for the writer, torch's `dcp.save` and torch's `dcp.async_save`. A stall is the
 time until the training may go on. At its end, each round times training steps while hpctrain's writer works, and three
-training steps without a writer. A last process times steps whose state lies in memory that outlives the process.
+training steps without a writer. Four processes then load a checkpoint whose hashes they check together. A last process
+times steps whose state lies in memory that outlives the process.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch import Tensor
 from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
 from hpctrain.bench.ranks import leave_process_group, run_ranks
 from hpctrain.bench.record import make_record
+from hpctrain.bench.recovery.loading import load_pairs
 from hpctrain.bench.recovery.state_memory import step_pairs
 from hpctrain.checkpoint.state import collect
 from hpctrain.launch import small_run
@@ -55,11 +58,13 @@ class SaveSettings:
     process."""
     memory_seq_len: int = 256
     """Tokens of a sequence there. What a step copies into that memory takes the same time for any number of tokens."""
+    loading_ranks: int = 4
+    """Ranks that save a checkpoint with ZeRO 3, and load it."""
 
 
 def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure four ways of saving (hpctrain's in the background and waited for, torch's `dcp.save` and
-    `dcp.async_save`) in one training process; return the record of the bench.
+    `dcp.async_save`) in one training process, and loading in several; return the record of the bench.
 
     Args:
         progress: called with the name of the measurement before it begins.
@@ -72,6 +77,12 @@ def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str
     with small_run.temporary_corpus() as folder:
         small_run.make_run(folder / "run", folder / "corpus", settings.spec, settings.rows, settings.seq_len)
         rows, facts = run_ranks(_saves, 1, folder / "run", plan, settings)
+        progress("loading")
+        shared = small_run.make_plan(1, settings.loading_ranks, settings.spec.layers, 1, 1, zero=3)
+        small_run.make_run(folder / "load", folder / "corpus", settings.spec, settings.loading_ranks, settings.seq_len)
+        loads = run_ranks(load_pairs, settings.loading_ranks, folder / "load", shared, settings.rounds)
+        case = f"load, {settings.loading_ranks} ranks hash their parts"
+        rows.append(compare(case, "rank 0 hashes all", loads))
         progress("steps with state in memory")
         longer = small_run.make_plan(1, 1, settings.spec.layers, settings.memory_rows, 1)
         small_run.make_run(

@@ -294,6 +294,9 @@ class SimulatedSource:
         self._process.world.begun.setdefault(record.number, set()).add(self._process.incarnation)
         return self._process.world.plans[record.plan]
 
+    def skip_checkpoint(self, record: Generation, reason: str) -> None:
+        raise AssertionError("simulated workers load no checkpoint")
+
 
 class SilentLog:
     """A log of events that forgets them."""

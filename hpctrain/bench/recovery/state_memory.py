@@ -14,7 +14,7 @@ from torch import Tensor
 from hpctrain.bench.comparison import TimeSample
 from hpctrain.bench.ranks import leave_process_group
 from hpctrain.checkpoint.memory.live_state import LiveState, SegmentOwner
-from hpctrain.checkpoint.save_and_load import local_part
+from hpctrain.checkpoint.save import local_part
 from hpctrain.checkpoint.state import MOMENTS, set_optimizer_step
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer

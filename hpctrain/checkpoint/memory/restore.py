@@ -26,11 +26,11 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from hpctrain.base.errors import CheckpointError, InputError
+from hpctrain.checkpoint.dcp_errors import first_failure, last_line
 from hpctrain.checkpoint.memory.chunks import ChunkStore, Place, Request
 from hpctrain.checkpoint.memory.mapping import MappedSegment
 from hpctrain.checkpoint.memory.segment import REGIONS, SegmentError, StepVerdict, read_verdict
 from hpctrain.checkpoint.memory.update import finish
-from hpctrain.checkpoint.save_and_load import first_failure, last_line
 from hpctrain.records.format.input_file import parse_json_line
 from hpctrain.records.history.manifest import LossScale
 from hpctrain.records.history.run_log import MetricRow

@@ -275,7 +275,7 @@ def runtime(pairs: int, cases: tuple[str, ...], as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
     """Measure how long a save in the background stalls the training, compared with a save that the training waits for
-    and with torch's `dcp.save` and `dcp.async_save`.
+    and with torch's `dcp.save` and `dcp.async_save`, and how long loading takes when all ranks share the hashing.
 
     With --kills: exit code 1 if a checkpoint was lost, corrupt or older than the one before the kill.
     """

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Blame = Literal["device", "node", "network", "user"]
+Blame = Literal["device", "node", "network", "storage", "user"]
 """What is to blame for a fault. device: a GPU. node: another part of one node. network: the links between nodes, so no
-node is to blame. user: the program, the data or the settings of the run."""
+node is to blame. storage: a file of the run, so no node is to blame. user: the program, the data or the settings of the
+run."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,12 @@ class Fault:
 EXCEPTION = "exception"
 """Name of the fault for every error that no other row of the table of faults matches."""
 LOST_PEER = "lost_peer"
+CHECKPOINT_DAMAGED = "checkpoint_damaged"
+"""Name of the fault after which the next generation starts from an older checkpoint."""
 
 FAULTS: tuple[Fault, ...] = (
+    Fault(CHECKPOINT_DAMAGED, "storage", "a file of the checkpoint is not what was written",
+          kinds=("DamagedCheckpointError",)),
     Fault("gpu_memory_error", "device", "uncorrectable memory error of a GPU",
           texts=("uncorrectable ecc error", "error_ecc_uncorrectable"), xids=(48, 63, 64, 92, 94, 95)),
     Fault("gpu_lost", "device", "a GPU has fallen off the bus",
@@ -85,9 +90,11 @@ a GPU, precede rows of their symptoms on other nodes, such as a lost peer."""
 _BY_NAME = {fault.name: fault for fault in FAULTS}
 _BY_XID = {xid: fault for fault in FAULTS for xid in fault.xids}
 _XID = re.compile(r"\bNVRM: Xid \([^)]{1,40}\): (\d{1,4})\b")
-_SYSTEM = frozenset({"RuntimeError", "OSError", "MemoryError", "SystemError", "StorageError", "Superseded"})
-"""Base classes of all errors that torch, NCCL and the system raise. Any other error is one of the program, whatever its
-text: a ValueError with the text 'too many open files' is no fault of the node."""
+_SYSTEM = frozenset(
+    {"RuntimeError", "OSError", "MemoryError", "SystemError", "StorageError", "Superseded", "DamagedCheckpointError"}
+)
+"""Base classes of all errors that torch, NCCL, the system and hpctrain's checks raise. Any other error is one of the
+program, whatever its text: a ValueError with the text 'too many open files' is no fault of the node."""
 
 
 def fault_named(name: object) -> Fault:

@@ -68,7 +68,8 @@ EVENTS: Mapping[EventKind, str] = {
     "preempted": "The attempt was asked to stop by `asked_by`, a signal; a checkpoint is saved first.",
     "time_limit": "The time limit of the job is near, or has ended it.",
     "checkpoint_saved": "The checkpoint of `step` is on disk: `size_bytes` of all ranks, after `seconds`.",
-    "checkpoint_skipped": "A checkpoint could not be saved (`step`), or is not used: its hashes differ (`path`).",
+    "checkpoint_skipped": "A checkpoint could not be saved (`step`), or is not used because it is damaged (`path`); "
+    "`now` is its new name.",
     "from_seed": "The run starts again from the seed, as a person asked; `aside` are the new names of its checkpoints.",
     "checkpoints_lost": "The run had saved a checkpoint, and none can be used.",
     "waiting_for_room": "The disk is full; the last checkpoint (`step`) waits for space.",

@@ -57,6 +57,14 @@ def broken(me: str = "n0", phase_since: float = 100.0, **changes: object) -> Age
     return replace(view, **changes)  # type: ignore[arg-type]
 
 
+def test_a_damaged_checkpoint_ends_the_generation_and_is_no_loss_of_contact() -> None:
+    failure = WorkerFailure(0, "step-00000004: __0_0.distcp is missing", fault_named("checkpoint_damaged"))
+    workers = WorkerView(0, 76, 100.0, error=failure.sentence, failure=failure)
+    decision = decide(100.0, running(workers=workers), SETTINGS)
+    words = "the checkpoint is damaged: step-00000004: __0_0.distcp is missing"
+    assert (decision.act, decision.reason) == ("end_generation", words)
+
+
 def test_nothing_happened() -> None:
     assert decide(100.0, running(), SETTINGS) == Decision("wait", "training")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.errors import CheckpointError, StorageError, Superseded
+from hpctrain.base.errors import CheckpointError, DamagedCheckpointError, StorageError, Superseded
 from hpctrain.checkpoint import published
 from hpctrain.records.history.generation import Fence, record_file
 from hpctrain.records.history.manifest import Manifest
@@ -171,6 +171,40 @@ def test_a_checkpoint_that_cannot_be_used_is_put_aside(tmp_path: Path) -> None:
     assert published.quarantine(damaged) == "skipped-step-00000050"
     assert published.listed(tmp_path) == []
     assert (tmp_path / "skipped-step-00000050" / "manifest.json").exists()
+
+
+def test_one_that_was_put_aside_before_stays(tmp_path: Path) -> None:
+    for content, name in ((b"first", "skipped-step-00000050"), (b"again", "skipped-step-00000050.2")):
+        damaged = make(tmp_path, 50, content)
+        assert published.quarantine(damaged) == name
+        assert published.quarantine(damaged) is None, "another process did it"
+        assert (tmp_path / name / "__0_0.distcp").read_bytes() == content
+
+
+def test_what_was_put_aside_gets_its_name_back_unless_another_one_has_it(tmp_path: Path) -> None:
+    aside = published.quarantine(make(tmp_path, 50))
+    assert aside is not None
+    published.undo_quarantine(tmp_path, aside, "../step-00000050")
+    published.undo_quarantine(tmp_path, f"../{tmp_path.name}/{aside}", "step-00000050")
+    assert published.listed(tmp_path) == []
+    published.undo_quarantine(tmp_path, aside, "step-00000050")
+    assert [path.name for path in published.listed(tmp_path)] == ["step-00000050"]
+    aside = published.quarantine(tmp_path / "step-00000050")
+    assert aside is not None
+    make(tmp_path, 50, b"other")
+    published.undo_quarantine(tmp_path, aside, "step-00000050")
+    assert (tmp_path / "step-00000050" / "__0_0.distcp").read_bytes() == b"other"
+    assert (tmp_path / aside).is_dir()
+
+
+def test_without_hashes_only_that_of_the_metadata_is_checked(tmp_path: Path) -> None:
+    flip(make(tmp_path, 50))
+    found, skipped = published.newest(tmp_path, hashes=False)
+    assert found is not None
+    assert skipped == []
+    (tmp_path / "step-00000050" / ".metadata").write_bytes(b"metadatA")
+    with pytest.raises(DamagedCheckpointError, match=r"^\.metadata is not what was written"):
+        published.verify(tmp_path / "step-00000050", hashes=False)
 
 
 def test_no_checkpoints_folder_is_no_checkpoint(tmp_path: Path) -> None:

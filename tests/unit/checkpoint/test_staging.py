@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hpctrain.checkpoint.save_and_load import StagingBuffers
+from hpctrain.checkpoint.save import StagingBuffers
 
 
 def state(value: float) -> dict[str, torch.Tensor]:

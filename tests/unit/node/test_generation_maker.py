@@ -13,10 +13,12 @@ from steps_made import truth, write_generation
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import Proposal
 from hpctrain.base.errors import FileError, RefusedError
+from hpctrain.checkpoint import published
 from hpctrain.node import generation_maker
 from hpctrain.node.generation_maker import GenerationMaker
 from hpctrain.planner import make_plan
-from hpctrain.records.history.generation import Generation, Member, StoreAddress
+from hpctrain.records.history.generation import Fence, Generation, Member, StoreAddress
+from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.history.provenance import NodeEnvironment, SoftwareVersions
 from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.plan.plan import Plan, Stage
@@ -111,6 +113,44 @@ def test_a_run_that_had_saved_a_step_is_not_begun_from_the_seed(tmp_path: Path) 
     with restarting_from_seed(RunFolder(tmp_path), 1.0):
         pass
     plan_on(tmp_path, run_of(), "a")
+
+
+def save(folder: Path, run: Run, step: int) -> Path:
+    """A checkpoint of the run, which holds no tensors."""
+    temporary = folder / "checkpoints" / ".new"
+    temporary.mkdir(parents=True)
+    (temporary / ".metadata").write_bytes(b"metadata")
+    manifest = Manifest(
+        step=step, generation=0, samples=step, seed=0, run_sha256="", model_sha256=run.spec().sha256(), world_size=1,
+        files=[published.describe_file(temporary / ".metadata")],
+    )  # fmt: skip
+    return published.publish(temporary, manifest, Fence(folder / "generations", 0))
+
+
+def test_a_checkpoint_that_workers_found_damaged_costs_no_retry(tmp_path: Path) -> None:
+    run = run_of()
+    topology("a").write(tmp_path / "topology.json")
+    log = EventLog(tmp_path / "events.jsonl", "a", 1, FakeClock())
+    maker = GenerationMaker(tmp_path, run, ("a",), log)
+    save(tmp_path, run, 10)
+    save(tmp_path, run, 20)
+    log.write("checkpoint_saved", 0, "", step=20)
+    first = maker.make(Proposal(0, 1, members("a"), None, "start", "a")).record
+    failed = maker.make(Proposal(1, 1, members("a"), first, "a worker died", "a")).record
+    assert (failed.restore, failed.failures) == ("checkpoints/step-00000020", 1)
+
+    for _ in range(2):  # two nodes report it
+        maker.skip_checkpoint(failed, "step-00000020: __0_0.distcp is missing")
+    older = maker.make(Proposal(2, 1, members("a"), failed, "the checkpoint is damaged", "a")).record
+    assert (older.restore, older.failures, older.newest_start) == ("checkpoints/step-00000010", 1, 10)
+    skipped = [event for event in read_events(tmp_path / "events.jsonl") if event.kind == "checkpoint_skipped"]
+    assert [event.data for event in skipped] == [{"path": "step-00000020", "now": "skipped-step-00000020"}]
+
+    maker.skip_checkpoint(older, "step-00000010: __0_0.distcp is missing")
+    with pytest.raises(RefusedError, match=r"none of those in checkpoints can be used \(step-00000020: __0_0.distcp"):
+        maker.make(Proposal(3, 1, members("a"), older, "the checkpoint is damaged", "a"))
+    names = [path.name for path in published.listed(tmp_path / "checkpoints")]
+    assert names == ["step-00000010", "step-00000020"]
 
 
 def test_what_cannot_be_fixed_on_fewer_nodes_is_given_up_and_told_why(tmp_path: Path) -> None:

@@ -21,9 +21,11 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from hpctrain.base.errors import HpctrainError
+from hpctrain.checkpoint.published import describe_file
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.hf.output import ExportFormat
 from hpctrain.model.build import build_stage
+from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.run.run import run_of
 from hpctrain.worker.verbs.export import ExportRequest, export
 from hpctrain.worker.weights import SavedWeights, weights_of
@@ -58,6 +60,10 @@ class _Cut(DefaultSavePlanner):
 def _save(folder: Path, tensors: dict[str, Tensor], cuts: list[int], files: bool) -> Path:
     writer = dcp.FileSystemWriter(folder, single_file_per_rank=files, sync_files=False)
     dcp.save(tensors, storage_writer=writer, planner=_Cut(cuts), no_dist=True)
+    Manifest(
+        step=1, generation=0, samples=1, seed=0, run_sha256="", model_sha256="", world_size=1,
+        files=[describe_file(path) for path in sorted(folder.iterdir())],
+    ).write(folder / "manifest.json")  # fmt: skip
     return folder
 
 

@@ -1,7 +1,6 @@
-"""Saves checkpoints in the background and loads them into any plan; torch.distributed.checkpoint (DCP) reads and writes
-the shards.
+"""Saves checkpoints in the background; torch.distributed.checkpoint (DCP) writes the shards.
 
-To save, each rank copies its tensors between two steps. A thread with its own process group writes the copy and hashes
+Each rank copies its tensors between two steps. A thread with its own process group writes the copy and hashes
 the files of the rank. Rank 0 publishes the folder when every rank has finished.
 
 The memory for the copy is allocated once, on that thread while the first steps are computed, and each save only copies
@@ -11,29 +10,25 @@ device the memory is pinned, so that the device copies at the full rate of its l
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from hpctrain.base.atomic import storage_errors
-from hpctrain.base.errors import CheckpointError, StorageError, Superseded
+from hpctrain.base.errors import StorageError, Superseded
 from hpctrain.base.system.disk_space import check_disk_space
 from hpctrain.checkpoint import published
+from hpctrain.checkpoint.dcp_errors import failure_reason
 from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.manifest import FileEntry, Manifest
 
@@ -225,113 +220,12 @@ class CheckpointSaver:
             raise StorageError(message[0])
 
 
-class CheckpointReader(dcp.FileSystemReader):
-    """Reader of a verified checkpoint's folder for several calls. It reads the checkpoint's list of tensors only once,
-    because reading the list of a large checkpoint takes as long as reading one of its tensors."""
-
-    _metadata: Metadata | None = None
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        if self._metadata is None:
-            self._metadata = super().read_metadata(*args, **kwargs)
-        return self._metadata
-
-    def entries(self, prefix: str) -> dict[str, TensorStorageMetadata]:
-        """Return name without the prefix -> size and type, for the tensors whose names begin with a prefix."""
-        return {
-            name.removeprefix(prefix): entry
-            for name, entry in self.read_metadata().state_dict_metadata.items()
-            if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
-        }
-
-    def load(self, tensors: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
-        """Load the checkpoint into `tensors` in place. Collective; each rank reads only the parts that its tensors
-        need.
-
-        Args:
-            tensors: this rank's part of the state, by name.
-            group: the ranks that load; None: this process alone.
-
-        Raises:
-            CheckpointError: a tensor is missing or cannot be read.
-        """
-        try:
-            with quiet_alone():
-                dcp.load(tensors, storage_reader=self, process_group=group, no_dist=group is None)
-        except dcp.api.CheckpointException as error:
-            # torch's class does not derive from Exception, so `except Exception` would not catch it.
-            raise CheckpointError(f"{self.path}: cannot load: {last_line(first_failure(error)[1])}") from None
-
-    def load_with_prefix(self, prefix: str, group: dist.ProcessGroup | None) -> dict[str, Tensor]:
-        """Return name without the prefix -> whole tensor, on the CPU, for the tensors whose names begin with a prefix.
-        Collective; each rank of `group` may give another prefix.
-
-        Raises:
-            CheckpointError: a tensor cannot be read.
-        """
-        tensors = {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in self.entries(prefix).items()
-        }
-        self.load({f"{prefix}{name}": tensor for name, tensor in tensors.items()}, group)
-        return tensors
-
-
-@contextlib.contextmanager
-def quiet_alone() -> Iterator[None]:
-    """Silence torch's warning that one process saves or loads alone, which takes that for a mistake."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
-
-
 def _make_folder(path: Path) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise StorageError(f"{path}: cannot make the folder: {error.strerror}") from error
-
-
-def failure_reason(error: dcp.api.CheckpointException, path: Path) -> str:
-    """Return why DCP could not write to the folder `path`, in one line. The reason is the file system's error if it
-    also refuses a test file in the folder now, else the error of the first rank that failed."""
-    refusal = _refusal(path)
-    if refusal is not None:
-        return f"{path}: cannot write: {refusal}"
-    rank, cause = first_failure(error)
-    return f"{path}: rank {rank} cannot write: {last_line(cause)}"
-
-
-def first_failure(error: dcp.api.CheckpointException) -> tuple[int, BaseException]:
-    """Return the number of the first rank that failed, and its error."""
-    rank, failure = min(error.failures.items(), default=(0, error))
-    return rank, failure[0] if isinstance(failure, tuple) else failure  # with a summary of its traceback
-
-
-def last_line(cause: BaseException) -> str:
-    """Return the last line of an error's text, else the name of its class."""
-    lines = str(cause).strip().splitlines()
-    return lines[-1] if lines else type(cause).__name__
-
-
-def _refusal(folder: Path) -> str | None:
-    """Write 1 MiB to a file in the folder, as a test, and remove it. Return the file system's error, or None if the
-    write works.
-
-    The test is needed because torch's writer reports a full disk as a wrong file position, without the system's error.
-    """
-    probe = folder / ".room"
-    try:
-        with storage_errors(probe), probe.open("wb") as file:
-            file.write(bytes(2**20))
-            file.flush()
-            os.fsync(file.fileno())
-    except StorageError as error:
-        cause = error.__cause__
-        return str(cause.strerror) if isinstance(cause, OSError) else str(error)
-    finally:
-        probe.unlink(missing_ok=True)
-    return None
 
 
 def _lock_in_place(tensors: list[Tensor], device: torch.device) -> None:
