@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from hpctrain.agent.agreement_messages import REASON_CHARS
+from hpctrain.agent.background import in_background
 from hpctrain.agent.decide import Decision, decide
 from hpctrain.agent.event_log import EventLog, crash_message
 from hpctrain.agent.generation_store import GenerationSource, GenerationStore, StateKeeper
@@ -17,7 +18,8 @@ from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.next_generation import AgentIdentity, NextGeneration, ProposalFailure
 from hpctrain.agent.peer_messages import Announcement
 from hpctrain.agent.peers import PeerMesh, ReachabilityTracker
-from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase
+from hpctrain.agent.start_files import StartFiles, StartPreparation
+from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase, WorkerView
 from hpctrain.agent.worker_messages import (
     MemoryOrder,
     StartOrder,
@@ -28,7 +30,8 @@ from hpctrain.agent.worker_messages import (
     WorkerReady,
 )
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import FileError, HpctrainError
+from hpctrain.base.errors import StorageError
+from hpctrain.base.helper_thread import HelperThread
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.records.history.fault import CHECKPOINT_DAMAGED
 from hpctrain.records.history.generation import GENERATIONS, Generation, Member
@@ -37,9 +40,6 @@ TICK_S = 0.1
 """Longest time between two decisions, in seconds."""
 LINGER_S = 5.0
 """Longest time, in seconds, for which an agent stays when its part in the attempt is over."""
-PLAN_PATIENCE_S = 20.0
-"""Seconds for which an agent tries to read the plan of a generation; then it ends, so that the others go on without its
-node."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,11 @@ class AgentContext:
     clock: Clock
     stop_wanted: Callable[[], str | None]
     """Returns who asked this node to save and stop; None if nobody did."""
-    making: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "proposal"))
+    making: Executor = field(default_factory=lambda: HelperThread("proposal"))
     """The thread that makes records. The search for a plan may take longer than the heartbeat timeout."""
-    files: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "files"))
-    """The thread that reads and writes the files of the agreement, because a file system may hang."""
+    files: Executor = field(default_factory=lambda: HelperThread("files"))
+    """The thread that reads and writes all other files, because a file system may hang: those of the agreement, plans,
+    addresses and the workers' logs. Events have a thread of their own (`EventLog.in_background`)."""
     listen: Callable[[str], socket.socket] = lambda addr: socket.create_server((addr, 0))
     """Opens a listening socket for the store of a generation."""
     memory: StateKeeper | None = None
@@ -85,11 +86,13 @@ class Agent:
         self._context = context
         self._memory = context.memory
         self._state = AgentView(place.node, place.nodes, "joining", context.clock.now(), incarnation=place.incarnation)
+        threads = in_background(context.making, peers.wake), in_background(context.files, peers.wake)
         self._next = NextGeneration(
             place, peers, source, store or GenerationStore(place.folder / GENERATIONS), context.event_log,
-            (context.making, context.files), self._end_for_agreement,
+            threads, self._end_for_agreement,
             context.memory.held if context.memory is not None else tuple,
         )  # fmt: skip
+        self._starting = StartPreparation(place.node, source, group, threads[1])
         self._stop_logged = False
         self._fault_at: float | None = None
         self._last_step: dict[str, float] = {}
@@ -102,7 +105,11 @@ class Agent:
         self._store_socket: socket.socket | None = None
         self._exit_code: int | None = None
         self._leave_at = 0.0
-        self._no_plan_since: float | None = None
+
+    @property
+    def record(self) -> Generation | None:
+        """The generation that this agent has entered last; None before the first one."""
+        return self._state.record
 
     def run(self) -> int:
         """Take part in the attempt until the run is done, stopped or failed. End all workers; return the exit code."""
@@ -154,10 +161,15 @@ class Agent:
             self._apply_update(now, news)
         self._pass_on_stop()
         self._next.receive(now)
-        self._next.publish(now)
+        try:
+            self._next.publish(now)
+        except StorageError as error:
+            return self._fail(Decision("fail", str(error), exit_code=error.exit_code))
         decided = self._next.decided(now, between=self._state.phase in ("joining", "fault"))
         if decided is not None:
-            return self._adopt(decided)
+            self._adopt(decided)
+        elif (files := self._starting.poll(now)) is not None:
+            self._start_workers(now, files)
         return self._act(now, decide(now, self._view(), self._limits))
 
     def _report_losses(self) -> None:
@@ -214,37 +226,34 @@ class Agent:
             return self._fail(failure.decision)
         return None
 
-    def _adopt(self, record: Generation) -> int | None:
-        """Enter a generation that the agents agreed on: end this node's workers, and start those of the new one. Return
-        the exit code if the generation cannot be announced, else None. If the plan cannot be read, the next turn tries
-        again."""
+    def _adopt(self, record: Generation) -> None:
+        """Enter a generation that the agents agreed on: end this node's workers, and begin to get the files that those
+        of the new one need."""
         if self._state.phase == "running":
             self._fault_at = self._clock.now()
         self._end_workers()
         self._stop_logged = False
-        try:
-            plan = self._source.plan_of(record)
-        except FileError as error:
-            if self._no_plan_since is None:
-                self._no_plan_since = self._clock.now()
-                print(f"hpctrain agent: generation {record.number} begins later: {error}", flush=True)
-            if self._clock.now() - self._no_plan_since > PLAN_PATIENCE_S:
-                raise
-            return None
-        self._no_plan_since = None
-        try:
-            self._next.enter(self._clock.now(), record, plan, int(self._last_step.get("step", 0)))
-        except HpctrainError as error:
-            return self._fail(Decision("fail", str(error), exit_code=error.exit_code))
-        self._state = replace(self._state, record=record, working=tuple(plan.nodes))
+        plan = self._next.enter(self._clock.now(), record, int(self._last_step.get("step", 0)))
+        # Until the plan is read, any member may hold ranks.
+        members = tuple(member.node for member in record.members)
+        self._state = replace(self._state, record=record, working=members)
+        self._event_log.generation = record.number
+        self._starting.begin(record, plan, self._is_member(record))
+        self._enter("running", record.reason)
+
+    def _start_workers(self, now: float, files: StartFiles) -> None:
+        """Start this node's workers of the generation that it has entered."""
+        record, plan = self._state.record, files.plan
+        assert record is not None, "its files were asked for"
+        self._next.note_start(record, plan, int(self._last_step.get("step", 0)))
+        self._state = replace(self._state, working=tuple(plan.nodes))
         self._places = plan.ranks
         node_ranks = [rank for rank, device_id in enumerate(plan.ranks) if device_id.node == self._place.node]
         node_ranks = node_ranks if self._is_member(record) else []
         memory = self._memory.orders(record, plan, node_ranks) if self._memory is not None else {}
         orders = [self._order(record, rank, memory.get(rank)) for rank in node_ranks]
         serves = record.store.node == self._place.node and self._is_member(record)
-        if self._is_member(record):
-            self._group.start(self._clock.now(), orders, self._store_socket if serves else None)
+        self._group.start(now, orders, self._store_socket if serves else None, files.logs)
         if serves:
             # The worker of rank 0 has inherited this socket. The next generation gets another port, so no late worker
             # connects to it.
@@ -254,8 +263,6 @@ class Agent:
         self._watched = self._group.channels()
         for channel in self._watched:
             self._peers.watch(channel)
-        self._enter("running", record.reason)
-        return None
 
     def _order(self, record: Generation, rank: int, memory: MemoryOrder | None) -> StartOrder:
         store = StoreConnection(addr=record.store.addr, port=record.store.port, secret=self._peers.store_secret(record))
@@ -315,6 +322,7 @@ class Agent:
             self._group.stop()
 
     def _end_workers(self) -> None:
+        self._starting.cancel()
         for channel in self._watched:
             self._peers.unwatch(channel)
         self._watched = []
@@ -332,17 +340,25 @@ class Agent:
         self._peers.take_messages()
         over = ("done", "stopped", "failed", "cut_off")
         informed = all(not view.connected or view.phase in over for view in self._peers.views())
-        published = self._next.publish(self._clock.now())
+        published = False
+        with contextlib.suppress(StorageError):  # the copy of a plan, which no attempt needs
+            published = self._next.publish(self._clock.now())
         return code if (informed and published) or self._clock.now() >= self._leave_at else None
 
     def _view(self) -> AgentView:
         return replace(
             self._state,
             peers=self._peers.views(),
-            workers=replace(self._group.view(), doing=self._doing()),
+            workers=self._worker_view(),
             stop_wanted=self._context.stop_wanted() is not None,
             silent=self._reachability.silent,
         )
+
+    def _worker_view(self) -> WorkerView:
+        if self._state.phase == "running" and self._starting.is_pending:
+            # Before they start, workers count as hanging after the same time.
+            return WorkerView(1, last_progress=self._state.phase_since, waits_for_files=True)
+        return replace(self._group.view(), doing=self._doing())
 
     def _announcement(self) -> Announcement:
         assert self._store_socket is not None, "run opened it"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from hpctrain.agent.agreement_messages import (
     MAX_HELD,
@@ -22,6 +22,7 @@ from hpctrain.agent.agreement_messages import (
     Promise,
     Refusal,
 )
+from hpctrain.agent.background import Background
 from hpctrain.agent.consensus import WITNESS, AcceptorState, Ballot, Electorate, Proposer, Vote
 from hpctrain.agent.generation_store import ProposedGeneration
 from hpctrain.agent.witness import Journal, Witness
@@ -43,15 +44,6 @@ BACKOFF_S = 0.1
 proposers do not outbid each other for ever."""
 BACKOFF_MAX_TRIES = 20
 """Most refusals that `BACKOFF_S` counts. After so many, a file that cannot be read or written is an error."""
-
-Result = TypeVar("Result")
-
-
-class Background(Protocol):
-    """Begins calls that may take long, in another thread."""
-
-    def __call__(self, call: Callable[..., Result], *arguments: object) -> Future[Result]:
-        """Begin one call."""
 
 
 class MessageRoutes(Protocol):

@@ -161,6 +161,9 @@ def _worker_error(view: AgentView, code: int) -> Decision:
 
 
 def _hung(view: AgentView, limit_s: float) -> Decision:
+    if view.workers.waits_for_files:
+        words = f"its workers could not start for {limit_s:g} s: their plan or a log in the run folder is not open yet"
+        return Decision("end_generation", f"{view.me}: {words}")
     doing = [*view.workers.doing, *(item for peer in view.peers for item in peer.doing)]
     known = f": {describe_hang(doing)}" if doing else ""
     reason = f"{view.me}: no step for {limit_s:g} s{known}"

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import sys
 import threading
 import traceback
 from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, StorageError
+from hpctrain.base.helper_thread import HelperThread
 from hpctrain.records.history.run_log import Event, EventKind
 
 WAITING_EVENTS = 1000
 """Most events that wait while the disk is full; of more, the oldest are dropped."""
+FLUSH_S = 5.0
+"""Longest time, in seconds, for which the end of `EventLog.in_background` waits for events to be written."""
 
 
 class EventLog:
@@ -29,6 +37,24 @@ class EventLog:
         # The thread that makes a generation writes events too.
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque(maxlen=WAITING_EVENTS)
+        self._thread: HelperThread | None = None
+        self.generation = -1
+        """The generation that the agent has entered last; -1 before the first one. For events of code that knows no
+        generation."""
+
+    @contextlib.contextmanager
+    def in_background(self) -> Iterator[None]:
+        """Let a thread write the events of the `with` block, in their order, and what this process prints to stdout, so
+        that nobody in it waits for the file system. At its end, wait at most `FLUSH_S` until all is written. If that is
+        not enough, the thread goes on, also with later events, as long as the process runs."""
+        self._thread = thread = HelperThread("events")
+        try:
+            with contextlib.redirect_stdout(_BackgroundStream(sys.stdout, thread)):
+                yield
+        finally:
+            if wait([thread.submit(lambda: None)], FLUSH_S).done:
+                self._thread = None
+                thread.shutdown()
 
     def write(self, kind: EventKind, generation: int, reason: str, **data: Any) -> None:
         """Append one event, and print it. A full disk does not stop the training: the event waits, and a later call
@@ -50,6 +76,12 @@ class EventLog:
         )
         line = json.dumps(event.to_json(), allow_nan=False)
         print(line, flush=True)
+        if self._thread is None:
+            self._append(line)
+        else:
+            self._thread.submit(self._append, line)
+
+    def _append(self, line: str) -> None:
         with self._lock:
             self._waiting.append(line)
             try:
@@ -58,6 +90,21 @@ class EventLog:
                     self._waiting.popleft()
             except StorageError as error:
                 print(f"event not written: {error}", flush=True)
+
+
+class _BackgroundStream(io.TextIOBase):
+    """A text stream that lets a thread write to another one."""
+
+    def __init__(self, stream: TextIO, thread: HelperThread) -> None:
+        self._stream = stream
+        self._thread = thread
+
+    def write(self, text: str) -> int:
+        self._thread.submit(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._thread.submit(self._stream.flush)
 
 
 def crash_message(node: str, error: Exception) -> str:

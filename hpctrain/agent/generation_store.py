@@ -167,9 +167,11 @@ class ProposedGeneration:
     plan: Plan
     """The plan that the generation runs."""
     announce: Callable[[], None]
-    """Writes a new plan to the run folder (`plan.json` or `plan-<generation>.json`, a copy that users may edit), and
-    the events about the plan and the checkpoint. Called once if the agents agree on this record, and not for a losing
-    proposal."""
+    """Writes the events about the plan and the checkpoint. Called once if the agents agree on this record, and not for
+    a losing proposal."""
+    save_plan: Callable[[], None] = lambda: None
+    """Writes a new plan to the run folder: `plan.json` or `plan-<generation>.json`, a copy that users may edit. Called
+    once after `announce`, in another thread, because the file system may hang."""
 
 
 class StateKeeper(Protocol):

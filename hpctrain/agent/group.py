@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,33 @@ from hpctrain.agent.worker_messages import (
     read_report,
 )
 from hpctrain.base.activity import ActivityRecord, read_record, shared_record
+from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.base.net.wire import LineChannel, MalformedMessage
 from hpctrain.base.process import WORKER, Process, Runner
-from hpctrain.records.history.fault import EXCEPTION, fault_named
+from hpctrain.records.history.fault import EXCEPTION, Fault, fault_named
 from hpctrain.records.history.run_log import EventKind
 
 KILL_WAIT_S = 2.0
 """Seconds to wait for the ends of workers that were killed; shorter than the heartbeat timeout, because the agent sends
 no heartbeat meanwhile."""
+EVIDENCE_S = 2.0
+"""Longest time, in seconds, for which the end of a worker that aborted is not news yet, because its log is being
+read."""
+
+
+@dataclass(frozen=True)
+class WorkerLog:
+    """The log file of a device, open for the next worker."""
+
+    path: Path
+    descriptor: int
+    size: int
+    """Bytes of the file that earlier workers wrote."""
+
+    def close(self) -> None:
+        """Close the descriptor. This may wait for the file system."""
+        os.close(self.descriptor)
 
 
 @dataclass
@@ -61,10 +80,8 @@ class WorkerProcess:
     """The agent channel to the worker."""
     activity: int
     """Descriptor of the worker's activity record in shared memory."""
-    log: Path
-    """Log file of the worker's device."""
-    log_start: int
-    """Bytes of the worker's log file that earlier workers wrote."""
+    log: WorkerLog
+    """Log file of the worker's device. The descriptor is closed."""
     exit_code: int | None = None
     """Exit code of the process; None while the worker runs."""
     failure: WorkerFailure | None = None
@@ -75,6 +92,8 @@ class WorkerProcess:
     compiling: bool = True
     """Whether the worker may be compiling: it compiles blocks in its first step, and again after each report
     `compiling`."""
+    evidence: tuple[float, Future[tuple[Fault, str] | None]] | None = None
+    """Second of the agent's clock since when the log of the ended worker is being read, and what it says."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +129,26 @@ class WorkerGroup:
     """Starts, watches and ends the workers of this node."""
 
     def __init__(
-        self, folder: Path, logs: Path, node: str, runner: Runner, env: Mapping[str, str], kernel_log: Path = KERNEL_LOG
+        self,
+        folder: Path,
+        logs: Path,
+        node: str,
+        runner: Runner,
+        env: Mapping[str, str],
+        files: Executor,
+        kernel_log: Path = KERNEL_LOG,
     ) -> None:
+        """Prepare to start workers.
+
+        Args:
+            files: reads and closes logs, because the file system may hang.
+        """
         self._folder = folder
         self._logs = logs
         self._node = node
         self._runner = runner
         self._env = dict(env)
+        self._files = files
         self._kernel_log = kernel_log
         self._started = 0.0
         self.workers: list[WorkerProcess] = []
@@ -124,17 +156,34 @@ class WorkerGroup:
         self._stuck: list[Process] = []
         """Killed workers that still run."""
 
-    def start(self, now: float, orders: Sequence[StartOrder], store: socket.socket | None) -> None:
+    def open_logs(self, count: int) -> list[WorkerLog]:
+        """Open the logs of `count` workers. It waits for the file system, so call it in another thread.
+
+        Raises:
+            StorageError: a log cannot be written.
+        """
+        with storage_errors(self._logs):
+            self._logs.mkdir(parents=True, exist_ok=True)
+            return [self._open_log(local_rank) for local_rank in range(count)]
+
+    def _open_log(self, local_rank: int) -> WorkerLog:
+        path = self._logs / f"{self._node}.{local_rank}.log"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        return WorkerLog(path, descriptor, os.fstat(descriptor).st_size)
+
+    def start(
+        self, now: float, orders: Sequence[StartOrder], store: socket.socket | None, logs: Sequence[WorkerLog]
+    ) -> None:
         """Start one worker for each order, and send it the order.
 
         Args:
             now: seconds of the agent's clock.
+            logs: an open log for each worker.
             store: the listening socket of the generation's store, which the worker of rank 0 inherits; None if rank 0
                 is on another node.
         """
-        self._logs.mkdir(parents=True, exist_ok=True)
         self._last_progress = self._started = now
-        for local_rank, order in enumerate(orders):
+        for local_rank, (order, log) in enumerate(zip(orders, logs, strict=True)):
             ours, theirs = socket.socketpair()
             activity = shared_record()
             inherited = [theirs.fileno(), activity]
@@ -146,13 +195,12 @@ class WorkerGroup:
             argv = [*WORKER, "train", "--folder", str(self._folder)]
             argv += ["--fd", str(theirs.fileno()), "--activity", str(activity)]
             env = {**self._env, "LOCAL_RANK": str(local_rank), "RANK": str(order.rank)}
-            log = self._logs / f"{self._node}.{local_rank}.log"
-            log_start = log.stat().st_size if log.exists() else 0
-            process = self._runner.start(argv, env=env, log=log, keep_fds=inherited)
+            process = self._runner.start(argv, env=env, log=log.descriptor, keep_fds=inherited)
+            self._files.submit(log.close)
             theirs.close()
             channel = LineChannel(ours, strict=True)
             channel.send(order.to_json())
-            self.workers.append(WorkerProcess(order.rank, process, channel, activity, log, log_start))
+            self.workers.append(WorkerProcess(order.rank, process, channel, activity, log))
 
     def channels(self) -> list[LineChannel]:
         """Return the workers' open channels, so that the agent can wait for messages on them."""
@@ -180,11 +228,25 @@ class WorkerGroup:
                 updates.append(WorkerUpdate(worker.rank, report))
             if code is not None:
                 # A worker whose channel was closed may end by itself before it is killed.
-                worker.exit_code = -signal.SIGKILL if worker.channel.fault else code
-                worker.failure = self._failure(worker, worker.exit_code, now)
+                code = -signal.SIGKILL if worker.channel.fault else code
+                if self._reads_log(worker, code, now):
+                    worker.raised = True
+                    continue
+                worker.exit_code = code
+                worker.failure = self._failure(worker, code, now)
                 doing = read_record(worker.activity)
                 updates.append(WorkerUpdate(worker.rank, None, worker.exit_code, doing, worker.failure))
         return updates
+
+    def _reads_log(self, worker: WorkerProcess, code: int, now: float) -> bool:
+        """Return whether the log of an ended worker is still being read. Only that of a worker that aborted and has
+        reported no error is read."""
+        if code != -signal.SIGABRT or worker.failure is not None:
+            return False
+        if worker.evidence is None:
+            worker.evidence = now, self._files.submit(abort_cause, worker.log.path, worker.log.size)
+        since, reading = worker.evidence
+        return not reading.done() and now - since < EVIDENCE_S
 
     def _failure(self, worker: WorkerProcess, code: int, now: float) -> WorkerFailure | None:
         """Return why a worker ended: its own report, unless the kernel's log names a hardware fault of this node or
@@ -197,8 +259,8 @@ class WorkerGroup:
         if code in (0, EXIT_RESUMABLE) or (reported is not None and reported.fault.names_a_node):
             return reported
         evidence = hardware_fault(max(self._started, now - KERNEL_LOG_WINDOW_S), self._kernel_log)
-        if evidence is None and reported is None and code == -signal.SIGABRT:
-            evidence = abort_cause(worker.log, worker.log_start)
+        if evidence is None and worker.evidence is not None and worker.evidence[1].done():
+            evidence = worker.evidence[1].result()
         return reported if evidence is None else failure_from_evidence(reported, worker.rank, *evidence)
 
     def view(self) -> WorkerView:

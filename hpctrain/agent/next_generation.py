@@ -4,13 +4,14 @@ send it to them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from hpctrain.agent.agreement import Agreement, Background, HeldByNode, Make, MessageRoutes
+from hpctrain.agent.agreement import Agreement, HeldByNode, Make, MessageRoutes
 from hpctrain.agent.agreement_messages import AgreementMessage, Decided
+from hpctrain.agent.background import Background
 from hpctrain.agent.decide import Decision
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_events import note_members, note_start
@@ -24,8 +25,6 @@ from hpctrain.records.plan.plan import Plan
 
 LOOK_S = 0.5
 """Seconds between two looks at the published records while this agent is in no generation."""
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class MessagePeers(MessageRoutes, Protocol):
         """Return (node, message) of each message since the last call."""
 
     def wake(self) -> None:
-        """Let the agent's loop take its next turn at once."""
+        """Let the agent's loop take its next turn at once. Any thread may call this."""
 
 
 class ProposalFailure(Exception):  # noqa: N818 - a result, which the agent turns into its decision to fail
@@ -74,7 +73,7 @@ class NextGeneration:
         source: GenerationSource,
         store: GenerationStore,
         event_log: EventLog,
-        threads: tuple[Executor, Executor],
+        threads: tuple[Background, Background],
         end_generation: Callable[[str], bool],
         held: Callable[[], Sequence[HeldState]],
     ) -> None:
@@ -82,7 +81,7 @@ class NextGeneration:
 
         Args:
             threads: one makes records, the other reads and writes the files of the agreement. The first may be busy for
-                long, because it searches for plans.
+                long, because it searches for plans. The agent's loop wakes when a call is done.
             end_generation: ends this node's part of the running generation; its argument is the reason. Returns whether
                 no worker runs any more.
             held: returns the parts of training states in this node's memory, once the generation has ended.
@@ -92,8 +91,7 @@ class NextGeneration:
         self._source = source
         self._store = store
         self._event_log = event_log
-        making, files = threads
-        self._in_making, self._in_files = self._background(making), self._background(files)
+        self._in_making, self._in_files = threads
         me = Member(node=place.node, incarnation=place.incarnation, addr=place.addr, store_port=0)
         self._agreement = Agreement(me, place.attempt, peers, store, self._in_files, end_generation, held)
         self._publication = Publication(store, self._in_files)
@@ -105,6 +103,8 @@ class NextGeneration:
         self._look: Future[Generation | None] | None = None
         self._next_look = float("-inf")
         self._decided_at: float | None = None
+        self._notes_start = False
+        self._saving: Future[None] | None = None
 
     @property
     def number(self) -> int:
@@ -132,13 +132,17 @@ class NextGeneration:
                 self._agreement.inform(now, view.node)
 
     def publish(self, now: float) -> bool:
-        """Go on publishing records. Return whether all that this agent knows are published.
+        """Go on publishing records and plans. Return whether all that this agent knows are published.
 
         Raises:
+            StorageError: a copy of a new plan cannot be written.
             HpctrainError: the run folder has another record of a generation than the agents agreed on.
         """
         self._publication.poll(now)
-        return self._publication.is_done
+        if self._saving is not None and self._saving.done():
+            saving, self._saving = self._saving, None
+            saving.result()
+        return self._publication.is_done and self._saving is None
 
     def decided(self, now: float, between: bool) -> Generation | None:
         """Return a generation that the agents agreed on and that this agent has to enter now; None if there is none.
@@ -179,12 +183,12 @@ class NextGeneration:
                 number=self.number + 1,
                 attempt=self._place.attempt,
                 members=fit,
-                previous=self._record or self._store.newest(),
+                previous=self._record,
                 reason=decision.reason,
                 proposer=self._place.incarnation,
                 held=held,
             )
-            making = self._in_making(self._source.make, proposal)
+            making = self._in_making(self._make, proposal)
             self._making = making, decision
             return making
 
@@ -203,23 +207,35 @@ class NextGeneration:
             failure = replace(made_for, act="fail", reason=str(error), exit_code=error.exit_code)
             raise ProposalFailure(failure) from error
 
-    def enter(self, now: float, record: Generation, plan: Plan, last_step: int) -> None:
-        """Write the events of a generation that begins, and prepare the agreement on the one after it.
+    def enter(self, now: float, record: Generation, last_step: int) -> Plan | None:
+        """Write the events of a generation that begins, and prepare the agreement on the one after it. Return the
+        generation's plan if this agent made it; else None.
 
         Args:
             now: seconds of the agent's clock.
-            plan: the plan of the generation.
             last_step: the newest step that this node's workers have reported; 0 if none.
-
-        Raises:
-            HpctrainError: the run folder cannot be written.
         """
-        self._announce(record, plan, last_step)
+        plan = self._announce(record, last_step)
         if not self._agreement.decided_here and self._record is not None:
             self._publication.begin(now, record, at_once=False)
         self._agreement.enter(now, record)
         self._record = record
         self._making = self._first = self._decided_at = None
+        return plan
+
+    def note_start(self, record: Generation, plan: Plan, last_step: int) -> None:
+        """Write the event that the generation has started, if that is this agent's part and not done yet.
+
+        Args:
+            last_step: the newest step that this node's workers have reported; 0 if none.
+        """
+        if self._notes_start:
+            self._notes_start = False
+            note_start(self._event_log, record, plan, last_step)
+
+    def _make(self, proposal: Proposal) -> ProposedGeneration:
+        previous = proposal.previous or self._store.newest()
+        return self._source.make(replace(proposal, previous=previous))
 
     def _propose_first(self, members: tuple[Member, ...], make: Make) -> None:
         """Go on proposing the attempt's first generation: nobody is a member yet, so the first published record is the
@@ -256,9 +272,11 @@ class NextGeneration:
             return None
         return newest
 
-    def _announce(self, record: Generation, plan: Plan, last_step: int) -> None:
+    def _announce(self, record: Generation, last_step: int) -> Plan | None:
         """Write the events of a generation, if this agent made its record, or decided it in place of an agent that is
-        gone."""
+        gone. In the latter case, `note_start` writes the last of them when the plan is known. Return the plan that this
+        agent made, if it made this record."""
+        self._notes_start = False
         making, decision = self._making or (None, None)
         nodes, peers = self._place.nodes, self._peers.views()
         if making is not None and decision is not None and making.done() and not making.exception():
@@ -266,22 +284,15 @@ class NextGeneration:
             if proposed.record == record:
                 note_members(self._event_log, record, self._record, nodes, peers, decision.left_out)
                 proposed.announce()
-                note_start(self._event_log, record, plan, last_step)
-                return
+                self._saving = self._in_making(proposed.save_plan)
+                self._notes_start = True
+                self.note_start(record, proposed.plan, last_step)
+                return proposed.plan
         maker_lives = any(view.connected and view.incarnation == record.proposer for view in peers)
         if self._agreement.decided_here and not maker_lives:
             note_members(self._event_log, record, self._record, nodes, peers, {})
-            note_start(self._event_log, record, plan, last_step)
+            self._notes_start = True
+        return None
 
     def _inform_all(self, record: Generation) -> None:
         self._peers.send([view.node for view in self._peers.views()], Decided(record=record))
-
-    def _background(self, thread: Executor) -> Background:
-        """Return a function that begins a call in `thread`. The agent's loop wakes when the call is done."""
-
-        def begin(call: Callable[..., Result], *arguments: object) -> Future[Result]:
-            future = thread.submit(call, *arguments)
-            future.add_done_callback(lambda _: self._peers.wake())
-            return future
-
-        return begin

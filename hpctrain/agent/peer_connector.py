@@ -1,7 +1,8 @@
 """Connects to the agents that have no connection to this agent yet, without ever waiting for one of them.
 
-An agent publishes its address in a file, which is read in the agent's loop. A new address is dialled at once. An
-address that does not answer is dialled again after times that double with each attempt (backoff).
+An agent publishes its address in a file, which another thread reads, because the file system may hang. A new address
+is dialled at once. An address that does not answer is dialled again after times that double with each attempt
+(backoff).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import json
 import selectors
 import socket
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.agent.background import Background
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
 from hpctrain.base.json_text import parse_json
@@ -25,8 +28,7 @@ from hpctrain.base.owned_files import read_owned
 ADDRESS_POLL_S = 0.2
 """Seconds between two looks at the address files."""
 ADDRESS_READS_PER_CALL = 8
-"""Most address files that one call of `PeerConnector.dial` reads: each read costs a round trip on a shared file
-system."""
+"""Most address files that one call in the thread for files reads, so that other calls come in between."""
 INITIAL_BACKOFF_S = 0.2
 """Least seconds from the first to the second dialling of an address that does not answer. A dialling that takes longer
 ends first."""
@@ -60,11 +62,20 @@ class ConnectionAttempt:
 
 
 class PeerConnector:
-    """Connects to the agents that publish their addresses in `folder`. No method waits for an agent."""
+    """Connects to the agents that publish their addresses in `folder`. No method waits for an agent or for the file
+    system."""
 
-    def __init__(self, folder: Path, watch: Watch) -> None:
+    def __init__(self, folder: Path, watch: Watch, in_files: Background) -> None:
+        """Prepare to connect.
+
+        Args:
+            watch: its `wait` returns when a connection is made.
+            in_files: reads the files with addresses.
+        """
         self._folder = folder
         self._watch = watch
+        self._in_files = in_files
+        self._reading: Future[dict[str, Address | None]] | None = None
         self._targets: dict[str, ConnectionAttempt] = {}
         self._to_look: deque[str] = deque()
         self._last_look = float("-inf")
@@ -80,10 +91,11 @@ class PeerConnector:
         if not self._to_look and now - self._last_look >= ADDRESS_POLL_S:
             self._last_look = now
             self._to_look.extend(missing)
-        for _ in range(min(ADDRESS_READS_PER_CALL, len(self._to_look))):
-            node = self._to_look.popleft()
-            if node in missing:
-                self._look(now, node)
+        self._read_addresses(missing)
+        for node in missing:
+            target = self._targets.get(node)
+            if target is not None and target.connecting is None and now >= target.not_before:
+                self._connect(now, target)
         return self._made(now)
 
     def reset_backoff(self, node: str) -> None:
@@ -97,16 +109,24 @@ class PeerConnector:
         for target in self._targets.values():
             self._abandon(target)
 
-    def _look(self, now: float, node: str) -> None:
-        target = self._targets.setdefault(node, ConnectionAttempt())
-        address = published_address(self._folder, node)
-        if address != target.address:
-            self._abandon(target)
-            target = self._targets[node] = ConnectionAttempt(address)
-        if address is not None and target.connecting is None and now >= target.not_before:
-            self._connect(now, target, address)
+    def _read_addresses(self, missing: Collection[str]) -> None:
+        """Take the addresses that were read, and begin to read those that are due."""
+        if self._reading is None and self._to_look:
+            due = [self._to_look.popleft() for _ in range(min(ADDRESS_READS_PER_CALL, len(self._to_look)))]
+            nodes = [node for node in due if node in missing]
+            self._reading = self._in_files(published_addresses, self._folder, nodes) if nodes else None
+        if self._reading is not None and self._reading.done():
+            reading, self._reading = self._reading, None
+            for node, address in reading.result().items():
+                target = self._targets.setdefault(node, ConnectionAttempt())
+                if address != target.address:
+                    self._abandon(target)
+                    self._targets[node] = ConnectionAttempt(address)
 
-    def _connect(self, now: float, target: ConnectionAttempt, address: Address) -> None:
+    def _connect(self, now: float, target: ConnectionAttempt) -> None:
+        address = target.address
+        if address is None:
+            return
         target.not_before = now + target.backoff_s
         target.backoff_s = min(2 * target.backoff_s, MAX_BACKOFF_S)
         try:
@@ -164,6 +184,11 @@ def published_address(folder: Path, node: str) -> Address | None:
     except (OSError, InputError, ValueError, KeyError, TypeError):
         return None
     return (addr, port) if type(port) is int and 0 < port < 1 << 16 else None
+
+
+def published_addresses(folder: Path, nodes: Sequence[str]) -> dict[str, Address | None]:
+    """Return node -> what `published_address` returns for it."""
+    return {node: published_address(folder, node) for node in nodes}
 
 
 def _family(addr: str) -> socket.AddressFamily:

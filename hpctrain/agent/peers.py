@@ -5,7 +5,7 @@ An agent publishes its address in the run folder. Of each pair of agents, the la
 closed connection is noticed at once, silence after a timeout. Every connection starts with a mutual proof that both
 sides know the run's key, which only the run's owner can read, and every line after it carries a MAC
 (`base.net.authentication`). Except for `PeerMesh.wait`, nothing in this module waits for a node that hangs or cannot be
-reached, or for a stranger on the port; only files of addresses may make it wait for the file system.
+reached, for a stranger on the port, or, once the connections are open, for the file system.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.agent.agreement_messages import AgreementMessage, StrictModel
+from hpctrain.agent.background import in_background
 from hpctrain.agent.decide import alive
 from hpctrain.agent.peer_connector import PeerConnector, publish_address
 from hpctrain.agent.peer_messages import HEARTBEAT_S, Announcement
@@ -55,7 +57,14 @@ class PeerMesh:
     """The connections of this agent to other agents of the run: to each of them, or in a tree to its neighbours."""
 
     def __init__(
-        self, folder: Path, me: str, nodes: tuple[str, ...], addr: str, key: str, tree: TreeRouting | None = None
+        self,
+        folder: Path,
+        me: str,
+        nodes: tuple[str, ...],
+        addr: str,
+        key: str,
+        files: Executor,
+        tree: TreeRouting | None = None,
     ) -> None:
         """Prepare the connections.
 
@@ -63,6 +72,7 @@ class PeerMesh:
             folder: where agents publish their addresses.
             addr: IP address at which other nodes reach this one.
             key: the run's key.
+            files: reads the files with addresses.
             tree: which connections to keep; None: one to each other agent.
         """
         self._folder = folder
@@ -73,7 +83,7 @@ class PeerMesh:
         self._tree = tree
         self._listener: AuthListener | None = None
         self._watch = Watch()
-        self._connector = PeerConnector(folder, self._watch)
+        self._connector = PeerConnector(folder, self._watch, in_background(files, self.wake))
         self._called: dict[str, _OutgoingHandshake] = {}
         self._channels: dict[str, LineChannel] = {}
         self._views = {node: PeerView(node) for node in nodes if node != me}

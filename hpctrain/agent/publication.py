@@ -6,7 +6,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Protocol
 
-from hpctrain.agent.agreement import Background
+from hpctrain.agent.background import Background
 from hpctrain.base.errors import FileError, StorageError
 from hpctrain.records.history.generation import Generation
 

@@ -89,6 +89,8 @@ class WorkerView:
     """Whether a worker reported an error of its own and has not ended yet."""
     failure: WorkerFailure | None = None
     """The failure that `error` describes, with its fault; None if `error` is None."""
+    waits_for_files: bool = False
+    """Whether no worker has started yet, because the plan or a log is not open."""
 
     @property
     def checkpoint_damaged(self) -> bool:

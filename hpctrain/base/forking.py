@@ -169,7 +169,7 @@ class ForkingRunner(SystemRunner):
         self,
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
-        log: Path | None = None,
+        log: Path | int | None = None,
         keep_fds: Sequence[int] = (),
     ) -> Process:
         size = len(self._program)
@@ -267,7 +267,9 @@ class ForkingRunner(SystemRunner):
             self._start_server()
         self._lost(ForkServerExit(code, loading, replaced))
 
-    def _ask(self, words: Sequence[str], env: Mapping[str, str], log: Path, keep_fds: Sequence[int]) -> ForkedProcess:
+    def _ask(
+        self, words: Sequence[str], env: Mapping[str, str], log: Path | int, keep_fds: Sequence[int]
+    ) -> ForkedProcess:
         message = {
             "argv": list(words),
             "set": {key: value for key, value in env.items() if self._env.get(key) != value},
@@ -277,8 +279,9 @@ class ForkingRunner(SystemRunner):
         token, give = os.pipe()
         try:
             os.write(give, b"1")
-            with log.open("ab") as output:
-                socket.send_fds(self._channel, [json.dumps(message).encode()], [token, output.fileno(), *keep_fds])
+            with log.open("ab") if isinstance(log, Path) else contextlib.nullcontext(log) as output:
+                descriptor = output if isinstance(output, int) else output.fileno()
+                socket.send_fds(self._channel, [json.dumps(message).encode()], [token, descriptor, *keep_fds])
         except OSError:
             os.close(token)
             raise

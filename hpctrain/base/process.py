@@ -83,14 +83,15 @@ class Runner(Protocol):
         self,
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
-        log: Path | None = None,
+        log: Path | int | None = None,
         keep_fds: Sequence[int] = (),
     ) -> Process:
         """Start a command in its own process group, without input.
 
         Args:
             env: environment of the command; None: that of this process.
-            log: file to which the output is appended; None: the output goes where that of this process goes.
+            log: file to which the output is appended, or a descriptor of it, which stays open; None: the output goes
+                where that of this process goes.
             keep_fds: descriptors of this process that the command inherits.
 
         Raises:
@@ -166,25 +167,26 @@ class SystemRunner:
         self,
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
-        log: Path | None = None,
+        log: Path | int | None = None,
         keep_fds: Sequence[int] = (),
     ) -> Process:
-        output = open(log, "ab") if log else None  # noqa: PTH123, SIM115 - handed to the child, closed below
+        opened = log.open("ab") if isinstance(log, Path) else None  # handed to the child, closed below
+        output = log if isinstance(log, int) else opened
         try:
             popen = subprocess.Popen(
                 list(argv),
                 env=dict(env) if env is not None else None,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT if output else None,
+                stderr=subprocess.STDOUT if output is not None else None,
                 pass_fds=tuple(keep_fds),
                 start_new_session=True,
             )
         except OSError as error:
             raise CommandError(f"{argv[0]}: cannot start: {error.strerror}") from error
         finally:
-            if output:
-                output.close()
+            if opened:
+                opened.close()
         return SystemProcess(popen)
 
     def reap(self) -> None:

@@ -54,9 +54,9 @@ class GenerationMaker:
     event_log: EventLog
 
     def make(self, proposal: Proposal) -> ProposedGeneration:
-        """Return the record of the next generation with its plan, and a function that is called once the agents have
-        agreed on the record. The function writes the events and, if the plan is new, the copy of the plan that users
-        may edit for the next attempt: `plan.json` or `plan-<generation>.json` in the run folder.
+        """Return the record of the next generation with its plan, and two functions that are called once the agents
+        have agreed on the record. The first writes the events; the second, if the plan is new, the copy of the plan
+        that users may edit for the next attempt: `plan.json` or `plan-<generation>.json` in the run folder.
 
         Raises:
             RefusedError: the model does not fit on the members' nodes, the plan in the run folder is for other devices,
@@ -96,7 +96,9 @@ class GenerationMaker:
             failures=failures,
             newest_start=max(newest_start, started),
         )
-        return ProposedGeneration(record, plan, lambda: self._publish(proposal.number, pending))
+        return ProposedGeneration(
+            record, plan, lambda: self._announce(proposal.number, pending), lambda: self._save_plan(pending)
+        )
 
     def _progress(self, proposal: Proposal, source: MemorySource | None, newest: str | None) -> tuple[int, int]:
         """Return how many generations of the attempt in a row have failed, and the newest step from which one of them
@@ -177,9 +179,11 @@ class GenerationMaker:
             published.discard_unfinished(self.folder / CHECKPOINTS)
         return published.listed(self.folder / CHECKPOINTS)
 
-    def _publish(self, number: int, pending: _PendingEvents) -> None:
+    def _save_plan(self, pending: _PendingEvents) -> None:
         for name, plan in pending.files.items():
             plan.write(self.folder / name)
+
+    def _announce(self, number: int, pending: _PendingEvents) -> None:
         for kind, reason, data in pending.events:
             self.event_log.write(kind, number, reason, **data)
 

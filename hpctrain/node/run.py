@@ -26,6 +26,7 @@ from hpctrain.agent.view import DecisionLimits
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, EXIT_RESUMABLE, HpctrainError, RefusedError, StorageError
 from hpctrain.base.forking import ForkingRunner, ForkServerExit
+from hpctrain.base.helper_thread import HelperThread
 from hpctrain.base.owned_files import read_owned
 from hpctrain.base.process import WORKER, Runner, SystemRunner
 from hpctrain.base.system.job_share import usable_cpus
@@ -107,7 +108,9 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
     logs = folder / "logs" / str(attempt)
     given = _worker_environment(place, run, logs)
     env = given | share_environment(given)
-    forking = ForkingRunner(WORKER, ["fork", "--folder", str(folder)], env, _fork_server_loss_logger(place, event_log))
+    forking = ForkingRunner(
+        WORKER, ["fork", "--folder", str(folder)], env, _fork_server_loss_logger(place.node, event_log)
+    )
     with contextlib.closing(forking) as runner:
         try:
             with stop.at_once():
@@ -123,12 +126,14 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
             return EXIT_REFUSED
         staged = stage_data(run.data, event_log, os.environ, SystemClock(), stop)
         threads = thread_environment(topology, place.node, usable_cpus(), given)
-        group = WorkerGroup(folder, logs, place.node, runner, env | staged | threads)
+        files = HelperThread("files")
+        group = WorkerGroup(folder, logs, place.node, runner, env | staged | threads, files)
         switches = switches_of(topology) if run.recovery.snapshot_every != "off" else None
         memory = StateSegments(place.node, switches) if run.recovery.memory == "auto" else None
         peer_lost = functools.partial(report_batch_node_loss, folder, attempt, place.node, _batch_host())
-        context = AgentContext(event_log, SystemClock(), stop, memory=memory, peer_lost=peer_lost)
-        code = _agent(place, run, topology, group, context).run()
+        context = AgentContext(event_log, SystemClock(), stop, files=files, memory=memory, peer_lost=peer_lost)
+        with event_log.in_background():
+            code = _agent(place, run, topology, group, context).run()
     if code == 0:
         (folder / FINISHED_FILE).touch()
     if local:
@@ -173,15 +178,14 @@ def _newest_generation(place: AgentIdentity) -> int:
     return -1
 
 
-def _fork_server_loss_logger(place: AgentIdentity, event_log: EventLog) -> Callable[[ForkServerExit], None]:
+def _fork_server_loss_logger(node: str, event_log: EventLog) -> Callable[[ForkServerExit], None]:
     """Return a function that writes the event fork_server_lost; it is to be called when a fork server ends by
-    itself."""
+    itself. The agent's loop calls it, so it reads no file."""
 
     def tell(loss: ForkServerExit) -> None:
         how = {"signal": -loss.code} if loss.code < 0 else {"exit_code": loss.code}
-        number = _newest_generation(place)
-        text = f"{place.node}: {loss.words()}"
-        event_log.write("fork_server_lost", number, text, node=place.node, replaced=loss.replaced, **how)
+        text = f"{node}: {loss.words()}"
+        event_log.write("fork_server_lost", event_log.generation, text, node=node, replaced=loss.replaced, **how)
 
     return tell
 
@@ -301,7 +305,7 @@ def _agent(place: AgentIdentity, run: Run, topology: Topology, group: WorkerGrou
     if len(place.nodes) > FULL_MESH_NODES:
         tree = TreeRouting(place.node, place.nodes, run.recovery.heartbeat_timeout_s)
     secret = attempt_key(key, place.attempt)
-    peers = PeerMesh(place.folder / "agents", place.node, place.nodes, place.addr, secret, tree)
+    peers = PeerMesh(place.folder / "agents", place.node, place.nodes, place.addr, secret, context.files, tree)
     limits = DecisionLimits(
         run.recovery,
         run.step_timeout_s,

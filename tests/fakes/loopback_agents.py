@@ -6,8 +6,11 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+
+from direct_executor import DirectExecutor
 
 from hpctrain.agent.peer_messages import Announcement
 from hpctrain.agent.peers import PeerMesh
@@ -44,6 +47,8 @@ class Cluster:
         self.folder = folder
         self.now = 100.0
         self.agents: dict[str, Agent] = {}
+        self.files: Executor = DirectExecutor()
+        """Reads the addresses of the agents that are started next."""
 
     def start(
         self,
@@ -55,7 +60,7 @@ class Cluster:
     ) -> Agent:
         """Start an agent; with a fan-out, in a tree."""
         tree = None if fan_out is None else TreeRouting(node, nodes, TIMEOUT_S, fan_out)
-        peers = PeerMesh(self.folder, node, nodes, "127.0.0.1", key, tree)
+        peers = PeerMesh(self.folder, node, nodes, "127.0.0.1", key, self.files, tree)
         peers.open()
         says = Announcement(
             node=node, incarnation=f"{node}-{incarnation}", addr="127.0.0.1", store_port=4000, generation=0,

@@ -41,6 +41,8 @@ TreeMessage = TreeSummary | Relayed | Detach
 class Neighbour:
     """An agent that this agent has a connection to."""
 
+    since: float
+    """When the connection was made, in seconds of the clock."""
     heard: float
     """When its last message arrived, in seconds of the clock."""
     is_fresh: bool = True
@@ -89,7 +91,7 @@ class TreeRouting:
 
     def views(self) -> tuple[PeerView, ...]:
         """Return the other agents as last seen, in node order."""
-        return self._table.views(self._neighbours, INDIRECT_S)
+        return self._table.views({index: each.since for index, each in self._neighbours.items()}, INDIRECT_S)
 
     def is_near(self, node: str) -> bool:
         """Return whether this agent has a connection to the agent of a node."""
@@ -145,7 +147,7 @@ class TreeRouting:
             now: seconds of the clock.
         """
         index = self._indices[node]
-        self._neighbours[index] = Neighbour(now)
+        self._neighbours[index] = Neighbour(now, now)
         if index > self._me:
             return
         old = self._upstream

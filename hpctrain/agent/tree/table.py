@@ -4,7 +4,7 @@ what is new."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.agent.peer_messages import Announcement
@@ -144,16 +144,18 @@ class PeerTable:
             if identity is not None:
                 yield identity
 
-    def views(self, neighbours: Collection[int], patience_s: float) -> tuple[PeerView, ...]:
+    def views(self, neighbours: Mapping[int, float], patience_s: float) -> tuple[PeerView, ...]:
         """Return all other agents, in node order.
 
         Args:
-            neighbours: the agents that this agent has a connection to.
+            neighbours: agents that this agent has a connection to -> when the connection was made, in seconds of the
+                clock. An agent counts as heard then, too: the first heartbeat on a new connection comes later.
             patience_s: seconds by which the heartbeats of all other agents may be late.
         """
         if self._views is None:
             for index, entry in enumerate(self.entries):
-                _update(entry, entry.seen if index in neighbours else entry.seen + patience_s)
+                made = neighbours.get(index)
+                _update(entry, entry.seen + patience_s if made is None else max(entry.seen, made))
             self._views = tuple(entry.view for index, entry in enumerate(self.entries) if index != self._me)
         return self._views
 

@@ -114,13 +114,20 @@ class SimulatedProcess(SimulatedHost):
 
     def take_turn(self) -> None:
         self._cluster.turns += 1
+        disk = self._cluster.disk
         try:
+            disk.in_loop = True
             code = self.agent.turn()
         except ProcessKilled:
             self.die()
             return
         except HpctrainError as error:
             raise InvariantViolation(f"the agent of {self.node} crashed: {error}") from error
+        finally:
+            disk.in_loop = False
+        record = self.agent.record
+        if record is not None and record.number != self.generation:
+            self.note_entered(record)
         if code is not None:
             self._cluster.exits[self.node] = code
             self.die()

@@ -132,7 +132,12 @@ class SimulatedGroup:
         self._exit_code: int | None = None
         self._news: list[WorkerUpdate] = []
 
-    def start(self, now: float, orders: list[Any], store: object) -> None:
+    def open_logs(self, count: int) -> list[Any]:
+        """Open no logs."""
+        self._process.world.disk.check("log")
+        return []
+
+    def start(self, now: float, orders: list[Any], store: object, logs: object) -> None:
         """Start the workers."""
         if not orders:
             return
@@ -289,9 +294,6 @@ class SimulatedSource:
             self._process.world.disk.check("plan-")
         except StorageError as error:
             raise FileError(record.plan, [FieldError("", str(error))]) from error
-        self._process.world.note_record(record)
-        self._process.generation = record.number
-        self._process.world.begun.setdefault(record.number, set()).add(self._process.incarnation)
         return self._process.world.plans[record.plan]
 
     def skip_checkpoint(self, record: Generation, reason: str) -> None:

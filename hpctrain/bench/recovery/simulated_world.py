@@ -1,7 +1,8 @@
 """What a simulated cluster consists of beside its agents: clock, network, shared files, and the rules that must hold.
 
 The rules: no generation has two records; a generation begins only when half or more of the last generation's members
-have ended their part of that generation; no generation trains on long after the next one was decided.
+have ended their part of that generation; no generation trains on long after the next one was decided; no agent's loop
+uses a file.
 """
 
 from __future__ import annotations
@@ -76,18 +77,23 @@ class SimulatedDisk:
 
     files: dict[Path, Document] = field(default_factory=dict)
     hangs_until: dict[str, float] = field(default_factory=dict)
-    """Node -> simulated second until which its calls for the witness and the publication hang. The making of a record
-    does not hang; it takes `SimulatedWorld.make_s`."""
+    """Node -> simulated second until which its calls in the thread for files hang. The making of a record does not
+    hang; it takes `SimulatedWorld.make_s`."""
     fails: str = ""
     """Pattern of the names of files that can be neither read nor created."""
     delay_s: tuple[float, float] = (0.0005, 0.01)
+    in_loop: bool = False
+    """Whether the loop of an agent runs now. It may use no file, because every file may hang."""
 
     def check(self, name: str) -> None:
         """Check that the file `name` can be read and created.
 
         Raises:
             StorageError: it cannot.
+            InvariantViolation: the loop of an agent uses it.
         """
+        if self.in_loop:
+            raise InvariantViolation(f"the agent's loop uses the file {name}")
         if fnmatch(name, self.fails):
             raise StorageError(f"{name}: Input/output error")
 
@@ -245,6 +251,12 @@ class SimulatedHost:
         if due < self._turn_at:
             self._turn_at = due
             self.world.at(delay_s, self._take_turn)
+
+    def note_entered(self, record: Generation) -> None:
+        """Note that this process's agent has entered a generation."""
+        self.world.note_record(record)
+        self.generation = record.number
+        self.world.begun.setdefault(record.number, set()).add(self.incarnation)
 
     def note_end(self) -> None:
         """Note that this agent's part of its generation is over."""

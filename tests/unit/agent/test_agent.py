@@ -19,7 +19,7 @@ from hpctrain.agent.agreement import Agreement
 from hpctrain.agent.agreement_messages import Accepted, AcceptRequest, AgreementMessage, Prepare, Promise
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import GenerationStore, Proposal, ProposedGeneration
-from hpctrain.agent.group import WorkerUpdate
+from hpctrain.agent.group import WorkerLog, WorkerUpdate
 from hpctrain.agent.peers import Announcement
 from hpctrain.agent.view import DecisionLimits, PeerView, WorkerView
 from hpctrain.agent.worker_messages import MemoryOrder, StartOrder, StepDone, WorkerReady
@@ -49,10 +49,13 @@ class Network:
         self._script = script
         self.heard = {node: peer(node) for node in NODES[1:]}
         self.held: dict[str, tuple[HeldState, ...]] = {}
+        self.is_over = lambda: True
+        """Whether the others say that the first generation is over."""
         self._answers: list[tuple[str, AgreementMessage]] = []
 
     def views(self) -> tuple[PeerView, ...]:
-        return tuple(replace(view, last_seen=self._clock.now()) for view in self.heard.values())
+        changed: Any = {"last_seen": self._clock.now(), "phase": "fault" if self.is_over() else "running"}
+        return tuple(replace(view, **changed) for view in self.heard.values())
 
     def wait(self, seconds: float) -> None:
         self._clock.sleep(seconds)
@@ -98,12 +101,15 @@ class Workers:
         self.exit_code: int | None = None
         self.starts = 0
 
-    def start(self, now: float, orders: object, store: object) -> None:
+    def open_logs(self, count: int) -> list[WorkerLog]:
+        return []
+
+    def start(self, now: float, orders: object, store: object, logs: object) -> None:
         self.starts += 1
         self.exit_code = 0 if self.starts > 1 else None
 
     def view(self) -> WorkerView:
-        return WorkerView(1, self.exit_code)
+        return WorkerView(1, self.exit_code, float("inf"))
 
     def news(self, now: float) -> list[object]:
         return []
@@ -175,6 +181,7 @@ def test_what_is_told_of_a_generation_belongs_to_the_decision_it_was_made_for(tm
     healed_for = [0.0]
     network, workers, store = Network(clock, script), Workers(), GenerationStore(tmp_path / "generations")
     network.heard["b"] = replace(network.heard["b"], unheard=(2,))
+    network.is_over = lambda: workers.starts > 0
     first = store.newest()
     assert first is not None
     fakes: dict[str, Any] = {"peers": network, "group": workers}
@@ -224,8 +231,8 @@ class TrainingWorkers(Workers):
         self.orders: list[list[StartOrder]] = []
         self._news: list[object] = []
 
-    def start(self, now: float, orders: Any, store: object) -> None:
-        super().start(now, orders, store)
+    def start(self, now: float, orders: Any, store: object, logs: object) -> None:
+        super().start(now, orders, store, logs)
         self.orders.append(list(orders))
         if self.starts == 1:
             self._news = [WorkerUpdate(0, WorkerReady(step=0)), WorkerUpdate(0, StepDone(step=9, loss=1.0))]
@@ -252,6 +259,7 @@ def test_promises_tell_what_each_node_holds_and_workers_get_memory(tmp_path: Pat
         return ProposedGeneration(record, plan, lambda: None)
 
     network, workers, memory = Network(clock, lambda: None), TrainingWorkers(), Memory()
+    network.is_over = lambda: workers.starts > 0
     network.held = {"b": (state(1), state(2))}
     fakes: dict[str, Any] = {"peers": network, "group": workers}
     log = EventLog(tmp_path / "events.jsonl", "a", 0, clock)

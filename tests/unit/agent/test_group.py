@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from direct_executor import DirectExecutor
 
 from hpctrain.agent.group import KILL_WAIT_S, WorkerGroup, WorkerUpdate, event_of
 from hpctrain.agent.worker_messages import (
@@ -37,11 +38,11 @@ def error(sentence: str, kind: Literal["error", "lost"] = "error", fault: str = 
 class FakeWorker:
     """A worker process: the test speaks for it through `channel` and decides when it ends."""
 
-    def __init__(self, pid: int, argv: Sequence[str], env: Mapping[str, str], log: Path, fds: Sequence[int]) -> None:
+    def __init__(self, pid: int, argv: Sequence[str], env: Mapping[str, str], log: int, fds: Sequence[int]) -> None:
         self.pid = pid
         self.argv = list(argv)
         self.env = dict(env)
-        self.log = log
+        self.log = Path(f"/proc/self/fd/{log}").readlink()
         self.fds = list(fds)
         # Inherited, as a child process would have it: the group closes its own copy.
         self.channel = LineChannel(socket.fromfd(fds[0], socket.AF_UNIX, socket.SOCK_STREAM))
@@ -87,11 +88,11 @@ class FakeRunner:
         self,
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
-        log: Path | None = None,
+        log: Path | int | None = None,
         keep_fds: Sequence[int] = (),
     ) -> FakeWorker:
         assert env is not None
-        assert log is not None
+        assert isinstance(log, int)
         self.workers.append(FakeWorker(100 + len(self.workers), argv, env, log, keep_fds))
         return self.workers[-1]
 
@@ -109,7 +110,9 @@ def runner() -> Iterator[FakeRunner]:
 
 @pytest.fixture
 def group(runner: FakeRunner, tmp_path: Path) -> Iterator[WorkerGroup]:
-    made = WorkerGroup(tmp_path, tmp_path / "logs" / "0", "n1", runner, {"LANG": "C"}, tmp_path / "kmsg")
+    made = WorkerGroup(
+        tmp_path, tmp_path / "logs" / "0", "n1", runner, {"LANG": "C"}, DirectExecutor(), tmp_path / "kmsg"
+    )
     yield made
     made.kill()
 
@@ -118,7 +121,7 @@ def test_each_worker_gets_its_rank_its_order_and_its_log(
     group: WorkerGroup, runner: FakeRunner, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as store:
-        group.start(10.0, ORDERS, store)
+        group.start(10.0, ORDERS, store, group.open_logs(2))
         first, second = runner.workers
         # Rank 0's worker serves the store: it inherits the listening socket and is told its number.
         start = ORDERS[0].to_json()
@@ -136,7 +139,7 @@ def test_each_worker_gets_its_rank_its_order_and_its_log(
 
 
 def test_what_the_workers_do_is_read_without_asking_them(group: WorkerGroup, runner: FakeRunner) -> None:
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     places = ["n1:cpu0", *["n0:cpu0"] * 4, "n1:cpu1"]
     assert group.doing(places) == ()
     activity = Activity()
@@ -149,7 +152,7 @@ def test_what_the_workers_do_is_read_without_asking_them(group: WorkerGroup, run
 
 
 def test_news_come_once_and_in_order_with_the_end_last(group: WorkerGroup, runner: FakeRunner) -> None:
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     first, second = runner.workers
     assert group.news(11.0) == []
     assert group.view().last_progress == 10.0
@@ -170,7 +173,7 @@ def test_news_come_once_and_in_order_with_the_end_last(group: WorkerGroup, runne
 
 
 def test_a_worker_may_compile_before_its_first_step_and_when_it_says_so(group: WorkerGroup, runner: FakeRunner) -> None:
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     first, second = runner.workers
     found = [group.view().compiling]
     ready, step = WorkerReady(step=0), StepDone(step=1, loss=2.5)
@@ -182,7 +185,7 @@ def test_a_worker_may_compile_before_its_first_step_and_when_it_says_so(group: W
 
 
 def test_the_channels_wake_whoever_waits_for_news(group: WorkerGroup, runner: FakeRunner) -> None:
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     channels = group.channels()
     assert [channel.fileno() >= 0 for channel in channels] == [True, True]
     runner.workers[1].send(WorkerReady(step=0))
@@ -209,7 +212,7 @@ def test_the_channels_wake_whoever_waits_for_news(group: WorkerGroup, runner: Fa
 def test_the_end_that_explains_most_comes_first(
     group: WorkerGroup, runner: FakeRunner, codes: tuple[int | None, ...], first: int | None
 ) -> None:
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     for worker, code in zip(runner.workers, codes, strict=True):
         if code is not None:
             worker.ends(code)
@@ -219,7 +222,7 @@ def test_the_end_that_explains_most_comes_first(
 
 
 def test_the_error_a_worker_told_before_its_end_is_kept(group: WorkerGroup, runner: FakeRunner) -> None:
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     runner.workers[0].ends(76)
     runner.workers[1].send(error("rank 5 in step 3: CUDA error: …", fault="illegal_access"))
     runner.workers[1].ends(1)
@@ -235,7 +238,7 @@ def test_the_error_a_worker_told_before_its_end_is_kept(group: WorkerGroup, runn
 
 
 def test_an_error_of_an_unknown_fault_is_an_exception(group: WorkerGroup, runner: FakeRunner) -> None:
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     runner.workers[0].send(error("gone", fault="no such row"))
     runner.workers[0].ends(1)
     group.news(11.0)
@@ -248,7 +251,7 @@ def test_an_error_of_an_unknown_fault_is_an_exception(group: WorkerGroup, runner
     "line", [b'{"kind": "step"}', b'{"kind": "error", "sentence": "gone"}', b'{"type": "ready", "step": 0}', b"step 3"]
 )
 def test_a_worker_whose_report_cannot_be_read_is_ended(group: WorkerGroup, runner: FakeRunner, line: bytes) -> None:
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     worker = runner.workers[1]
     worker.send(WorkerReady(step=0))
     worker.channel.sock.sendall(line + b"\n")
@@ -281,7 +284,7 @@ def test_the_kernel_tells_of_hardware_that_failed(
     group: WorkerGroup, runner: FakeRunner, tmp_path: Path, code: int
 ) -> None:
     (tmp_path / "kmsg").write_text(KMSG)
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     if code > 0:
         runner.workers[0].send(error("rank 0: CUDA error"))
     runner.workers[0].ends(code)
@@ -296,14 +299,14 @@ def test_the_kernel_tells_of_hardware_that_failed(
 
 def test_what_the_kernel_told_long_ago_ended_nobody_now(group: WorkerGroup, runner: FakeRunner, tmp_path: Path) -> None:
     (tmp_path / "kmsg").write_text(KMSG)
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     runner.workers[0].ends(-9)
     assert group.news(1000.0)[-1].failure is None
 
 
 def test_a_worker_that_ends_well_asks_nobody(group: WorkerGroup, runner: FakeRunner, tmp_path: Path) -> None:
     (tmp_path / "kmsg").write_text(KMSG)
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     runner.workers[0].ends(0)
     runner.workers[1].ends(75)
     assert [news.failure for news in group.news(12.0)] == [None, None]
@@ -319,11 +322,11 @@ def test_an_abort_is_explained_by_the_end_of_its_own_log(
         "Process group watchdog thread terminated with exception: CUDA error: {}\n"
     )
     log.write_text(text.format("uncorrectable ECC error encountered"))
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     runner.workers[0].ends(-6)
     # What an earlier worker left says nothing of this one.
     assert group.news(11.0)[-1].failure is None
-    runner.workers[1].log.write_text(text.format("an illegal memory access was encountered"))
+    (log.parent / "n1.1.log").write_text(text.format("an illegal memory access was encountered"))
     runner.workers[1].ends(-6)
     failure = group.news(12.0)[-1].failure
     assert failure is not None
@@ -332,7 +335,7 @@ def test_an_abort_is_explained_by_the_end_of_its_own_log(
 
 
 def test_a_worker_that_told_an_error_of_its_own_is_about_to_end(group: WorkerGroup, runner: FakeRunner) -> None:
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     runner.workers[0].send(error("rank 0 in step 3: connection closed by peer", "lost"))
     group.news(11.0)
     assert not group.view().leaving
@@ -346,7 +349,7 @@ def test_a_worker_that_told_an_error_of_its_own_is_about_to_end(group: WorkerGro
 
 
 def test_orders_reach_those_who_live_and_the_dead_are_no_hindrance(group: WorkerGroup, runner: FakeRunner) -> None:
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     first, second = runner.workers
     assert second.channel.wait_message(1.0) == ORDERS[1].to_json()
     first.ends(-9)
@@ -356,7 +359,7 @@ def test_orders_reach_those_who_live_and_the_dead_are_no_hindrance(group: Worker
 
 
 def test_after_a_kill_there_is_nobody(group: WorkerGroup, runner: FakeRunner) -> None:
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     first, second = runner.workers
     first.ends(0)
     group.news(11.0)
@@ -378,7 +381,7 @@ def test_killed_workers_that_stay_in_the_system_are_waited_for_together_and_not_
     waits: list[float] = []
     monkeypatch.setattr(FakeWorker, "wait", lambda _, timeout_s: waits.append(timeout_s))
     monkeypatch.setattr("hpctrain.agent.group.time.monotonic", lambda: sum(waits))
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     for worker in runner.workers:
         assert not group.kill()
         worker.ends(-9)
@@ -387,11 +390,11 @@ def test_killed_workers_that_stay_in_the_system_are_waited_for_together_and_not_
 
 
 def test_a_group_starts_again_in_the_next_generation(group: WorkerGroup, runner: FakeRunner) -> None:
-    group.start(10.0, ORDERS, None)
+    group.start(10.0, ORDERS, None, group.open_logs(2))
     runner.workers[0].send(error("old"))
     group.news(11.0)
     group.kill()
-    group.start(20.0, [ORDERS[1].model_copy(update={"rank": 3})], None)
+    group.start(20.0, [ORDERS[1].model_copy(update={"rank": 3})], None, group.open_logs(1))
     assert [worker.env["RANK"] for worker in runner.workers] == ["0", "5", "3"]
     view = group.view()
     assert (view.running, view.exit_code, view.last_progress, view.error) == (1, None, 20.0, None)

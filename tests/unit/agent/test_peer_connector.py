@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from direct_executor import HungExecutor
 from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 
 from hpctrain.agent.peer_connector import CONNECT_TIMEOUT_S, publish_address, published_address
@@ -176,3 +177,20 @@ def test_an_address_that_is_none_is_passed_over_until_there_is_one(cluster: Clus
     assert not agent.view("n0").connected
     cluster.start("n0", NODES[:2])
     cluster.all_meet()
+
+
+def test_addresses_that_cannot_be_read_hold_nobody_up(cluster: Cluster) -> None:
+    """Their files hang: agents that know an address use it, and the others go on without."""
+    hung = HungExecutor()
+    cluster.start("n0")
+    cluster.start("n1")
+    cluster.until(lambda: cluster.agents["n0"].view("n1").connected)
+    cluster.files = hung
+    agent = cluster.start("n2")
+    for _ in range(40):
+        cluster.turn(0.1)
+        time.sleep(0.001)
+    assert cluster.now - cluster.agents["n0"].view("n1").last_seen < 1.0
+    assert not agent.view("n0").connected
+    hung.let_go()
+    cluster.until(lambda: hung.let_go() or agent.view("n0").connected)

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.agent import agreement
-from hpctrain.agent.agent import PLAN_PATIENCE_S
 from hpctrain.agent.agreement_messages import Accepted, AcceptRequest, AgreementMessage, Decided, Promise
 from hpctrain.agent.consensus import AcceptorState, Ballot, Vote
+from hpctrain.agent.start_files import PLAN_PATIENCE_S
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.bench.recovery.agreement_schedules import run_seed
 from hpctrain.bench.recovery.simulated_cluster import ATTEMPT, SimulatedCluster
@@ -63,9 +63,9 @@ def test_votes_that_do_not_bind_the_next_proposer_are_noticed(monkeypatch: pytes
     assert TWO_RECORDS.search(first_violation(300))
 
 
-def cluster_of(count: int, spares: int = 0) -> SimulatedCluster:
+def cluster_of(count: int, spares: int = 0, fan_out: int | None = None) -> SimulatedCluster:
     """Agents that have agreed on the first generation and train."""
-    cluster = SimulatedCluster(count, seed=1, spares=spares)
+    cluster = SimulatedCluster(count, seed=1, spares=spares, fan_out=fan_out)
     for node in cluster.nodes:
         cluster.start(node)
     assert_trains(cluster, *cluster.nodes)
@@ -177,14 +177,40 @@ def test_of_two_halves_one_goes_on(hang_s: float) -> None:
     assert len(cluster.records) == 2
 
 
-def test_a_file_system_that_hangs_stops_no_majority() -> None:
-    cluster = cluster_of(4)
-    cluster.disk.hangs_until = dict.fromkeys(cluster.nodes, float("inf"))
+@pytest.mark.parametrize("fan_out", [None, 2])
+def test_heartbeats_and_votes_go_on_while_every_file_hangs(fan_out: int | None) -> None:
+    """Two generations end meanwhile. Only workers wait: for their plan and logs."""
+    cluster = cluster_of(5, fan_out=fan_out)
+    begin, rest = cluster.now, [node for node in cluster.nodes if node != "n3"]
+    cluster.disk.hangs_until = dict.fromkeys(cluster.nodes, begin + 10)
     cluster.kill("n3")
-    begin = cluster.now
-    assert_trains(cluster, "n0", "n1", "n2")
+    for number in (1, 2):
+        hurt = cluster.process("n2")
+        assert hurt is not None
+        cluster.run(cluster.now + 2)
+        assert [cluster.processes[node].generation for node in rest] == [number] * 4
+        hurt.agent._end_generation("a worker was lost")
+    cluster.run(cluster.now + 2)
+    while cluster.now < begin + 9:
+        cluster.run(cluster.now + 0.5)
+        for node in rest:
+            process = cluster.process(node)
+            assert process is not None
+            late = {view.node: cluster.now - view.last_seen for view in process.mesh.views() if view.node != "n3"}
+            assert max(late.values()) < HEARTBEAT_TIMEOUT_S, (node, late)
+            assert (process.generation, process.training) == (3, None)
     assert record_file(next(iter(cluster.disk.files)).parent, 1) not in cluster.disk.files
-    assert cluster.decided_at[1] - begin < 2.0
+    assert_trains(cluster, *rest)
+    assert max(cluster.records) == 3
+
+
+def test_a_loop_that_uses_a_file_breaks_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_of(2)
+    process = cluster.process("n1")
+    assert process is not None
+    monkeypatch.setattr(process.agent, "_announcement", lambda: process.agent._next._store.newest())
+    with pytest.raises(InvariantViolation, match="the agent's loop uses the file gen-"):
+        cluster.run(cluster.now + 2)
 
 
 def test_records_are_published_in_order_when_the_file_system_is_back() -> None:

@@ -63,6 +63,7 @@ def plan_on(folder: Path, run: Run, *names: str, before: tuple[str, ...] = ()) -
     maker = GenerationMaker(folder, run, names, EventLog(folder / "events.jsonl", names[0], 1, FakeClock()))
     proposed = maker.make(proposal)
     proposed.announce()
+    proposed.save_plan()
     return proposed.plan, (folder / "events.jsonl").read_text()
 
 
@@ -202,6 +203,7 @@ def test_a_plan_by_hand_is_replaced_where_one_of_its_nodes_takes_no_part_from_th
     assert maker.make(Proposal(0, 0, members("a", "b"), None, "start", "a")).plan == given
     without_b = maker.make(Proposal(0, 0, members("a", "c"), None, "start", "a"))
     without_b.announce()
+    without_b.save_plan()
     assert set(without_b.plan.nodes) <= {"a", "c"}
     assert Plan.read(tmp_path / "plan.json") == given
     (tmp_path / "plan-0.json").unlink()

@@ -1,0 +1,41 @@
+"""A thread that makes the calls which may hang, so that another thread never waits for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from typing import Any
+
+
+class HelperThread(Executor):
+    """Makes calls one after the other. Unlike the threads of a ThreadPoolExecutor, it never keeps its process from
+    ending, even if a call hangs."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._is_shut = False
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begin a call after those that wait."""
+        future: Future[Any] = Future()
+        self._calls.put((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Make no more calls; those that wait are dropped. Never wait for the one that runs."""
+        self._is_shut = True
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None and not self._is_shut:
+            future, call = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del item, future, call  # a result may be large
