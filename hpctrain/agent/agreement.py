@@ -301,7 +301,10 @@ class Agreement:
         vote, past = self._state.vote, None
         if vote is not None:
             past = PastVote(round=vote.ballot.round, proposer=vote.ballot.proposer, record=vote.value)
-        held = tuple(self._held())[:MAX_HELD]
+        held = tuple(self._held())
+        if len(held) > MAX_HELD:
+            print(f"hpctrain agent: {len(held)} parts of states are not used; allowed: {MAX_HELD} a node", flush=True)
+            held = ()
         self._reply(now, node, Promise(**about, incarnation=self._me.incarnation, vote=past, held=held))
 
     def _reply(self, now: float, node: str, message: Promise | Accepted | Refusal) -> None:

@@ -7,14 +7,16 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hpctrain.agent.consensus import Ballot, Vote
+from hpctrain.agent.hang_report import MAX_WORKERS_PER_NODE
 from hpctrain.base.net.wire import Message
 from hpctrain.records.history.generation import Generation
 from hpctrain.records.history.memory_state import HeldState
 
 REASON_CHARS = 1000
 """Most characters of a reason in a message between agents."""
-MAX_HELD = 200
-"""Most parts of states in a promise, which has to fit into a line. A node with more ranks names only some of them."""
+MAX_HELD = 10 * MAX_WORKERS_PER_NODE
+"""Most parts of states in a promise: for each worker of a node its own state, two snapshots of it and two of a rank on
+another node, and as many from which the workers have just started."""
 
 Text = Annotated[str, Field(min_length=1, max_length=255)]
 Number = Annotated[int, Field(ge=0, lt=1 << 31)]

@@ -198,7 +198,7 @@ class WorkerGroup:
             process = self._runner.start(argv, env=env, log=log.descriptor, keep_fds=inherited)
             self._files.submit(log.close)
             theirs.close()
-            channel = LineChannel(ours, strict=True)
+            channel = LineChannel(ours, strict=True, compress=True)
             channel.send(order.to_json())
             self.workers.append(WorkerProcess(order.rank, process, channel, activity, log))
 

@@ -128,7 +128,7 @@ def main(argv: list[str]) -> int:
     set_process_name(WORKER_NAME.format(os.environ.get("RANK", "?")))
     ACTIVITY.share(options.activity)
     import_code_first(options.folder / CODE_FOLDER)
-    agent_channel = AgentChannel(LineChannel(socket.socket(fileno=options.fd), strict=True))
+    agent_channel = AgentChannel(LineChannel(socket.socket(fileno=options.fd), strict=True, compress=True))
     try:
         code = _work(agent_channel, options.folder)
     except (Exception, SystemExit) as error:  # the agent must learn of every error

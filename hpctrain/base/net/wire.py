@@ -1,8 +1,10 @@
 """JSON lines over a socket, the form of all messages between hpctrain's processes, which `nc` can show; and a wait for
-several sockets at once."""
+several sockets at once. Long lines between processes that know each other are compressed."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 import hashlib
 import hmac
@@ -11,6 +13,7 @@ import select
 import selectors
 import socket
 import time
+import zlib
 from collections import deque
 from typing import Any, Protocol
 
@@ -20,6 +23,13 @@ Message = dict[str, Any]
 
 LINE_LIMIT = 1 << 20
 """Bytes of the longest line that is accepted; no process of hpctrain sends a longer one."""
+COMPRESS_BYTES = 1 << 16
+"""Longest line that is not compressed, in bytes. A socket's buffer takes it whole, also on systems with small
+buffers."""
+MESSAGE_LIMIT = 1 << 24
+"""Bytes of the longest message, before it is compressed."""
+_COMPRESSED = b"z"
+"""First byte of a compressed line, in which base64 of a zlib stream follows. A JSON object begins with '{'."""
 SEND_TIMEOUT_S = 10.0
 MAC_CHARS = 64
 """Characters of the MAC (HMAC-SHA256 as hex) at the beginning of a sealed line; a space and the message follow."""
@@ -46,6 +56,7 @@ class LineChannel:
         send_timeout_s: float | None = SEND_TIMEOUT_S,
         line_limit: int = LINE_LIMIT,
         strict: bool = False,
+        compress: bool = False,
     ) -> None:
         """Take over a connected socket.
 
@@ -54,11 +65,13 @@ class LineChannel:
                 limit.
             line_limit: bytes of the longest line that is accepted; a longer one closes the channel.
             strict: whether a line that is not a JSON object closes the channel; else the line is skipped.
+            compress: whether long lines are compressed on their way, and compressed ones accepted. `seal` sets it.
         """
         self.sock = sock
         self.send_timeout_s = send_timeout_s
         self.line_limit = line_limit
         self.strict = strict
+        self.compress = compress
         self.closed = False
         self.fault = ""
         """The rule that the other side broke, if this side closed for that; empty if the other side closed."""
@@ -68,11 +81,13 @@ class LineChannel:
         self._receive_seal: LineMac | None = None
 
     def seal(self, send_key: bytes, receive_key: bytes) -> None:
-        """Add a MAC to every line from now on; a received line without the right MAC closes the channel.
+        """Add a MAC to every line from now on, and compress long ones; a received line without the right MAC closes the
+        channel.
 
         The MAC covers the line's number, so a line can be neither replayed nor left out.
         """
         self._send_seal, self._receive_seal = LineMac(send_key), LineMac(receive_key)
+        self.compress = True
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -82,6 +97,8 @@ class LineChannel:
         channel is closed then.
         """
         line = json.dumps(message, allow_nan=False).encode()
+        if self.compress and len(line) > COMPRESS_BYTES:
+            line = _COMPRESSED + base64.b64encode(zlib.compress(line, 1))
         if self._send_seal is not None:
             line = self._send_seal.mac(line) + b" " + line
         unsent = memoryview(line + b"\n")
@@ -187,7 +204,7 @@ class LineChannel:
                     self.refuse("it sent a line without the right MAC")
                     return None
             with contextlib.suppress(JsonError):
-                message = parse_json(line)
+                message = parse_json(_expanded(line) if self.compress and line[:1] == _COMPRESSED else line)
                 if isinstance(message, dict):
                     return message
             if self.strict:
@@ -208,6 +225,22 @@ class LineMac:
         """Return the MAC, as hex, of `line` as the next line of the channel."""
         number, self._count = self._count, self._count + 1
         return hmac.digest(self._key, number.to_bytes(8, "big") + line, hashlib.sha256).hex().encode()
+
+
+def _expanded(line: bytes) -> bytes:
+    """Return the message in a compressed line.
+
+    Raises:
+        JsonError: the line is malformed, or its message is longer than `MESSAGE_LIMIT`.
+    """
+    stream = zlib.decompressobj()
+    try:
+        message = stream.decompress(base64.b64decode(line[1:], validate=True), MESSAGE_LIMIT)
+    except (binascii.Error, zlib.error) as error:
+        raise JsonError(f"not a compressed line: {error}") from None
+    if not stream.eof or stream.unused_data:
+        raise JsonError(f"not a whole message of up to {MESSAGE_LIMIT} bytes")
+    return message
 
 
 def _deadline(timeout_s: float | None) -> float | None:

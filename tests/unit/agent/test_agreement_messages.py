@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 
+from hpctrain.agent.agreement import Agreement
 from hpctrain.agent.agreement_messages import (
     MAX_HELD,
     REASON_CHARS,
@@ -28,10 +31,11 @@ from hpctrain.agent.peer_connector import published_address
 from hpctrain.agent.tree.reading import PeerMessage, read_message
 from hpctrain.base.net.wire import MalformedMessage
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
-from hpctrain.records.history.memory_state import HeldState
+from hpctrain.records.history.memory_state import HeldState, MemorySource, StateHolder
 
+MEMBER = Member(node="n0", incarnation="n0-a", addr="10.0.0.1", store_port=4000)
 RECORD = Generation(
-    number=4, attempt=1, members=[Member(node="n0", incarnation="n0-a", addr="10.0.0.1", store_port=4000)],
+    number=4, attempt=1, members=[MEMBER],
     plan="generations/plan-000004.0000.json", store=StoreAddress(addr="10.0.0.1", port=4000, node="n0"), reason="start",
     restore="checkpoints/step-00000010", proposer="n0-a",
 )  # fmt: skip
@@ -132,21 +136,67 @@ def test_agents_send_each_other_messages_in_order_and_wake_for_them(cluster: Clu
     receiver.peers.wait(600.0)
 
 
-def test_the_record_of_a_thousand_nodes_fits_a_connection(cluster: Cluster) -> None:
-    """A send never waits: a message that does not fit would close the connection."""
-    for node in NODES[:2]:
-        cluster.start(node, NODES[:2])
-    cluster.all_meet()
+def large_record() -> Generation:
+    """A record of 1,000 nodes with long names and addresses, and 8 ranks each, whose state is in memory."""
+    chance = random.Random(1)
+    names = [f"gpu-partition-rack{at // 16:03d}-node{at:04d}.cluster.{'x' * 180}.example" for at in range(1000)]
     members = [
-        Member(node=f"node{at:04d}", incarnation=f"node{at:04d}-{at}-1795000000000000", addr="10.0.0.1", store_port=at)
-        for at in range(1000)
-    ]
-    message = Decided(record=RECORD.model_copy(update={"members": members}))
-    cluster.agents["n1"].peers.send(["n0"], message)
-    arrived: list[tuple[str, AgreementMessage]] = []
-    cluster.until(lambda: arrived.extend(cluster.agents["n0"].peers.take_messages()) or arrived)
-    assert arrived == [("n1", message)]
-    assert cluster.agents["n1"].view("n0").connected
+        Member(
+            node=name, incarnation=f"{name}-{chance.randrange(1 << 22)}-{chance.randrange(1 << 50)}",
+            addr=":".join(f"{chance.randrange(1 << 16):04x}" for _ in range(8)), store_port=chance.randrange(1 << 16),
+        )
+        for name in names
+    ]  # fmt: skip
+    holders = [StateHolder(rank=rank, node=names[rank // 8]) for rank in range(8000)]
+    source = MemorySource(generation=3, plan="generations/plan.json", step=9, in_place=True, holders=holders)
+    return RECORD.model_copy(update={"members": members, "memory": source})
+
+
+def large_held(count: int) -> tuple[HeldState, ...]:
+    """Parts of states of different ranks."""
+    chance = random.Random(1)
+    return tuple(
+        HELD.model_copy(update={"rank": chance.randrange(1 << 20), "size_bytes": chance.randrange(1 << 40)})
+        for _ in range(count)
+    )
+
+
+LARGE = large_record()
+LARGE_MESSAGES: list[AgreementMessage] = [
+    Prepare(**BALLOT, reason="ü" * REASON_CHARS),
+    AcceptRequest(**BALLOT, record=LARGE),
+    Decided(record=LARGE),
+    Promise(**BALLOT, incarnation="n1-a", vote=PastVote(round=1, proposer="n2-a", record=LARGE), held=large_held(40)),
+    Promise(**BALLOT, incarnation="n1-a", held=large_held(MAX_HELD)),
+]
+
+
+@pytest.mark.parametrize("fan_out", [None, 2])
+@pytest.mark.parametrize("message", LARGE_MESSAGES, ids=lambda message: message.kind)
+def test_the_messages_of_a_thousand_nodes_fit_a_connection(
+    cluster: Cluster, message: AgreementMessage, fan_out: int | None
+) -> None:
+    """A send never waits: a message that does not fit would close the connection."""
+    for node in NODES:
+        cluster.start(node, fan_out=fan_out)
+    cluster.all_meet()
+    cluster.agents["n1"].peers.send(["n0", "n2"], message)
+    for node in ("n0", "n2"):
+        arrived: list[tuple[str, AgreementMessage]] = []
+        cluster.until(lambda at=node, into=arrived: into.extend(cluster.agents[at].peers.take_messages()) or into)  # type: ignore[misc]
+        assert arrived == [("n1", message)]
+        assert cluster.agents["n1"].view(node).connected
+
+
+def test_a_node_with_more_parts_of_states_than_a_promise_takes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    sent: list[AgreementMessage] = []
+    routes: Any = SimpleNamespace(send=lambda _, message: sent.append(message), is_near=lambda _: True)
+    held = large_held(MAX_HELD + 1)
+    agreement = Agreement(MEMBER, 1, routes, Any, Any, lambda _: True, lambda: held)  # type: ignore[arg-type]
+    agreement.enter(0.0, RECORD)
+    agreement.receive(1.0, "n9", Prepare(**{**BALLOT, "number": RECORD.number + 1}, reason="a worker died"))
+    assert [message.held for message in sent if isinstance(message, Promise)] == [()]
+    assert f"{MAX_HELD + 1} parts of states are not used" in capsys.readouterr().out
 
 
 VALUES = st.recursive(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.net.wire import LineChannel
+from hpctrain.base.net import wire
+from hpctrain.base.net.wire import COMPRESS_BYTES, LINE_LIMIT, MESSAGE_LIMIT, LineChannel
 
 MESSAGES = st.lists(
     st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.integers())),
@@ -290,3 +294,65 @@ def test_any_bytes_are_messages_or_close_the_channel(chunks: list[bytes]) -> Non
     assert channel.closed == bool(channel.fault)
     channel.close()
     other.close()
+
+
+def compressed(content: bytes) -> bytes:
+    return b"z" + base64.b64encode(zlib.compress(content))
+
+
+def test_a_long_message_is_compressed_only_between_those_who_know_each_other() -> None:
+    message = {"names": [f"node{number:06d}.cluster.example" for number in range(40_000)]}
+    for seal in (False, True):
+        left, right = (LineChannel(sock, compress=not seal, strict=True) for sock in socket.socketpair())
+        if seal:
+            left.seal(b"there", b"back")
+            right.seal(b"back", b"there")
+        arrived: list[dict[str, Any]] = []
+        reader = threading.Thread(target=lambda: arrived.append(right.wait_message(NEVER_S) or {}))  # noqa: B023
+        reader.start()
+        assert left.send(message)
+        reader.join()
+        assert arrived == [message]
+        left.close()
+        right.close()
+    assert len(json.dumps(message)) > LINE_LIMIT
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        compressed(b'{"a": ' + b" " * MESSAGE_LIMIT + b"1}"),
+        compressed(b"[1]"),
+        compressed(b'{"a": 1}')[:-4],
+        b"z",
+        b"z!" + compressed(b'{"a": 1}')[1:],
+        b"z" + base64.b64encode(b"no stream"),
+        b"z" + base64.b64encode(zlib.compress(b'{"a": 1}') + b"more"),
+    ],
+    ids=["too long", "no object", "cut off", "empty", "no base64", "no stream", "more behind it"],
+)
+def test_a_compressed_line_that_is_no_message_closes_the_channel(line: bytes) -> None:
+    raw, other = socket.socketpair()
+    channel = LineChannel(other, strict=True, compress=True)
+    raw.sendall(compressed(b'{"a": 1}') + b"\n" + line + b"\n")
+    assert channel.receive() == [{"a": 1}]
+    assert channel.fault == "it sent a line that is no message"
+    raw.close()
+
+
+def test_a_stranger_has_nothing_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_expanded", lambda line: pytest.fail("it was expanded"))
+    raw, other = socket.socketpair()
+    channel = LineChannel(other, strict=True)
+    raw.sendall(compressed(b'{"a": 1}') + b"\n")
+    assert channel.receive() == []
+    assert channel.closed
+    raw.close()
+
+
+def test_a_message_of_some_kilobytes_stays_readable() -> None:
+    left, right = (LineChannel(sock, compress=True) for sock in socket.socketpair())
+    left.send({"text": "x" * (COMPRESS_BYTES - 100)})
+    assert right.sock.recv(1) == b"{"
+    left.close()
+    right.close()
