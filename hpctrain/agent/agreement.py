@@ -99,6 +99,7 @@ class Agreement:
         self.decided_here = False
         """Whether a ballot of this agent decided the record in `decided`; then perhaps no other agent knows the
         record."""
+        # Node -> when it got the present record from here. Only nodes of the job send messages.
         self._informed: dict[str, float] = {}
         self._entered = float("-inf")
         self._reset(0, {})
@@ -107,7 +108,7 @@ class Agreement:
         """Begin the agreement on the generation after `record`, which the agents have agreed on."""
         self._record = record
         # The agent whose ballot decided `record` has sent it to all others.
-        self._informed = dict.fromkeys(self._informed, now)
+        self._informed.clear()
         self._entered = now
         self._reset(record.number + 1, {member.node: member.incarnation for member in record.members})
         if self.decided is not None and self.decided.number <= record.number:

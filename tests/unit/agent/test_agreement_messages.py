@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 
-from hpctrain.agent.agreement import Agreement
+from hpctrain.agent.agreement import RESEND_S, Agreement
 from hpctrain.agent.agreement_messages import (
     MAX_HELD,
     REASON_CHARS,
@@ -197,6 +197,23 @@ def test_a_node_with_more_parts_of_states_than_a_promise_takes_says_so(capsys: p
     agreement.receive(1.0, "n9", Prepare(**{**BALLOT, "number": RECORD.number + 1}, reason="a worker died"))
     assert [message.held for message in sent if isinstance(message, Promise)] == [()]
     assert f"{MAX_HELD + 1} parts of states are not used" in capsys.readouterr().out
+
+
+def test_each_node_of_an_older_generation_is_informed_however_often_others_ask() -> None:
+    sent: list[str] = []
+    routes: Any = SimpleNamespace(send=lambda nodes, _: sent.extend(nodes), is_near=lambda _: True)
+    agreement = Agreement(MEMBER, 1, routes, Any, Any, lambda _: True, tuple)  # type: ignore[arg-type]
+    for number in (4, 5):
+        agreement.enter(10.0 * number, RECORD.model_copy(update={"number": number}))
+        sent.clear()
+        for step in range(100):
+            now = 10.0 * number + RESEND_S + step * RESEND_S / 100
+            agreement.receive(now, "n1", Prepare(**{**BALLOT, "number": number}, reason="late"))
+            if step in (50, 51):
+                agreement.inform(now, "n2")
+        assert sent == ["n1", "n2"]
+        agreement.inform(10.0 * number + 2 * RESEND_S, "n1")
+        assert sent == ["n1", "n2", "n1"]
 
 
 VALUES = st.recursive(
