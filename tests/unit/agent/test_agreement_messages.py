@@ -148,7 +148,9 @@ def large_record() -> Generation:
         for name in names
     ]  # fmt: skip
     holders = [StateHolder(rank=rank, node=names[rank // 8]) for rank in range(8000)]
-    source = MemorySource(generation=3, plan="generations/plan.json", step=9, in_place=True, holders=holders)
+    source = MemorySource(
+        generation=3, plan="generations/plan.json", step=9, continued=list(range(8000)), holders=holders
+    )
     return RECORD.model_copy(update={"members": members, "memory": source})
 
 
