@@ -9,7 +9,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from hpctrain.agent.agreement_messages import REASON_CHARS
-from hpctrain.agent.background import in_background
 from hpctrain.agent.decide import Decision, decide
 from hpctrain.agent.event_log import EventLog, crash_message
 from hpctrain.agent.generation_store import GenerationSource, GenerationStore, StateKeeper
@@ -31,7 +30,7 @@ from hpctrain.agent.worker_messages import (
 )
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import StorageError
-from hpctrain.base.helper_thread import HelperThread
+from hpctrain.base.helper_thread import HelperThread, in_background
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.records.history.fault import CHECKPOINT_DAMAGED
 from hpctrain.records.history.generation import GENERATIONS, Generation, Member

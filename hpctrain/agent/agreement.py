@@ -22,11 +22,11 @@ from hpctrain.agent.agreement_messages import (
     Promise,
     Refusal,
 )
-from hpctrain.agent.background import Background
 from hpctrain.agent.consensus import WITNESS, AcceptorState, Ballot, Electorate, Proposer, Vote
 from hpctrain.agent.generation_store import ProposedGeneration
 from hpctrain.agent.witness import Journal, Witness
 from hpctrain.base.errors import StorageError
+from hpctrain.base.helper_thread import Background
 from hpctrain.records.history.generation import Generation, Member
 from hpctrain.records.history.memory_state import HeldState
 

@@ -11,14 +11,13 @@ from typing import Protocol
 
 from hpctrain.agent.agreement import Agreement, HeldByNode, Make, MessageRoutes
 from hpctrain.agent.agreement_messages import AgreementMessage, Decided
-from hpctrain.agent.background import Background
 from hpctrain.agent.decide import Decision
-from hpctrain.agent.event_log import EventLog
-from hpctrain.agent.generation_events import note_members, note_start
+from hpctrain.agent.event_log import EventLog, note_members, note_start
 from hpctrain.agent.generation_store import GenerationSource, GenerationStore, Proposal, ProposedGeneration
 from hpctrain.agent.publication import PATIENCE_S, Publication
 from hpctrain.agent.view import PeerView
 from hpctrain.base.errors import HpctrainError, Superseded
+from hpctrain.base.helper_thread import Background
 from hpctrain.records.history.generation import Generation, Member
 from hpctrain.records.history.memory_state import HeldState
 from hpctrain.records.plan.plan import Plan

@@ -18,9 +18,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.agent.background import Background
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
+from hpctrain.base.helper_thread import Background
 from hpctrain.base.json_text import parse_json
 from hpctrain.base.net.wire import Watch
 from hpctrain.base.owned_files import read_owned

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.agent.agreement_messages import AgreementMessage, StrictModel
-from hpctrain.agent.background import in_background
 from hpctrain.agent.decide import alive
 from hpctrain.agent.peer_connector import PeerConnector, publish_address
 from hpctrain.agent.peer_messages import HEARTBEAT_S, Announcement
 from hpctrain.agent.tree.reading import read_message
 from hpctrain.agent.tree.routing import FORWARD_S, TreeMessage, TreeRouting
 from hpctrain.agent.view import DecisionLimits, PeerView
+from hpctrain.base.helper_thread import in_background
 from hpctrain.base.net.authentication import MAX_LINE_BYTES, AuthListener, HandshakeClient, HandshakeServer, derive_key
 from hpctrain.base.net.vertex_cover import NodePair
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message, Watch, Watchable

@@ -6,8 +6,8 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Protocol
 
-from hpctrain.agent.background import Background
 from hpctrain.base.errors import FileError, StorageError
+from hpctrain.base.helper_thread import Background
 from hpctrain.records.history.generation import Generation
 
 PATIENCE_S = 0.5

@@ -6,10 +6,10 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
-from hpctrain.agent.background import Background
 from hpctrain.agent.generation_store import GenerationSource
 from hpctrain.agent.group import WorkerLog
 from hpctrain.base.errors import FileError, StorageError
+from hpctrain.base.helper_thread import Background
 from hpctrain.records.history.generation import Generation
 from hpctrain.records.plan.plan import Plan
 

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+Result = TypeVar("Result")
 
 
 class HelperThread(Executor):
@@ -39,3 +41,21 @@ class HelperThread(Executor):
             except BaseException as error:
                 future.set_exception(error)
             del item, future, call  # a result may be large
+
+
+class Background(Protocol):
+    """Begins calls that may take long, in another thread."""
+
+    def __call__(self, call: Callable[..., Result], *arguments: object) -> Future[Result]:
+        """Begin one call."""
+
+
+def in_background(thread: Executor, wake: Callable[[], None]) -> Background:
+    """Return a function that begins a call in `thread`, and calls `wake` when the call is done."""
+
+    def begin(call: Callable[..., Result], *arguments: object) -> Future[Result]:
+        future = thread.submit(call, *arguments)
+        future.add_done_callback(lambda _: wake())
+        return future
+
+    return begin

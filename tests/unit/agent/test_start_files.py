@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from direct_executor import DirectExecutor, HungExecutor
 
-from hpctrain.agent.background import in_background
 from hpctrain.agent.group import WorkerLog
 from hpctrain.agent.start_files import PLAN_PATIENCE_S, StartPreparation
 from hpctrain.base.errors import FieldError, FileError, StorageError
+from hpctrain.base.helper_thread import in_background
 from hpctrain.records.history.generation import Generation, StoreAddress
 
 RECORD = Generation(
