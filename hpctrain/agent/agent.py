@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
 from hpctrain.agent.agreement_messages import REASON_CHARS
@@ -86,6 +86,8 @@ class Agent:
         self._memory = context.memory
         self._state = AgentView(place.node, place.nodes, "joining", context.clock.now(), incarnation=place.incarnation)
         threads = in_background(context.making, peers.wake), in_background(context.files, peers.wake)
+        self._in_files = threads[1]
+        self._skipping: Future[None] | None = None
         self._next = NextGeneration(
             place, peers, source, store or GenerationStore(place.folder / GENERATIONS), context.event_log,
             threads, self._end_for_agreement,
@@ -169,6 +171,11 @@ class Agent:
             self._adopt(decided)
         elif (files := self._starting.poll(now)) is not None:
             self._start_workers(now, files)
+        if self._skipping is not None:
+            if not self._skipping.done():
+                return None
+            skipping, self._skipping = self._skipping, None
+            skipping.result()
         return self._act(now, decide(now, self._view(), self._limits))
 
     def _report_losses(self) -> None:
@@ -275,7 +282,7 @@ class Agent:
             self._memory.ready(news.rank)
         if isinstance(report, WorkerError) and report.fault == CHECKPOINT_DAMAGED and self._state.record is not None:
             # Before any agent learns that the generation has ended, so that the next one starts from an older one.
-            self._source.skip_checkpoint(self._state.record, report.details.message)
+            self._skipping = self._in_files(self._source.skip_checkpoint, self._state.record, report.details.message)
         if isinstance(report, StepDone):
             self._last_step = {"step": report.step, "loss": report.loss}
             if news.rank == 0 and self._fault_at is not None:
