@@ -42,7 +42,12 @@ class HfWeights:
             )
 
     def fill(self, module: nn.Module) -> None:
-        """Set every parameter of a stage, whose parameters are not split over devices yet, to the folder's weights."""
+        """Set every parameter of a stage, whose parameters are not split over devices yet, to the folder's weights.
+
+        Raises:
+            KeyError: the folder's model has no parameter of a name in the stage.
+            OSError: a file cannot be opened any more.
+        """
         self.copy_to(module.named_parameters())
 
     @torch.no_grad()

@@ -48,7 +48,7 @@ class PlanRequest:
     """'auto' searches for the fastest plan by the cost model; 'exact' tries every plan on a few devices; 'paper'
     follows the paper's rules."""
     objective: Objective = FASTEST_STEP
-    """What the plan minimises, and its constraints; the solver 'paper' ignores the objective."""
+    """What the plan minimises, and its constraints. The solver 'paper' heeds only `usable`, the share of memory."""
     neighbours: bool = True
     """Whether the plan lists similar plans with the reason why they lost. The list is made only if the objective is
     step time and the solver is not 'paper'.

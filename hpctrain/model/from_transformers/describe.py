@@ -83,7 +83,7 @@ def describe_folder(request: FolderRequest) -> HfModel:
     of which all blocks share one set, so they take the memory of embedding, one block and head.
 
     Raises:
-        FileError: a file is damaged, transformers has no such model, it cannot be cut, or the folder has other tensors.
+        FileError: a file is damaged, transformers lacks the model, hpctrain cannot cut it, or other tensors are there.
         InputError: transformers is missing, or the folder has no safetensors files.
     """
     import_transformers()

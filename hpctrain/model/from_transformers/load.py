@@ -34,7 +34,7 @@ _SIZES_MAX = {
     "vocab_size": VOCAB_MAX,
     "max_position_embeddings": SEQ_MAX,
 }
-"""Attribute of a configuration of transformers -> its largest value."""
+"""Attribute of a configuration of transformers -> the largest value that is allowed."""
 COUNT_MAX = 2**16
 """Largest number of modules of one kind that a config.json may ask for."""
 _DEPTH_MAX = 8

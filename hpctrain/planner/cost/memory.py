@@ -147,7 +147,9 @@ class MemoryModel:
 
     def _segment_bytes(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         """Return the bytes that the segment of a CPU worker has in addition to weights and moments: the reduced
-        gradients, the codec's state after two steps, the undo area, and snapshots of states that no other node has."""
+        gradients, the codec's state of two steps, and the undo area. If `Workload.snapshots` is set and no other
+        replica holds the rank's state, four snapshots are added, each with the codec's state: two of the rank's own
+        state and two of another rank's."""
         work = self.work
         if not work.state_outlives or memory_role.kind != "cpu" or isinstance(work.codec, LocalSteps):
             return 0.0

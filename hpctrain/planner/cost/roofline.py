@@ -67,6 +67,9 @@ def roofline(
         constants: constants of the group's kind of device.
         unit: the tensor-parallel group.
         micro_batch: sequences of a micro-batch.
+
+    Raises:
+        InputError: the topology says nothing about a link between two devices of the group.
     """
     spec, seq_len, tp = work.spec, work.seq_len, len(unit.devices)
     head_tp = work.spec.head_shards(tp)

@@ -52,7 +52,8 @@ class RingGroup:
 
 
 class PlacementLinks:
-    """The links that the messages and all-reduces of one placement cross. Each result is computed once and kept."""
+    """The links that the messages and all-reduces of one placement cross. Each result is computed once and kept. A
+    result that needs a link about which the topology says nothing raises InputError."""
 
     def __init__(self, placement: Placement, links: Links) -> None:
         self.placement = placement

@@ -195,6 +195,9 @@ def _without_spares(devices: list[DeviceSpec], spares: int, notes: list[str]) ->
 
     Args:
         notes: gets a sentence that names the idle nodes.
+
+    Raises:
+        RefusedError: there are no more nodes than spares.
     """
     if not spares:
         return devices

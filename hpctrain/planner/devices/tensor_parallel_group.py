@@ -129,6 +129,9 @@ def make_tensor_parallel_groups(pool: DevicePool, tp: int) -> list[TensorParalle
 
     A group never mixes types of devices, because the faster device would wait for the slower one in every block.
     Devices that do not fill a group are left out.
+
+    Raises:
+        InputError: groups lie across nodes, and the topology says nothing about a link.
     """
     nodes = pool.by_node()
     groups: list[tuple[DeviceSpec, ...]] = []
@@ -150,6 +153,9 @@ def interchangeable_classes(
 
     Args:
         message_bytes: message size in bytes at which links are compared.
+
+    Raises:
+        InputError: the topology says nothing about a link.
     """
     times = [
         [0.0 if a is b else message_s(links, a.device_ids, b.device_ids, message_bytes) for b in units] for a in units

@@ -132,6 +132,9 @@ def rank_ends(
         schedule: name of the schedule.
         stages: stages of the model.
         whole: simulate every action instead of extrapolating long tables.
+
+    Raises:
+        ValueError: the schedule is unknown, or not defined for these numbers.
     """
     if pp == 1:
         return (_single_rank_s(schedule, stages, micro_batches, durations),)
@@ -186,6 +189,9 @@ def named_program(schedule: str, pp: int, stages: int, micro_batches: int) -> Ac
         pp: number of pipeline ranks.
         stages: number of stages of the pipeline.
         micro_batches: number of micro-batches of a replica.
+
+    Raises:
+        ValueError: the schedule is unknown, or not defined for these numbers.
     """
     return compile_schedule(make_schedule(schedule, pp, stages, micro_batches))
 
