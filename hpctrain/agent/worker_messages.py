@@ -58,8 +58,8 @@ class MemoryOrder(Part):
     """The shared memory in which a worker's training state outlives the worker. Its descriptors are inherited."""
 
     live: Count | None = None
-    """Descriptor of the worker's own segment: empty memory, or the segment that the worker continues on. None on a GPU:
-    the worker's state ends with it."""
+    """Descriptor of the worker's own segment: empty memory, or the segment that the worker continues on. None on a GPU
+    and with `recovery.memory: snapshots`: only snapshots outlive the worker."""
     source: MemorySource | None = None
     """State in memory from which the generation starts; None: it starts from a checkpoint or the first weights."""
     segments: Annotated[tuple[Count, ...], Field(max_length=MAX_WORKERS_PER_NODE, strict=False)] = ()

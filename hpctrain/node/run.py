@@ -129,7 +129,9 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
         files = HelperThread("files")
         group = WorkerGroup(folder, logs, place.node, runner, env | staged | threads, files)
         switches = switches_of(topology) if run.recovery.snapshot_every != "off" else None
-        memory = StateSegments(place.node, switches) if run.recovery.memory == "auto" else None
+        memory = None
+        if run.recovery.memory != "off":
+            memory = StateSegments(place.node, switches, keeps_live=run.recovery.memory == "auto")
         peer_lost = functools.partial(report_batch_node_loss, folder, attempt, place.node, _batch_host())
         context = AgentContext(event_log, SystemClock(), stop, files=files, memory=memory, peer_lost=peer_lost)
         with event_log.in_background():

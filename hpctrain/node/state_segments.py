@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from hpctrain.agent.worker_messages import MemoryOrder, SnapshotMemory
 from hpctrain.checkpoint.memory.neighbours import hosts_of
 from hpctrain.checkpoint.memory.segment import held_state
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.generation import Generation
 from hpctrain.records.history.memory_state import HeldState, MemorySource, StateHolder, StateKind
 from hpctrain.records.plan.plan import Plan
@@ -30,6 +31,8 @@ class StateSegments:
     node: str
     switches: Mapping[str, str] | None = None
     """Node -> name of its switch, to choose nodes for snapshots; None: no snapshots are made."""
+    keeps_live: bool = True
+    """Whether CPU workers train on segments that outlive them."""
     _live: dict[int, int] = field(default_factory=dict)
     """Rank of the newest generation -> descriptor of its segment."""
     _snapshots: dict[int, Pair] = field(default_factory=dict)
@@ -38,10 +41,12 @@ class StateSegments:
     """Segments that the newest generation starts from -> how their state came there."""
     _starting: set[int] = field(default_factory=set)
     """Ranks that have not reported yet that they are ready."""
+    _ranks: frozenset[int] = frozenset()
+    """Ranks of the newest generation on this node."""
 
     def orders(self, record: Generation, plan: Plan, ranks: Sequence[int]) -> dict[int, MemoryOrder]:
         """Return rank -> the memory for its worker, for the workers of this node. Only workers on a CPU get a segment
-        of their own. Segments that the generation does not start from are given up.
+        of their own, and only with `keeps_live`. Segments that the generation does not start from are given up.
 
         Args:
             record: the generation that starts.
@@ -51,6 +56,7 @@ class StateSegments:
         before, source = self._kinds(), record.memory
         snapshots = self._snapshots
         self._live, self._snapshots, self._old, self._starting = {}, {}, {}, set(ranks)
+        self._ranks = frozenset(ranks)
         used = {fd: state for fd, state in self._read(before) if source and self._is_source(state, source)}
         owners = self._owners(plan, ranks)
         if source is not None and source.continued:
@@ -64,7 +70,7 @@ class StateSegments:
         for descriptor in before.keys() - self._kinds().keys():
             os.close(descriptor)
         for rank in ranks:
-            if rank not in self._live and not plan.ranks[rank].device.startswith("cuda"):
+            if rank not in self._live and self._trains_on_segment(plan.ranks[rank]):
                 self._live[rank] = os.memfd_create(f"hpctrain-state-{rank}")
         old = list(self._old)
         return {
@@ -76,11 +82,17 @@ class StateSegments:
         }  # fmt: skip
 
     def _owners(self, plan: Plan, ranks: Sequence[int]) -> dict[int, list[int]]:
-        """Return rank of this node -> the ranks whose snapshots its worker writes: its own first."""
-        if self.switches is None or any(device.device.startswith("cuda") for device in plan.ranks):
+        """Return rank of this node -> the ranks whose snapshots its worker writes: its own first. Nobody makes any if
+        segments outlive all workers, and no node alone holds a part of the state."""
+        if self.switches is None:
             return {}
         hosts = hosts_of(plan, self.switches)
-        return {rank: [rank, *(guest for guest, host in hosts.items() if host == rank)] for rank in ranks if hosts}
+        if not hosts and all(map(self._trains_on_segment, plan.ranks)):
+            return {}
+        return {rank: [rank, *(guest for guest, host in hosts.items() if host == rank)] for rank in ranks}
+
+    def _trains_on_segment(self, device: DeviceId) -> bool:
+        return self.keeps_live and not device.device.startswith("cuda")
 
     def _snapshot_memory(self, rank: int) -> SnapshotMemory:
         if rank not in self._snapshots:
@@ -100,7 +112,7 @@ class StateSegments:
         kinds: dict[int, StateKind] = dict.fromkeys(self._live.values(), "live")
         kinds |= self._old
         for rank, pair in self._snapshots.items():
-            kinds |= dict.fromkeys(pair, "snapshot" if rank in self._live else "guest")
+            kinds |= dict.fromkeys(pair, "snapshot" if rank in self._ranks else "guest")
         return kinds
 
     @staticmethod

@@ -27,7 +27,7 @@ from hpctrain.worker.batch_loader import BatchLoader, BatchPrefetcher, SampleBat
 from hpctrain.worker.build import Trainer, reducer_state_tensors
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.disk_full import PendingWrites
-from hpctrain.worker.live_step import keep_gradients, update_live
+from hpctrain.worker.live_step import begin_snapshot, keep_gradients, update_live, wait_copied
 from hpctrain.worker.profiling import profiled, trace_path
 from hpctrain.worker.step_metrics import (
     CollectiveCounter,
@@ -120,19 +120,18 @@ class Loop:
         with ACTIVITY.doing("optimizer"):
             lr, norm = self._update(total)
         dp_bytes += trainer.reducer.after_step(trainer.step + 1)
-        trainer.step += 1
         seconds = time.perf_counter() - start
         if job is None:
             job = self._gather(loss_copy, counters, dp_bytes)
+        trainer.step += 1
         # In fp16 a non-finite norm may only mean that the loss scale is too large; the loss itself does not contain it.
         if not math.isfinite(job.loss):
             raise self._no_number(trainer.step, norm)
-        if trainer.ring is not None:
-            trainer.ring.begin_if_due(trainer.step, seconds, job.snapshot_step, job.snapshot_every)
         placed = rank_placements(trainer, counters) if self._first else None
-        self._first = False
+        self._first, info = False, LocalStepInfo(seconds, lr, norm, {}, placed, scale)
+        begin_snapshot(trainer, job, info)
         self.save_if_due()
-        self._validate_and_report(job, LocalStepInfo(seconds, lr, norm, {}, placed, scale))
+        self._validate_and_report(job, info)
         self._report_saved(trainer.saver.finished())
         if placed is not None and self.saved_step != trainer.step:
             # Not before: after a fault, the first step must not wait for memory that only a save needs.
@@ -277,6 +276,7 @@ class Loop:
         """
         trainer, settings = self.trainer, self.trainer.run.optimizer
         lr = learning_rate(settings, trainer.step, trainer.run.steps)
+        wait_copied(trainer)
         if trainer.live is not None:
             number = float(norm)
             if not update_live(trainer, trainer.live, number, lr):

@@ -15,9 +15,10 @@ from hpctrain.base.errors import CheckpointError
 from hpctrain.checkpoint.memory.codec_state import load_codec_state, own_codec_state
 from hpctrain.checkpoint.memory.live_state import LiveState, SegmentOwner, describe, dtypes_fit
 from hpctrain.checkpoint.memory.mapping import MappedSegment
+from hpctrain.checkpoint.memory.private_state import PrivateState
 from hpctrain.checkpoint.memory.restore import RestoredState, finish_everywhere, load_from_segments
 from hpctrain.checkpoint.memory.segment import BUCKET_BYTES, IndexEntry, SegmentError
-from hpctrain.checkpoint.memory.snapshots import SnapshotRing, check_snapshot
+from hpctrain.checkpoint.memory.snapshots import LiveSource, SnapshotRing, SnapshotSource, check_snapshot
 from hpctrain.checkpoint.state import collect
 from hpctrain.compress.build import is_compressible
 from hpctrain.compress.reducers.reducer import Reducer
@@ -50,8 +51,8 @@ class StateMemory:
     group: dist.ProcessGroup
     folder: Path
     """The run folder."""
-    keeps_state: bool
-    """Whether the state moves into the segment, to outlive this process."""
+    fits: bool
+    """Whether segments and snapshots can hold the state."""
     live: LiveState | None = None
     _adopted: MappedSegment | None = field(default=None)
     """The segment that this rank continues on; None if it has a new one."""
@@ -71,16 +72,15 @@ class StateMemory:
     ) -> StateMemory | None:
         """Return the memory that the agent's order gives; None if it gives none.
 
-        On a GPU the state does not move into this memory, nor with local SGD, whose replicas have different states
-        between outer syncs.
+        It does not fit the state with local SGD, whose replicas have different states between outer syncs.
         """
         if order.memory is None:
             return None
         local_sgd = isinstance(plan.codec, LocalSteps) and plan.dp > 1
-        fits = order.memory.live is not None and dtypes_fit(pipeline.parameters()) and not local_sgd
+        fits = dtypes_fit(pipeline.parameters()) and not local_sgd
         owner = SegmentOwner(order.generation, order.rank, plan.sha256(), plan.world_size)
         clip_norm = run.optimizer.clip_norm
-        return cls(order.memory, owner, plan, clip_norm, pipeline, optimizer, group, folder, keeps_state=fits)
+        return cls(order.memory, owner, plan, clip_norm, pipeline, optimizer, group, folder, fits=fits)
 
     def restore(self) -> RestoredState | None:
         """Move the state of this rank into its segment, and load what the order names. Collective over all ranks.
@@ -117,11 +117,12 @@ class StateMemory:
         """Move the state of this rank into its new segment. Return None, on all ranks, if a rank has none or no memory
         for it: the state is then lost with the processes. Collective."""
         made = None
-        if self.keeps_state and self.order.live is not None:
+        if self.fits and self.order.live is not None:
             named, padded = self.pipeline.parameters(), self._padded()
             try:
                 made = LiveState.fill(self.order.live, self.owner, named, self.optimizer, self.clip_norm, padded)
             except OSError as error:
+                self.fits = False
                 print(f"hpctrain: no shared memory for the state, which ends with the workers: {error}", flush=True)
         everywhere = torch.tensor(int(made is not None))
         dist.all_reduce(everywhere, dist.ReduceOp.MIN, group=self.group)
@@ -174,18 +175,24 @@ class StateMemory:
             dist.barrier(self.group)
 
     def open_ring(self, run: Run) -> SnapshotRing | None:
-        """Return the snapshots of the state, here and on other nodes; None if the agents gave no memory for them, or a
-        rank's state is not in its segment. Collective over all ranks."""
+        """Return the snapshots of the state, here and on other nodes; None if the agents gave no memory for them, or it
+        does not fit a rank's state. Collective over all ranks."""
         memory = {part.rank: part.descriptors for part in self.order.snapshots}
-        able = torch.tensor(int(self.live is not None and self.owner.rank in memory))
+        able = torch.tensor(int(self.fits and self.owner.rank in memory))
         dist.all_reduce(able, dist.ReduceOp.MIN, group=self.group)
-        if not able or self.live is None:
+        if not able:
             return None
+        source: SnapshotSource
+        if self.live is not None:
+            source = LiveSource(self.live.segment, self.plan.world_size)
+        else:
+            named, padded = self.pipeline.parameters(), self._padded()
+            source = PrivateState(self.owner, named, self.optimizer, self.clip_norm, padded)
         every = run.recovery.snapshot_every
         # A separate group: the thread that sends snapshots must not mix its messages with those of training.
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * run.step_timeout_s))
         own = memory.pop(self.owner.rank)
-        return SnapshotRing(self.live.segment, own, memory, every if isinstance(every, int) else None, group)
+        return SnapshotRing(source, own, memory, every if isinstance(every, int) else None, group)
 
     def _padded(self) -> dict[torch.nn.Parameter, torch.Tensor]:
         parts = [padded_shards(stage.submod) for stage in self.pipeline.stages]

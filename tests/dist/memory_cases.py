@@ -96,6 +96,8 @@ FEWER: dict[str, tuple[Plan, Plan]] = {
 }
 NO_ROOM, NO_ROOM_AS = "no room", "dp2 uneven"
 """A run of which one rank gets no shared memory, and the case that it is otherwise equal to."""
+SNAPSHOTS = ("snapshots", "private")
+"""Runs with snapshots, of segments and of the workers' own memory."""
 MEMORY: dict[tuple[str, str, int], int] = {}
 """Case, generation and rank -> the memory, which all processes of the launch have."""
 
@@ -260,15 +262,20 @@ def fewer(folder: Path, rank: int, world: int) -> dict[str, Any]:
 
 
 def from_snapshots(folder: Path, rank: int, world: int) -> dict[str, Any]:
-    """A run with sharded moments of which the second node is lost. The first one has snapshots of both parts."""
+    """Snapshots of states in segments, and of states in the workers' own memory."""
     meeting = dist.FileStore(str(folder / "meeting"), world)
-    place, old = folder / "snapshots", sharded(1)
+    return {name: _from_snapshots(folder / name, rank, meeting, name == "snapshots") for name in SNAPSHOTS}
+
+
+def _from_snapshots(place: Path, rank: int, meeting: dist.Store, segment: bool) -> dict[str, Any]:
+    """A run with sharded moments of which the second node is lost. The first one has snapshots of both parts."""
+    old, name = sharded(1), place.name
     pairs = {
-        owner: (MEMORY[f"snapshot of {owner}", "old", rank], MEMORY[f"snapshot of {owner}", "new", rank])
+        owner: (MEMORY[f"{name} of {owner}", "old", rank], MEMORY[f"{name} of {owner}", "new", rank])
         for owner in (0, 1)
     }
     memory = tuple(SnapshotMemory(rank=owner, descriptors=pair) for owner, pair in pairs.items())
-    order = MemoryOrder(live=MEMORY["snapshots", "old", rank], snapshots=memory)
+    order = MemoryOrder(live=MEMORY[name, "old", rank] if segment else None, snapshots=memory)
     trainer = open_trainer(place, old, 0, None, rank, meeting, order)
     assert trainer.ring is not None
     steps(trainer, HALFWAY)
@@ -285,20 +292,21 @@ def from_snapshots(folder: Path, rank: int, world: int) -> dict[str, Any]:
     expected = state_of(trainer)
     leave()
     source = source_of(old, "plan-0.json").model_copy(update={"step": step})
-    order = MemoryOrder(live=MEMORY["snapshots", "new", 0], source=source, segments=tuple(by_step[step]))
+    live = MEMORY[name, "new", 0] if segment else None
+    order = MemoryOrder(live=live, source=source, segments=tuple(by_step[step]))
     trainer = open_trainer(place, one, 2, None, 0, meeting, order)
     found = {"step": step, "unequal": same_bits(expected, state_of(trainer)), "snapshots": sorted(by_step)}
     leave()
     damaged = read_header(by_step[step][1])
     os.pwrite(by_step[step][1], b"damage", damaged.region("exp_avg") + 100)
-    os.ftruncate(MEMORY["snapshots", "new", 0], 0)
+    os.ftruncate(MEMORY[name, "new", 0], 0)
     try:
         open_trainer(place, one, 3, None, 0, meeting, order)
     except MemoryUnusableError as error:
         found["damaged"] = str(error)
     leave()
     found["afterwards"] = [held_state(fd, "guest") is None for fd in by_step[step]]
-    return {"snapshots": found}
+    return found
 
 
 def main(what: str, world: int, folder: Path) -> None:
@@ -310,8 +318,9 @@ def main(what: str, world: int, folder: Path) -> None:
         names[NO_ROOM] = {}
         cases = [*SAME, NO_ROOM]
     elif what == "snapshots":
-        cases = ["snapshots", "snapshot of 0", "snapshot of 1"]
-        names = {"snapshots": {"recovery": {"snapshot_every": 1}, "checkpoint": {"every": 1, "keep": 9}}}
+        cases = [case for name in SNAPSHOTS for case in (name, f"{name} of 0", f"{name} of 1")]
+        changes = {"recovery": {"snapshot_every": 1}, "checkpoint": {"every": 1, "keep": 9}}
+        names = dict.fromkeys(SNAPSHOTS, changes)
     else:
         cases = list(OTHER if what == "other" else FEWER)
         names = {name: {} for name in cases}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memory_cases import FEWER, HALFWAY, NO_ROOM, OTHER, SAME
+from memory_cases import FEWER, HALFWAY, NO_ROOM, OTHER, SAME, SNAPSHOTS
 from processes import run_cases
 
 SCRIPT = Path(__file__).with_name("memory_cases.py")
@@ -58,9 +58,17 @@ def test_another_plan_starts_from_memory_as_from_a_checkpoint(name: str, other: 
     assert other[name]["saved by"] == 2
 
 
+@pytest.fixture(scope="module")
+def snapshots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return run_cases(SCRIPT, "snapshots", 2, tmp_path_factory.mktemp("snapshots"))
+
+
 @pytest.mark.slow
-def test_after_the_loss_of_a_node_the_snapshots_have_every_part(tmp_path: Path) -> None:
-    found = run_cases(SCRIPT, "snapshots", 2, tmp_path)["snapshots"]
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_after_the_loss_of_a_node_the_snapshots_have_every_part(
+    name: str, snapshots: dict[str, dict[str, Any]]
+) -> None:
+    found = snapshots[name]
     # The last snapshots are complete before the workers end.
     assert found["step"] == HALFWAY
     assert found["snapshots"] == [HALFWAY - 1, HALFWAY]

@@ -83,6 +83,21 @@ def test_without_memory_a_killed_worker_means_the_checkpoint(site: Site) -> None
     assert "memory" not in second_start(outcome).data
 
 
+@pytest.mark.parametrize("arguments", [REPLICAS, SHARDED], ids=["replicas", "zero1"])
+@pytest.mark.parametrize("fault", [kill_worker, kill_node])
+def test_with_snapshots_alone_a_fault_costs_less_than_two_intervals(
+    fault: Callable[[Path, str], None], arguments: tuple[str, ...], site: Site
+) -> None:
+    private = ("--set", "recovery.memory=snapshots", "--set", "recovery.snapshot_every=2")
+    outcome = disturbed(site, (*arguments, *private), fault)
+    start = second_start(outcome)
+    assert not start.data["memory"]["in_place"]
+    assert start.data["lost_steps"] <= 3
+    assert start.data["memory"]["step"] >= 6
+    again = [row.step for row in outcome.rows if row.generation == 1]
+    assert again == list(range(start.data["memory"]["step"] + 1, 81))
+
+
 def test_a_lost_shard_is_in_the_snapshot_of_the_step_before(site: Site) -> None:
     outcome = disturbed(site, SNAPSHOTS, kill_node)
     start = second_start(outcome)

@@ -47,12 +47,10 @@ class SegmentOwner:
 
 
 def dtypes_fit(parameters: Named) -> bool:
-    """Return whether a segment can hold the parameters: there are any, and they are on the CPU, contiguous and of a
-    dtype that the format knows."""
-    local = [_local(parameter) for _, parameter in parameters]
-    return bool(local) and all(
-        part.device.type == "cpu" and part.dtype in DTYPES.values() and part.is_contiguous() for part in local
-    )
+    """Return whether a segment can hold the parameters: there are any, and they are contiguous and of a dtype that the
+    format knows."""
+    local = [local_tensor(parameter) for _, parameter in parameters]
+    return bool(local) and all(part.dtype in DTYPES.values() and part.is_contiguous() for part in local)
 
 
 class LiveState:
@@ -90,7 +88,7 @@ class LiveState:
         """
         index = describe(parameters, optimizer, clip_norm, padded, bucket_bytes)
         encoded = encode_index(index)
-        region_bytes = _end(index, parameters, padded)
+        region_bytes = region_end(index, parameters, padded)
         header = layout_header(owner.generation, owner.rank, owner.plan_sha256, encoded, region_bytes, 3 * bucket_bytes)
         create(descriptor, header, encoded)
         segment = MappedSegment(descriptor, owner.ranks)
@@ -174,7 +172,7 @@ def describe(
     places = {item.index.fqn: item.tensor_data for item in planner.create_local_plan().items}
     entries, offset = [], 0
     for name, parameter in parameters:
-        local, place = _local(parameter), places.get(name)
+        local, place = local_tensor(parameter), places.get(name)
         # A rank that has no number of a parameter has no place in it.
         start = list(place.chunk.offsets) if place is not None else [0] * parameter.dim()
         entries.append(
@@ -192,17 +190,18 @@ def describe(
     return SegmentIndex(optimizer=adam, bucket_bytes=bucket_bytes, entries=entries)
 
 
-def _end(index: SegmentIndex, parameters: Named, padded: Mapping[nn.Parameter, Tensor]) -> int:
+def region_end(index: SegmentIndex, parameters: Named, padded: Mapping[nn.Parameter, Tensor]) -> int:
+    """Return the bytes of a region with these parameters."""
     return index.entries[-1].offset + _room_bytes(parameters[-1][1], padded)
 
 
 def _room_bytes(parameter: nn.Parameter, padded: Mapping[nn.Parameter, Tensor]) -> int:
     whole = padded.get(parameter)
-    local = _local(parameter) if whole is None else whole
+    local = local_tensor(parameter) if whole is None else whole
     return local.numel() * local.element_size()
 
 
-def _local(parameter: Tensor) -> Tensor:
+def local_tensor(parameter: Tensor) -> Tensor:
     """Return this rank's part of a parameter or moment: the tensor object itself, whose memory can be replaced. The
     public `to_local` returns a new tensor object."""
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
@@ -223,7 +222,7 @@ def _move(
     """
     rooms = segment.flat("model", padding=True)
     for (_, parameter), room in zip(parameters, rooms, strict=True):
-        whole, local = padded.get(parameter), _local(parameter)
+        whole, local = padded.get(parameter), local_tensor(parameter)
         if whole is not None and whole.numel():
             target = room[: whole.numel()]
             if copy:
@@ -233,7 +232,7 @@ def _move(
             _point(local, room[: local.numel()], copy)
     for moment in MOMENTS:
         for (_, parameter), room in zip(parameters, segment.flat(moment), strict=True):
-            local = _local(optimizer.state[parameter][moment])
+            local = local_tensor(optimizer.state[parameter][moment])
             if local.numel():
                 _point(local, room, copy)
 

@@ -13,12 +13,14 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.checkpoint.memory.mapping import MappedSegment
@@ -27,6 +29,7 @@ from hpctrain.checkpoint.memory.segment import (
     INDEX,
     PAGE,
     SegmentError,
+    StepVerdict,
     read_state,
     read_verdict,
 )
@@ -49,6 +52,8 @@ class _Layout:
     """Header, control block and index."""
     size: int
     """Bytes of the segment, without slots."""
+    ranks: int
+    """How many ranks the plan has."""
 
     def prepare(self, pair: Pair) -> tuple[MappedSegment, MappedSegment]:
         """Map the memory for two snapshots. Those of the same rank, plan and generation that are there stay. Gradients
@@ -59,34 +64,90 @@ class _Layout:
                 os.ftruncate(descriptor, self.size)
                 os.pwrite(descriptor, self.head[INDEX:], INDEX)
                 os.pwrite(descriptor, self.head[:PAGE], 0)
-        first, second = map(MappedSegment, pair)
+        first, second = (MappedSegment(descriptor, self.ranks) for descriptor in pair)
         return first, second
+
+
+@dataclass(frozen=True)
+class StepNotes:
+    """What a snapshot has beside parameters and moments."""
+
+    verdict: StepVerdict
+    reducer_state: dict[str, Tensor]
+    """What reducers keep after the step; the next step changes it."""
+    row: bytes
+    """The step's row of metrics.jsonl; empty: it is not known."""
+
+
+class SnapshotSource(Protocol):
+    """The state of a rank, of which snapshots are made."""
+
+    head: bytes
+    """Header, control block and index of a segment with this state."""
+    size: int
+    """Bytes of this segment, without slots."""
+    ranks: int
+    """How many ranks the plan has."""
+
+    def prepare(self, snapshots: Sequence[MappedSegment]) -> None:
+        """Make copies into these snapshots fast."""
+
+    def begin(self, snapshot: MappedSegment, step: int, notes: StepNotes) -> None:
+        """Copy at once what the next step may change at any time."""
+
+    def copy(self, snapshot: MappedSegment, step: int) -> None:
+        """Copy the rest, which the update of the next step changes; called by another thread."""
+
+
+class LiveSource:
+    """The state that a worker trains on in its segment."""
+
+    def __init__(self, live: MappedSegment, ranks: int) -> None:
+        self._live = live
+        self.head = os.pread(live.descriptor, INDEX + live.header.index_bytes, 0)
+        self.size, self.ranks = live.header.slots, ranks
+
+    def prepare(self, snapshots: Sequence[MappedSegment]) -> None:
+        pass
+
+    def begin(self, snapshot: MappedSegment, step: int, notes: StepNotes) -> None:
+        pass  # the segment has the notes, and those of the next step lie beside them
+
+    def copy(self, snapshot: MappedSegment, step: int) -> None:
+        snapshot.state_bytes().copy_(self._live.state_bytes())
+        slot = self._live.slot_bytes(step)
+        snapshot.new_slot(step, slot.numel()).copy_(slot)
+        verdict = read_verdict(self._live.descriptor, step)
+        if verdict is None:
+            raise SegmentError(f"the state in memory has no verdict of step {step}")
+        snapshot.control.write_verdict(step, verdict)
 
 
 class SnapshotRing:
     """The snapshots that this rank makes, and those of its neighbours that it receives."""
 
     def __init__(
-        self, live: MappedSegment, own: Pair, guests: Mapping[int, Pair], every: int | None, group: dist.ProcessGroup
+        self, source: SnapshotSource, own: Pair, guests: Mapping[int, Pair], every: int | None, group: dist.ProcessGroup
     ) -> None:
         """Prepare the memory for the snapshots. Collective over all ranks.
 
         Args:
-            live: the segment of this rank.
+            source: the state of this rank.
             own: memory for this rank's snapshots.
             guests: other rank -> memory for its snapshots.
             every: steps between two snapshots; None: as many as `SHARE` allows.
             group: all ranks; no other thread uses it.
         """
-        self._live = live
+        self._source = source
         self._group = group
         self._given = every
-        layout = _Layout(os.pread(live.descriptor, INDEX + live.header.index_bytes, 0), live.header.slots)
+        layout = _Layout(source.head, source.size, source.ranks)
         everyone: list[tuple[_Layout, list[int]]] = [(layout, [])] * dist.get_world_size(group)
         dist.all_gather_object(everyone, (layout, sorted(guests)), group=group)
         rank = dist.get_rank(group)
         self._hosts = [host for host, (_, hosted) in enumerate(everyone) if rank in hosted]
         self._own = layout.prepare(own)
+        source.prepare(self._own)
         self._guests = {guest: everyone[guest][0].prepare(pair) for guest, pair in sorted(guests.items())}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._pending: Future[None] | None = None
@@ -120,7 +181,7 @@ class SnapshotRing:
             return self._given
         return max(1, math.ceil(self._seconds / (SHARE * self._step_s))) if self._step_s else 1
 
-    def begin_if_due(self, step: int, step_s: float, complete: int, every: int) -> None:
+    def begin_if_due(self, step: int, step_s: float, complete: int, every: int, notes: Callable[[], StepNotes]) -> None:
         """Begin a snapshot of the present step, if the last one is complete on every rank and long enough ago.
 
         Args:
@@ -128,13 +189,17 @@ class SnapshotRing:
             step_s: seconds that it took.
             complete: the smallest `complete` of all ranks.
             every: the largest `interval` of all ranks.
+            notes: returns the notes of the step.
         """
         self._step_s = 0.9 * self._step_s + 0.1 * step_s if self._step_s else step_s
         if self._begun is not None and (complete != self._begun or step < self._begun + every):
             return
         self._begun = step
         self._copied.clear()
-        self._pending = self._thread.submit(self._snapshot, step)
+        own = _older(self._own)
+        own.control.set_state(None)
+        self._source.begin(own, step, notes())
+        self._pending = self._thread.submit(self._snapshot, step, own)
 
     def wait_copied(self) -> None:
         """Wait until the state may change."""
@@ -144,20 +209,12 @@ class SnapshotRing:
         """Wait for a snapshot that is being made, and end the thread."""
         self._thread.shutdown(wait=True)
 
-    def _snapshot(self, step: int) -> None:
+    def _snapshot(self, step: int, own: MappedSegment) -> None:
         start = time.perf_counter()
-        own = _older(self._own)
         try:
-            own.control.set_state(None)
-            own.state_bytes().copy_(self._live.state_bytes())
-            slot = self._live.slot_bytes(step)
-            own.new_slot(step, slot.numel()).copy_(slot)
-            verdict = read_verdict(self._live.descriptor, step)
+            self._source.copy(own, step)
         finally:
             self._copied.set()
-        if verdict is None:
-            raise SegmentError(f"the state in memory has no verdict of step {step}")
-        own.control.write_verdict(step, verdict)
         _write_checksum(own, step)
         own.control.set_norm(step)
         own.control.set_state(step)
@@ -210,7 +267,7 @@ def _checksum(segment: MappedSegment, step: int) -> int:
     return zlib.crc32(slot, zlib.crc32(state))
 
 
-def _parts(segment: MappedSegment, step: int) -> list[torch.Tensor]:
+def _parts(segment: MappedSegment, step: int) -> list[Tensor]:
     """Return the messages with the state and the slot of a snapshot, which share its memory."""
     return [*segment.state_bytes().split(SEND_BYTES), *filter(torch.numel, segment.slot_bytes(step).split(SEND_BYTES))]
 

@@ -146,21 +146,22 @@ class MemoryModel:
         return beside + state + self._segment_bytes(memory_role, shares) + self._activations(memory_role, shares)
 
     def _segment_bytes(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
-        """Return the bytes that the segment of a CPU worker has in addition to weights and moments: the reduced
-        gradients, the codec's state of two steps, and the undo area. If `Workload.snapshots` is set and no other
-        replica holds the rank's state, four snapshots are added, each with the codec's state: two of the rank's own
-        state and two of another rank's."""
+        """Return the bytes that the memory which outlives a CPU worker takes in addition to weights and moments: the
+        reduced gradients, the codec's state after two steps and the undo area of a segment, and snapshots. A topology
+        does not have the host memory of GPU workers."""
         work = self.work
-        if not work.state_outlives or memory_role.kind != "cpu" or isinstance(work.codec, LocalSteps):
+        if memory_role.kind != "cpu" or isinstance(work.codec, LocalSteps):
             return 0.0
         parameters = sum(self._count(share, memory_role.tp) for share in shares)
+        piece = parameters / memory_role.shards
+        alone, segment = memory_role.shards == memory_role.dp, work.state_outlives
+        # Two of the rank's own state and, if no other node has its part, two of another rank's.
+        snapshots = 0 if not work.snapshots else 4 if alone else 0 if segment else 2
+        codec_states = 0 if memory_role.dp == 1 else 2 * segment + snapshots
         shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
-        alone = work.snapshots and memory_role.shards == memory_role.dp
-        # With snapshots, two of the rank's own state and two of another rank's, each with the codec's state.
-        snapshots = 4 * SNAPSHOT_BYTES * parameters / memory_role.shards if alone else 0.0
-        states = 0 if memory_role.dp == 1 else 6 if alone else 2
-        residuals = states * work.codec.state_bytes(work.spec.dim) * parameters / shards
-        return work.framework.gradient_bytes * parameters / memory_role.shards + snapshots + residuals + UNDO_BYTES
+        residuals = codec_states * work.codec.state_bytes(work.spec.dim) * parameters / shards
+        own = work.framework.gradient_bytes * piece + UNDO_BYTES if segment else 0.0
+        return own + snapshots * SNAPSHOT_BYTES * piece + residuals
 
     def _activation_sizes(self, micro_batch: int, tp: int) -> tuple[float, float, float, float]:
         """Return the bytes of one micro-batch's activations on a device, which are equal for every stage.

@@ -94,9 +94,9 @@ class Workload:
     usable: float = USABLE_MEMORY_SHARE
     """Share of a device's memory that a plan may fill."""
     state_outlives: bool = False
-    """Whether the state of CPU workers lies in memory that outlives them (`recovery.memory`)."""
+    """Whether CPU workers train on memory that outlives them (`recovery.memory: auto`)."""
     snapshots: bool = False
-    """Whether snapshots of this state are sent to other nodes (`recovery.snapshot_every`)."""
+    """Whether snapshots of the state are made (`recovery.snapshot_every`)."""
 
     @property
     def value_bytes(self) -> int:

@@ -34,12 +34,14 @@ class Recovery(Part):
     """Seconds of silence after which a node counts as lost; a node whose connection closes counts as lost at once."""
     progress_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds without a step after which a worker counts as hanging and its generation is ended."""
-    memory: Literal["auto", "off"] = "auto"
-    """Whether a generation can start from state in memory. auto: the state of CPU workers outlives them, except with
-    compression mode local_steps. off: every generation starts from a checkpoint, or from the first weights."""
+    memory: Literal["auto", "snapshots", "off"] = "auto"
+    """Whether a generation can start from state in memory; with compression mode local_steps none can. auto: the state
+    of CPU workers outlives them, and that of GPU workers with snapshot_every in its snapshots. snapshots: that of CPU
+    workers, too, outlives them in its snapshots only. off: every generation starts from a checkpoint, or from the first
+    weights."""
     snapshot_every: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=STEPS_MAX)] = "off"
-    """Steps between two snapshots of the state in memory, which go to another node, too, if no other node has that part
-    of the state. auto: so many that snapshots take at most 3 % of the time. off: no snapshots."""
+    """Steps between two snapshots of the state, which go to another node, too, if no other node has that part of the
+    state. auto: so many that snapshots take at most 3 % of the time. off: no snapshots."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recovery:
@@ -47,4 +49,6 @@ class Recovery(Part):
             raise ValueError(f"successors is {self.successors}, and requeue is same_job: use requeue: new_job, or none")
         if self.snapshot_every != "off" and self.memory == "off":
             raise ValueError(f"snapshot_every is {self.snapshot_every}, and memory is off: use memory: auto")
+        if self.snapshot_every == "off" and self.memory == "snapshots":
+            raise ValueError("snapshot_every is off, and memory is snapshots: set snapshot_every, or use memory: auto")
         return self

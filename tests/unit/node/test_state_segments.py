@@ -144,6 +144,26 @@ def test_each_worker_gets_memory_for_its_snapshots_and_for_those_of_a_neighbour(
     assert StateSegments("a").orders(record(0), sharded_on("a:cpu0", "b:cpu0"), [0])[0].snapshots == ()
 
 
+@pytest.mark.parametrize(("device", "keeps_live"), [("cpu0", False), ("cuda0", True)])
+def test_where_no_segment_outlives_a_worker_each_makes_snapshots(device: str, keeps_live: bool) -> None:
+    segments = StateSegments("a", {}, keeps_live)
+    order = segments.orders(record(0), plan_on(f"a:{device}", f"b:{device}"), [0])[0]
+    assert order.live is None
+    # Its own only: with replicas another node has the state, too.
+    assert [memory.rank for memory in order.snapshots] == [0]
+    order = segments.orders(record(1), plan_on(f"a:{device}"), [0])[0]
+    for descriptor, step in zip(order.snapshots[0].descriptors, (7, 6), strict=True):
+        fill(descriptor, 0, step)
+    assert [(state.kind, state.step) for state in segments.held()] == [("snapshot", 7), ("snapshot", 6)]
+    holders = [StateHolder(rank=0, node="a", kind="snapshot")]
+    memory = MemorySource(generation=0, plan="p.json", step=7, holders=holders)
+    again = segments.orders(record(2, memory), plan_on(f"a:{device}"), [0])[0]
+    assert again.segments == order.snapshots[0].descriptors[:1]
+    segments.close()
+    without = StateSegments("a", None, keeps_live)
+    assert without.orders(record(0), plan_on(f"a:{device}"), [0])[0].snapshots == ()
+
+
 def test_a_generation_starts_from_the_snapshots_of_one_step() -> None:
     segments = StateSegments("a", {})
     order = segments.orders(record(0), sharded_on("a:cpu0", "b:cpu0"), [0])[0]

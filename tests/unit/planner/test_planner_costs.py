@@ -98,3 +98,14 @@ def test_snapshots_of_a_state_that_is_sharded_over_all_replicas_take_four_states
     cost, _ = model(topology, run, kind="cpu")
     parameters = cost.work.parameters(ModelPart(6, True, True), 1)
     assert need(5) - need("off") == pytest.approx(numbers * parameters)
+
+
+@pytest.mark.parametrize(("kind", "shards", "numbers"), [("cpu", 1, 2 * 12), ("cpu", 2, 4 * 12 / 2), ("cuda", 1, 0)])
+def test_snapshots_without_segments_take_two_states_and_two_of_another_rank(topology, run, kind, shards, numbers):
+    def need(**recovery: str | int) -> float:
+        cost, _ = model(topology, run, kind=kind, recovery=recovery)
+        return cost.memory.need(RankRole(kind, "1f1b", 1, 0, 1, 2, 1, shards, 2, 4), (6,))
+
+    cost, _ = model(topology, run, kind=kind)
+    parameters = cost.work.parameters(ModelPart(6, True, True), 1)
+    assert need(memory="snapshots", snapshot_every=5) - need(memory="off") == pytest.approx(numbers * parameters)

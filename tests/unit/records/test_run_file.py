@@ -277,6 +277,23 @@ def test_a_job_that_keeps_its_id_has_no_successors(tmp_path: Path) -> None:
         read_run(path)
 
 
+@pytest.mark.parametrize(
+    ("recovery", "message"),
+    [
+        ("memory: off, snapshot_every: 2", "snapshot_every is 2, and memory is off: use memory: auto"),
+        (
+            "memory: snapshots",
+            "snapshot_every is off, and memory is snapshots: set snapshot_every, or use memory: auto",
+        ),
+    ],
+)
+def test_snapshots_and_the_memory_for_them_are_asked_for_together(tmp_path: Path, recovery: str, message: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(GOOD + f"recovery: {{{recovery}}}\n")
+    with pytest.raises(FileError, match=message):
+        read_run(path)
+
+
 def test_reading_is_a_pure_function_of_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD)
     assert read_run(path).sha256() == read_run(path).sha256()
