@@ -50,7 +50,7 @@ def parse_sbatch_option(item: str) -> tuple[str, str]:
     longer = [known for known in NAMES if known.startswith(name)]
     if longer and name not in NAMES:
         raise ValueError(f"--{name} is an abbreviation; write the whole name: {', '.join(f'--{a}' for a in longer)}")
-    return name, value.strip("\"'")
+    return name, value[1:-1] if value.startswith(('"', "'")) else value
 
 
 def parse_sbatch_options(items: Iterable[str]) -> dict[str, str]:

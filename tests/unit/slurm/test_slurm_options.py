@@ -20,6 +20,7 @@ from hpctrain.slurm.options import NAMES, parse_sbatch_option
         ("--comment=", ("comment", "")),
         ('--comment="two words # here"', ("comment", "two words # here")),
         ("--comment 'a --nodes=9'", ("comment", "a --nodes=9")),
+        ("--comment='\"'", ("comment", '"')),
         ("--gres=gpu:a100:4,shard:2", ("gres", "gpu:a100:4,shard:2")),
         ("--exclude=n[1-3,7]", ("exclude", "n[1-3,7]")),
         ("--container-image=nvidia+pytorch:25.01", ("container-image", "nvidia+pytorch:25.01")),
