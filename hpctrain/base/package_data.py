@@ -3,11 +3,16 @@ at the root of the repository."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from hpctrain.base.errors import InputError
+
+if TYPE_CHECKING:
+    import jinja2
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -34,11 +39,17 @@ def render_template(
     Args:
         filters: functions that the template may apply to a value, by name.
     """
+    return _environment(path.parent, tuple(filters.items())).get_template(path.name).render(**values)
+
+
+@functools.cache
+def _environment(folder: Path, filters: tuple[tuple[str, Callable[..., str]], ...]) -> jinja2.Environment:
+    """Return the environment of the templates in a folder. It keeps them compiled: a sweep renders one many times."""
     import jinja2  # most users of packaged data render nothing
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(path.parent), undefined=jinja2.StrictUndefined,
+        loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters.update(filters)
-    return environment.from_string(path.read_text(encoding="utf-8")).render(**values)
+    return environment
