@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from processes import largest, launch, process_group
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.load import CheckpointReader
@@ -366,11 +367,23 @@ def train_alone(spec: FamilySpec, objective: AnyObjective) -> dict[str, object]:
     return {"losses": losses, "gradients": gradients, "norm": norm, "parameters": dict(model.named_parameters())}
 
 
+MESHES: dict[str, DeviceMesh] = {}
+
+
+def mesh_of(plan: Plan) -> DeviceMesh:
+    """The plan's mesh, one for all plans with the same ranks: torch's caches of DTensor keep every mesh, and the thread
+    of each of its gloo groups wakes up a hundred times a second."""
+    key = f"{plan.mesh()} {plan.shards}"
+    if key not in MESHES:
+        MESHES[key] = build_mesh(plan, "cpu")
+    return MESHES[key]
+
+
 def open_pipeline(
     plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjective = NEXT_TOKEN
 ) -> tuple[Pipeline, Coordinate, Reducer]:
     """This rank's part of a plan."""
-    coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
+    coordinate, mesh = Coordinate.of(plan, rank), mesh_of(plan)
     schedule, _ = schedule_of(plan, coordinate.dp)
     inputs = PipelineInputs(plan, spec, schedule, SEQ, SEED, torch.device("cpu"), objective=objective)
     pipeline = build_pipeline(inputs, mesh, coordinate)
