@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 FILLERS = {"each", "found", "kept", "left", "mine", "own", "said", "told", "way"}
 """Words that say nothing of what a function or a class is."""
@@ -16,41 +17,47 @@ MOST_FILES = 20
 """In a room, its `__init__` included; a larger one has sub-rooms."""
 
 
-def definitions(repository: Path) -> Iterator[tuple[Path, ast.ClassDef | ast.FunctionDef]]:
+Names = list[tuple[str, str]]
+"""Place and name."""
+
+
+@pytest.fixture(scope="module")
+def names(repository: Path) -> dict[str, Names]:
+    """What the package names: classes, functions, and bindings (each parameter, attribute and local)."""
+    named: dict[str, Names] = defaultdict(list)
     for path in sorted((repository / "hpctrain").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef):
-                yield path.relative_to(repository), node
+            match node:
+                case ast.ClassDef(name=name):
+                    kind = "classes"
+                case ast.FunctionDef(name=name):
+                    kind = "functions"
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                    kind = "bindings"
+                case _:
+                    continue
+            named[kind].append((f"{path.relative_to(repository)}:{node.lineno}", name))
+    return named
 
 
-def test_a_public_class_has_a_name_of_its_own(repository: Path) -> None:
+def test_a_public_class_has_a_name_of_its_own(names: dict[str, Names]) -> None:
     places = defaultdict(list)
-    for path, node in definitions(repository):
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            places[node.name].append(str(path))
+    for place, name in names["classes"]:
+        if not name.startswith("_"):
+            places[name].append(place)
     assert len(places) > 400
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
-def test_no_function_or_class_is_named_by_a_filler(repository: Path) -> None:
-    named = [
-        f"{path}: {node.name}" for path, node in definitions(repository) if node.name.strip("_").lower() in FILLERS
-    ]
-    assert named == []
+def test_no_function_or_class_is_named_by_a_filler(names: dict[str, Names]) -> None:
+    definitions = names["classes"] + names["functions"]
+    assert len(definitions) > 4000
+    assert [definition for definition in definitions if definition[1].strip("_").lower() in FILLERS] == []
 
 
-def bindings(repository: Path) -> Iterator[tuple[str, str]]:
-    """Yield the place and name of each parameter, attribute and local that the package binds."""
-    for path in sorted((repository / "hpctrain").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            match node:
-                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
-                    yield f"{path.relative_to(repository)}:{node.lineno}", name
-
-
-def test_no_parameter_attribute_or_local_is_named_by_a_filler(repository: Path) -> None:
-    named = [f"{place}: {name}" for place, name in bindings(repository) if name.strip("_") in WATCHED_IN_LOCALS]
-    assert named == []
+def test_no_parameter_attribute_or_local_is_named_by_a_filler(names: dict[str, Names]) -> None:
+    assert len(names["bindings"]) > 10_000
+    assert [binding for binding in names["bindings"] if binding[1].strip("_") in WATCHED_IN_LOCALS] == []
 
 
 def test_no_room_has_more_files_than_one_can_look_through(repository: Path) -> None:
