@@ -5,7 +5,8 @@ Each round saves the state of a real trainer in four ways, in an order that rota
 hpctrain's save when the training waits for the writer, torch's `dcp.save` and torch's `dcp.async_save`. A stall is the
 time until the training may go on. At its end, each round times training steps while hpctrain's writer works, and three
 training steps without a writer. Four processes then load a checkpoint whose hashes they check together. A last process
-times steps whose state lies in memory that outlives the process.
+times steps whose state lies in memory that outlives the process, and two ranks with sharded moments time steps with
+snapshots of this state.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
 from hpctrain.bench.ranks import leave_process_group, run_ranks
 from hpctrain.bench.record import make_record
 from hpctrain.bench.recovery.loading import load_pairs
-from hpctrain.bench.recovery.state_memory import step_pairs
+from hpctrain.bench.recovery.state_memory import snapshot_pairs, step_pairs
 from hpctrain.checkpoint.state import collect
 from hpctrain.launch import small_run
 from hpctrain.records.model.decoder_spec import DecoderSpec
@@ -56,6 +57,8 @@ class SaveSettings:
     memory_rows: int = 4
     """Sequences of a batch, where the bench times steps with and without state in memory that outlives the
     process."""
+    snapshot_rounds: int = 4
+    """Number of rounds of the steps with and without snapshots, each of which takes longer."""
     memory_seq_len: int = 256
     """Tokens of a sequence there. What a step copies into that memory takes the same time for any number of tokens."""
     loading_ranks: int = 4
@@ -83,13 +86,18 @@ def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str
         loads = run_ranks(load_pairs, settings.loading_ranks, folder / "load", shared, settings.rounds)
         case = f"load, {settings.loading_ranks} ranks hash their parts"
         rows.append(compare(case, "rank 0 hashes all", loads))
+        for name in ("memory", "snapshots"):
+            small_run.make_run(
+                folder / name, folder / "corpus", settings.spec, settings.memory_rows, settings.memory_seq_len
+            )
         progress("steps with state in memory")
         longer = small_run.make_plan(1, 1, settings.spec.layers, settings.memory_rows, 1)
-        small_run.make_run(
-            folder / "memory", folder / "corpus", settings.spec, settings.memory_rows, settings.memory_seq_len
-        )
         pairs = run_ranks(step_pairs, 1, folder / "memory", longer, settings.rounds)
         rows.append(compare("step with state in memory", "a step without", pairs))
+        progress("steps with snapshots")
+        halves = small_run.make_plan(1, 2, settings.spec.layers, settings.memory_rows // 2, 1, zero=1)
+        cases = run_ranks(snapshot_pairs, 2, folder / "snapshots", halves, settings.snapshot_rounds)
+        rows += [compare(case, "a step without", pairs) for case, pairs in cases.items()]
     described = asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)} | facts
     return make_record("checkpoint", rows, described)
 

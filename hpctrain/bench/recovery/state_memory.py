@@ -1,5 +1,5 @@
-"""How much longer a training step takes whose state lies in memory that outlives the process, a row of `hpctrain bench
-checkpoint`."""
+"""How much longer a training step takes whose state lies in memory that outlives the process, and with snapshots of
+this state: rows of `hpctrain bench checkpoint`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.bench.comparison import TimeSample
-from hpctrain.bench.ranks import leave_process_group
+from hpctrain.bench.ranks import leave_process_group, timed
 from hpctrain.checkpoint.memory.live_state import LiveState, SegmentOwner
+from hpctrain.checkpoint.memory.snapshots import LiveSource, SnapshotRing
 from hpctrain.checkpoint.save import local_part
 from hpctrain.checkpoint.state import MOMENTS, set_optimizer_step
 from hpctrain.records.plan.plan import Plan
@@ -23,6 +25,10 @@ from hpctrain.worker.standalone import open_loop
 
 STEPS = 5
 """Steps of a sample, of which the median counts."""
+WITH_SNAPSHOTS = 12
+"""Steps of a sample with snapshots, at least, of which the mean counts: not each of them has a snapshot."""
+MOST_STEPS = 48
+"""Steps of such a sample, at most, also if the interval between two snapshots is longer."""
 
 
 def step_pairs(
@@ -42,6 +48,48 @@ def step_pairs(
         pairs.append((samples[True], samples[False]))
     leave_process_group()
     return pairs
+
+
+def snapshot_pairs(
+    rank: int, world: int, folder: Path, plan: Plan, rounds: int
+) -> dict[str, list[tuple[TimeSample, TimeSample]]]:
+    """Return case -> the times of a step (with snapshots, without), one pair a round, for a snapshot in each step and
+    for `recovery.snapshot_every: auto`. The state lies in memory that outlives the process in both. Each of the two
+    ranks has the snapshots of the other, too.
+
+    Raises:
+        ValueError: there are not two ranks.
+    """
+    if world != 2:
+        raise ValueError(f"{world} ranks, not 2")
+    trainer, loop = open_loop(rank, world, folder, plan)
+    _move(trainer, outlives=True)
+    assert trainer.live is not None, "the state was moved"
+    memory = {owner: (os.memfd_create("bench"), os.memfd_create("bench")) for owner in range(world)}
+    own, group = memory.pop(rank), dist.new_group(backend="gloo")
+    cases: dict[int | None, list[tuple[TimeSample, TimeSample]]] = {1: [], None: []}
+    intervals = []
+    for number in range(rounds):
+        for every, pairs in cases.items():
+            samples, steps = {}, WITH_SNAPSHOTS
+            for with_ring in (False, True) if number % 2 else (True, False):
+                if with_ring:
+                    trainer.ring = SnapshotRing(LiveSource(trainer.live.segment, world), own, memory, every, group)
+                for _ in range(STEPS):  # until the interval is chosen
+                    loop.one_step()
+                if trainer.ring is not None:
+                    interval = torch.tensor(trainer.ring.interval())
+                    dist.all_reduce(interval, dist.ReduceOp.MAX)
+                    steps = min(-(-WITH_SNAPSHOTS // int(interval)) * int(interval), MOST_STEPS)
+                    intervals += [int(interval)] * (every is None)
+                samples[with_ring] = timed(loop.one_step, steps)
+                if trainer.ring is not None:
+                    trainer.ring.close()
+                    trainer.ring = None
+            pairs.append((samples[True], samples[False]))
+    leave_process_group()
+    auto = f"step with snapshots, auto: every {statistics.median_low(intervals)}"
+    return {"step with a snapshot": cases[1], auto: cases[None]}
 
 
 @torch.no_grad()
