@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
 from hpctrain.agent.agreement_messages import REASON_CHARS
-from hpctrain.agent.decide import Decision, decide
+from hpctrain.agent.decide import CutOffPatience, Decision, decide
 from hpctrain.agent.event_log import EventLog, crash_message
 from hpctrain.agent.generation_store import GenerationSource, GenerationStore, StateKeeper
 from hpctrain.agent.group import WorkerGroup, WorkerUpdate, event_of
@@ -99,6 +99,7 @@ class Agent:
         self._last_step: dict[str, float] = {}
         self._weights: dict[str, str] = {}
         self._places: Sequence[str] = []
+        self._patience = CutOffPatience(0.0 if peers.hears_all else limits.recovery.heartbeat_timeout_s)
         self._reachability = ReachabilityTracker(place.node, place.nodes if peers.hears_all else (), limits)
         self._announced_unheard: tuple[int, ...] = ()
         self._lost: frozenset[str] = frozenset()
@@ -176,7 +177,8 @@ class Agent:
                 return None
             skipping, self._skipping = self._skipping, None
             skipping.result()
-        return self._act(now, decide(now, self._view(), self._limits))
+        decision = decide(now, self._view(), self._limits)
+        return self._act(now, decision) if self._patience.is_over(now, decision) else None
 
     def _report_losses(self) -> None:
         if self._context.peer_lost is None:

@@ -50,6 +50,24 @@ class Decision:
     others may go on without it."""
 
 
+@dataclass
+class CutOffPatience:
+    """How long an agent has to be cut off without a break before it leaves. In a tree of agents, a node that takes
+    another upstream counts as lost until its state comes by the new way."""
+
+    seconds: float
+    since: float | None = None
+    """When the agent's decisions began to say that it is cut off; None: the last one did not."""
+
+    def is_over(self, now: float, decision: Decision) -> bool:
+        """Return whether an agent may act on a decision, at `now` seconds of its clock. Call it for each decision."""
+        if not decision.cut_off:
+            self.since = None
+            return True
+        self.since = now if self.since is None else self.since
+        return now - self.since >= self.seconds
+
+
 def decide(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
     """Return the next act of an agent, with its reason, at `now` seconds of the agent's clock."""
     if view.phase == "running":

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.agent.decide import Decision, decide
+from hpctrain.agent.decide import CutOffPatience, Decision, decide
 from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase, WorkerView
 from hpctrain.agent.worker_failure import WorkerFailure
@@ -327,3 +327,14 @@ def test_nodes_that_were_not_members_do_not_make_a_majority() -> None:
     strangers = tuple(replace(peer, connected=peer.node == "n3") for peer in view.peers)
     decision = decide(103.0, replace(view, peers=strangers), SETTINGS)
     assert decision.reason.startswith("only 1 of 3 nodes can be reached from n0")
+
+
+def test_an_agent_leaves_as_cut_off_only_if_it_is_so_without_a_break() -> None:
+    """A node of a tree of agents that takes another upstream counts as lost for a moment."""
+    patience = CutOffPatience(2.0)
+    wait, cut_off = Decision("wait", ""), Decision("fail", "", cut_off=True)
+    assert [patience.is_over(now, cut_off) for now in (0.0, 1.0)] == [False, False]
+    assert patience.is_over(1.5, wait)
+    assert [patience.is_over(now, cut_off) for now in (1.6, 3.5, 3.6)] == [False, False, True]
+    assert CutOffPatience(2.0).is_over(0.0, Decision("fail", ""))  # no other node may be going on
+    assert CutOffPatience(0.0).is_over(0.0, cut_off)
