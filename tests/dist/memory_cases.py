@@ -25,7 +25,10 @@ from real_text import TEXT
 from resume_cases import add_dropout
 
 from hpctrain.agent.worker_messages import MemoryOrder, SnapshotMemory
+from hpctrain.base.errors import CheckpointError
 from hpctrain.checkpoint.memory.live_state import LiveState
+from hpctrain.checkpoint.memory.mapping import MappedSegment
+from hpctrain.checkpoint.memory.restore import load_from_segments
 from hpctrain.checkpoint.memory.segment import held_state, read_header, read_state
 from hpctrain.checkpoint.state import collect
 from hpctrain.corpus.prepare.options import PrepareOptions
@@ -296,6 +299,11 @@ def _from_snapshots(place: Path, rank: int, meeting: dist.Store, segment: bool) 
     order = MemoryOrder(live=live, source=source, segments=tuple(by_step[step]))
     trainer = open_trainer(place, one, 2, None, 0, meeting, order)
     found = {"step": step, "unequal": same_bits(expected, state_of(trainer)), "snapshots": sorted(by_step)}
+    tensors = collect(trainer.pipeline.parameters(), trainer.optimizer)
+    try:
+        load_from_segments(tensors, [MappedSegment(by_step[step][0])], dist.distributed_c10d._get_default_group())
+    except CheckpointError as error:
+        found["half"] = str(error)
     leave()
     damaged = read_header(by_step[step][1])
     os.pwrite(by_step[step][1], b"damage", damaged.region("exp_avg") + 100)

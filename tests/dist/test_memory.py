@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def test_after_the_loss_of_a_node_the_snapshots_have_every_part(
     assert found["step"] == HALFWAY
     assert found["snapshots"] == [HALFWAY - 1, HALFWAY]
     assert found["unequal"] == []
+    assert re.search(r"cannot be loaded: \S+: 5120 of 10240 numbers are there$", found["half"])
     assert found["damaged"] == "the snapshot of the state of rank 1 in memory is damaged"
     assert found["afterwards"] == [True, True]
 

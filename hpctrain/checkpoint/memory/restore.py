@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from hpctrain.base.errors import CheckpointError, InputError
@@ -103,7 +105,7 @@ def load_from_segments(tensors: dict[str, Tensor], segments: Sequence[MappedSegm
         for entry in segment.index.entries:
             for name in (f"{region}.{entry.name}" for region in REGIONS[:3] if entry.numel):
                 chunks[name, tuple(entry.chunk_offsets)], shapes[name] = parts[name], tuple(entry.shape)
-    reader = _SegmentReader(ChunkStore(chunks, shapes, group))
+    reader = _SegmentReader(ChunkStore(chunks, shapes, group), {name: _numel(part) for name, part in tensors.items()})
     try:
         dcp.load(tensors, storage_reader=reader, process_group=group)
     except dcp.api.CheckpointException as error:
@@ -111,11 +113,18 @@ def load_from_segments(tensors: dict[str, Tensor], segments: Sequence[MappedSegm
         raise CheckpointError(f"the state in memory cannot be loaded: {words}") from None
 
 
+def _numel(tensor: Tensor) -> int:
+    """Return how many numbers of a tensor this rank has."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).numel()
+
+
 class _SegmentReader(dcp.StorageReader):
     """Reads chunks in the memory of several ranks for DCP."""
 
-    def __init__(self, store: ChunkStore) -> None:
+    def __init__(self, store: ChunkStore, needed: Mapping[str, int]) -> None:
+        """`needed`: name of a tensor -> how many of its numbers this rank needs."""
         self._store = store
+        self._needed = needed
         known: dict[str, TensorStorageMetadata] = {}
         for (name, offsets), chunk in store.known.items():
             properties, whole = TensorProperties(dtype=chunk.dtype), torch.Size(chunk.whole_shape)
@@ -137,6 +146,13 @@ class _SegmentReader(dcp.StorageReader):
         pass
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        # DCP reads what chunks there are, and leaves the rest of a tensor as it is.
+        planned = Counter(dict.fromkeys(self._needed, 0))
+        for item in plan.items:
+            planned[item.dest_index.fqn] += math.prod(item.lengths)
+        missing = [name for name, count in self._needed.items() if planned[name] != count]
+        if missing:
+            raise SegmentError(f"{missing[0]}: {planned[missing[0]]} of {self._needed[missing[0]]} numbers are there")
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
