@@ -261,7 +261,7 @@ def write_comparison(title: str, rows: Sequence[ComparedRun], target: Path, now:
 
     Raises:
         InputError: plotly is not installed.
-        FileError: a file of a run is damaged.
+        FileError, UntrustedError: the metrics of a run are damaged, or are not trusted.
         StorageError: the target cannot be written.
     """
     script = plotly_script()

@@ -67,7 +67,10 @@ def follow(
         folder: run folder.
         until: checked before each poll; once it returns True, the remaining lines are yielded and the iteration ends.
         poll_s: seconds between two polls while nothing is written.
-        since_s: Unix time in seconds; what was written before it is left out.
+        since_s: seconds since 1970; what was written before is left out.
+
+    Raises:
+        UntrustedError: another user owns a file or the run folder, or can write to it.
     """
     events, metrics = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
     over = False
@@ -101,6 +104,7 @@ class LiveRun:
 
         Raises:
             FileError: run.yaml is missing or invalid.
+            UntrustedError: another user owns the file or the folder, or can write to it.
         """
         self.folder = folder
         self.run: Run = run_of(folder)
@@ -112,7 +116,11 @@ class LiveRun:
 
     def read(self) -> list[Event | MetricRow]:
         """Return the events and metrics that were written since the last call of `read`, sorted by time. The object
-        keeps them for its method `status`."""
+        keeps them for its method `status`.
+
+        Raises:
+            UntrustedError: another user owns a file or the run folder, or can write to it.
+        """
         # Check the lock before the files: if the run ends in between, its files already say how it ended.
         self.held = lock_held(self.folder)
         events, rows = (tail.values() for tail in self._tails)
@@ -123,7 +131,7 @@ class LiveRun:
 
     def read_run(self) -> None:
         """Read run.yaml again, because a run that was resubmitted may have other settings. A damaged file changes
-        nothing."""
+        nothing; one that others can write to raises an UntrustedError."""
         try:
             self.run = run_of(self.folder)
         except FileError:
@@ -134,6 +142,9 @@ class LiveRun:
 
         Args:
             now: wall clock, seconds since 1970.
+
+        Raises:
+            FileError, UntrustedError: attempts.jsonl cannot be read, or is not trusted.
         """
         attempts = read_jsonl(self.folder / ATTEMPTS_FILE)
         return decide_status(self.run, self.events, list(self.rows), now, self.held, attempts)

@@ -78,6 +78,9 @@ class LogReader:
 
         Args:
             rest: include a last line without a line break; if False, it is read once it is complete.
+
+        Raises:
+            UntrustedError: another user owns the log or its folder, or can write to it.
         """
         while block := _block(self.file.path, self._offset):
             used = block.rfind(b"\n") + 1
@@ -128,6 +131,10 @@ def last_lines(
         count: number of lines of all logs together; None: all lines.
         rest: include last lines without a line break. False if `follow_lines` comes next, which yields such a line when
             it is complete.
+
+    Raises:
+        UntrustedError: another user owns a log or its folder, or can write to it; some logs are read only while `lines`
+            is consumed.
     """
     readers = [LogReader(file, _start(file, count)) for file in files]
     merged = heapq.merge(*(reader.lines(rest) for reader in readers), key=lambda line: line.time_s)
@@ -143,6 +150,9 @@ def follow_lines(
         readers: readers of the known logs, at the positions to continue from.
         find: returns all logs that exist; a new one (of a new attempt or job) is read from its beginning.
         over: whether the run has ended; checked before each poll, and the iteration ends after that poll.
+
+    Raises:
+        UntrustedError: another user owns a log or its folder, or can write to it.
     """
     known = {reader.file.path: reader for reader in readers}
     delay_s, ended = POLL_S, False
@@ -257,8 +267,8 @@ def find_logs(
             included.
 
     Raises:
-        InputError: workers were started, and none of them was this rank.
-        FileError: a file of the run is damaged.
+        InputError: workers were started, and none of them had the rank `rank`.
+        FileError, UntrustedError: a file of the run is damaged, or is not trusted.
     """
     logs = folder / "logs"
     if rank is not None:

@@ -36,6 +36,7 @@ def write_report(folder: Path, target: Path, now: float) -> None:
     Raises:
         InputError: plotly is not installed.
         FileError: run.yaml is missing or wrong.
+        UntrustedError: another user owns the run folder or a file in it, or can write to it.
         StorageError: the target cannot be written.
     """
     script = plotly_script()

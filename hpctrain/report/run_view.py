@@ -118,6 +118,7 @@ def read_run_view(folder: Path, now: float) -> RunView:
 
     Raises:
         FileError: run.yaml is missing or invalid. Any other damaged file is named in the report instead.
+        UntrustedError: another user owns the run folder or a file in it, or can write to it.
     """
     damaged: list[str] = []
     run = run_of(folder)

@@ -120,6 +120,7 @@ def read_status(folder: Path, now: float) -> RunStatus:
 
     Raises:
         FileError: run.yaml is missing, or a file of the run is damaged.
+        UntrustedError: another user owns the run folder or a file in it, or can write to it.
     """
     run = run_of(folder)
     held = lock_held(folder)
@@ -137,7 +138,11 @@ def _free_bytes(folder: Path) -> int | None:
 
 
 def lock_held(folder: Path) -> bool:
-    """Whether a process holds the run folder's lock. A process that supervises the run holds it all the time."""
+    """Whether a process holds the run folder's lock. A process that supervises the run holds it all the time.
+
+    Raises:
+        UntrustedError: another user owns the folder or its lock file, or can write to it.
+    """
     try:
         descriptor = open_owned(folder / LOCK_FILE)
     except OSError:

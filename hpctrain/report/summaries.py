@@ -41,6 +41,7 @@ class FaultRecovery:
 
     @property
     def done(self) -> bool:
+        """Whether the new generation has made its first step."""
         return self.step is not None
 
 

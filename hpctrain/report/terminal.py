@@ -80,7 +80,7 @@ def show(lines: Iterable[TerminalLine], out: TextIO, in_place: bool) -> None:
     """Write the lines to `out`.
 
     Args:
-        in_place: `out` is a terminal, on which a line overwrites a transient line before it.
+        in_place: whether `out` is a terminal, on which a line overwrites a transient line before it.
     """
     transient = False
     for line in lines:

@@ -84,7 +84,11 @@ def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
 
 def omitted_secrets_text(run_folder: Path) -> list[str]:
     """Return a line for a person that names the files of the user's code that were not copied into the run folder,
-    because files of their names usually hold access tokens; [] if all were copied."""
+    because files of their names usually hold access tokens; [] if all were copied.
+
+    Raises:
+        UntrustedError: code.json or the run folder belongs to somebody else, or others can write to it.
+    """
     try:
         names = json.loads(read_owned(run_folder / "code.json")).get("left_out", [])
     except FileNotFoundError:

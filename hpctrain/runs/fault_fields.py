@@ -34,9 +34,10 @@ def faults_by_node(events: Sequence[Event]) -> dict[str, Fault]:
 
 
 def suspect_node(history: Sequence[Mapping[str, str]]) -> str | None:
-    """Return the node that is a suspect: in the newest attempt, it alone had a fault, one for which the user is to
-    blame by the table of faults; and in the earlier attempts with this fault, of which there is at least one, the fault
-    occurred on this node alone. None if there is no such node.
+    """Return the node that is a suspect after the newest attempt; None if there is none.
+
+    A node is a suspect if it alone had a fault in the newest attempt, the table of faults blames the user for this
+    fault, and at least one earlier attempt had the same fault, each of them on this node alone.
 
     Args:
         history: {node: name of its fault} for each attempt since the last suspect was named; newest last.

@@ -45,7 +45,8 @@ class RunFolder:
         """Return the parsed lines of attempts.jsonl, one for each attempt, oldest first.
 
         Raises:
-            FileError: a line is no JSON object.
+            FileError: the file cannot be read.
+            UntrustedError: the file or the run folder belongs to somebody else, or others can write to it.
         """
         path = self.path / "attempts.jsonl"
         lines = read_jsonl(path)
@@ -66,6 +67,10 @@ class RunFolder:
             job_id: id of the Slurm job; None for a local run.
             restarts: how often Slurm has requeued the job.
             shared: whether other jobs may run on the nodes.
+
+        Raises:
+            FileError, UntrustedError: attempts.jsonl cannot be read, or is not trusted.
+            StorageError: attempts.jsonl cannot be written.
         """
         attempts = self.attempts()
         number = len(attempts)
@@ -78,7 +83,7 @@ class RunFolder:
 
     def open_attempts(self) -> list[dict[str, Any]]:
         """Return the lines of attempts.jsonl without an end: attempts that still run, or were killed before their line
-        was completed."""
+        was completed. Raises what `attempts` raises."""
         return [line for line in self.attempts() if "end" not in line]
 
     def end_attempt(
@@ -99,6 +104,11 @@ class RunFolder:
             reason: one line that says why the attempt ended.
             code: exit code of the attempt; None if it is unknown, and then not written.
             events: events of the attempt, in which its faults are searched.
+
+        Raises:
+            FileError, UntrustedError: attempts.jsonl cannot be read, or is not trusted.
+            IndexError: attempts.jsonl has no line of this attempt.
+            StorageError: attempts.jsonl cannot be written.
         """
         attempts = self.attempts()
         ended = {"end": now, "class": exit_class, "reason": reason, "checkpoint_after": self.newest_checkpoint()}
@@ -280,7 +290,11 @@ class LockHolder:
 
 def lock_holder(path: Path) -> LockHolder | None:
     """Return the process that locked the run folder `path`; None if the folder is not locked, or if that process has
-    ended on this machine."""
+    ended on this machine.
+
+    Raises:
+        UntrustedError: the folder or its lock file belongs to somebody else, or others can write to it.
+    """
     _, holder = _look_at_lock(path)
     if holder is not None and holder.is_here and not Path(f"/proc/{holder.pid}").exists():
         return None
@@ -289,7 +303,11 @@ def lock_holder(path: Path) -> LockHolder | None:
 
 def is_locked(path: Path) -> bool:
     """Whether any process holds the lock of the run folder `path`: the process that took the lock, or a child that
-    inherited it."""
+    inherited it.
+
+    Raises:
+        UntrustedError: the folder or its lock file belongs to somebody else, or others can write to it.
+    """
     return _look_at_lock(path)[0]
 
 

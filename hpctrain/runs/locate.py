@@ -120,7 +120,11 @@ def job_of_process(environ: Mapping[str, str]) -> str | None:
 
 
 def job_id(folder: Path) -> str | None:
-    """Return the id of the newest job that was submitted for the run; None for a run that was not submitted."""
+    """Return the id of the newest job that was submitted for the run; None for a run that was not submitted.
+
+    Raises:
+        UntrustedError: the folder or its list of job ids belongs to somebody else, or others can write to it.
+    """
     return next(reversed(_job_ids(folder)), None)
 
 
@@ -130,6 +134,7 @@ def open_jobs(folder: Path) -> list[str]:
 
     Raises:
         FileError: successors.jsonl is damaged.
+        UntrustedError: the folder or a list of jobs in it belongs to somebody else, or others can write to it.
     """
     newest = job_id(folder)
     return [] if newest is None else [newest, *queued_behind(newest, read_successors(folder))]
@@ -146,6 +151,7 @@ def record_job(folder: Path, job: str) -> None:
 
     Raises:
         StorageError: the run folder cannot be written.
+        UntrustedError: the folder or its list of job ids belongs to somebody else, or others can write to it.
     """
     write_text(folder / JOB_FILE, "".join(f"{known}\n" for known in [*_job_ids(folder), job]))
 

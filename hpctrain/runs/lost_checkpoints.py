@@ -43,6 +43,9 @@ def lost_checkpoints_text(folder: Path) -> str | None:
 
     The sizes, owners and modes of a checkpoint's files are checked. Their hashes are not, because that would mean
     reading whole checkpoints.
+
+    Raises:
+        FileError, UntrustedError: events.jsonl is damaged, or is not trusted.
     """
     step = saved_step(read_events(folder / "events.jsonl"))
     if step is None:

@@ -51,7 +51,11 @@ class Removal:
 
 def jobs_of(folders: Sequence[Path], slurm: Slurm) -> Jobs:
     """Return Slurm's description of the newest job and the successors of each run in `folders`, by job id, or Slurm's
-    error. One query asks for all runs. Runs that were not submitted to Slurm have no jobs."""
+    error. One query asks for all runs. Runs that were not submitted to Slurm have no jobs.
+
+    Raises:
+        FileError, UntrustedError: the list of jobs or of successors of a run is damaged, or is not trusted.
+    """
     try:
         return slurm.jobs([job for folder in folders for job in _slurm_jobs(folder)])
     except CommandError as error:
@@ -64,6 +68,10 @@ def why_in_use(folder: Path, jobs: Jobs, now: float) -> str | None:
     Args:
         jobs: Slurm's description of the run's jobs, as `jobs_of` returns it.
         now: seconds since 1970.
+
+    Raises:
+        FileError, UntrustedError: the list of jobs or of successors of the run is damaged, or the run folder is not
+            trusted.
     """
     if is_locked(folder):
         return "a process holds it"
@@ -139,6 +147,7 @@ def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: C
 
     Raises:
         StorageError: an item cannot be removed; the items before it are removed.
+        InputError: a process locked the run in the meantime, or a file of the run is damaged or not trusted.
     """
     skipped = []
     for run in dict.fromkeys(item.run for item in removals):

@@ -55,7 +55,11 @@ def members(sweep: Path) -> list[Path]:
 
 def remove_empty_sweeps(places: Iterable[Path]) -> list[Path]:
     """Remove the folders of this user's sweeps directly in `places` of which no run is left; return them. A sweep whose
-    files cannot be used stays."""
+    files cannot be used stays.
+
+    Raises:
+        StorageError: a folder cannot be removed.
+    """
     removed = []
     for sweep in [sweep for place in dict.fromkeys(places) for sweep in sweeps_in(place)]:
         with contextlib.suppress(InputError):

@@ -60,6 +60,7 @@ class MeasuringProcess:
 
         Raises:
             CommandError: the process could not start.
+            OSError: the log cannot be opened.
         """
         self._clock = clock
         self._log = log
@@ -84,7 +85,8 @@ class MeasuringProcess:
             barrier: called when the process is ready; returns True when all nodes may start, False to give up.
 
         Raises:
-            CommandError: the coordinator gave up, or the process died or took too long.
+            CommandError: the coordinator gave up, or the process died, took too long or reported an error.
+            ValidationError: the process's report is not valid (pydantic).
         """
         deadline = self._clock.now() + self._settings.devices_deadline_s
         self._expect("ready", deadline)
@@ -101,7 +103,7 @@ class MeasuringProcess:
             limit_s: seconds to wait for the answer.
 
         Raises:
-            CommandError: the process died or took too long.
+            CommandError: the process died, took too long or reported an error.
         """
         self._channel.send(order)
         return self._expect(order["kind"], self._clock.now() + limit_s)

@@ -95,7 +95,11 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 def latency_of(round_trips_s: Sequence[float]) -> Latency:
     """Return minimum, median and 95th percentile of the one-way latency in seconds. One way is half of a round trip,
-    because one clock cannot time the two directions separately."""
+    because one clock cannot time the two directions separately.
+
+    Raises:
+        ValueError: no round trips.
+    """
     one_way = [seconds / 2 for seconds in round_trips_s]
     return Latency(min=min(one_way), p50=percentile(one_way, 0.5), p95=percentile(one_way, 0.95))
 

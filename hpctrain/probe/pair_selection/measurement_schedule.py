@@ -26,9 +26,10 @@ def measurement_schedule(outcome: ProbeOutcome, settings: ProbeSettings) -> Iter
     results into `outcome` before it takes the next list, which depends on them.
 
     The first list has the rounds with which the mode begins. In the mode sampled, further lists follow until it is
-    known which nodes share a switch. In every mode but health, the next list has the rounds that show the
-    oversubscription of each switch level. The last list has the retests of suspects. With `settings.loopback` there is
-    only the first list, because virtual nodes of one machine have no switches and differ by chance.
+    known which nodes share a switch. In every mode but health, if switches are known, the next list has the rounds
+    that show the oversubscription of each switch level. The last list has the retests of suspects, if there are any.
+    With `settings.loopback` there is only the first list, because virtual nodes of one machine have no switches and
+    differ by chance.
     """
     yield rounds.plan_rounds(len(outcome.nodes), _first_step(outcome, settings))
     if settings.loopback:

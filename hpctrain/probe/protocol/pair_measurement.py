@@ -2,7 +2,8 @@
 each direction.
 
 Both ends run the same parts in the same order, and the end that made the connection starts. The sender of a part marks
-its last message, so the two ends need no message from the coordinator during a timed part.
+its last message, so the two ends need no message from the coordinator during a timed part. Every part raises a
+PeerError if the connection breaks, the peer hangs, or the deadline passes.
 """
 
 from __future__ import annotations
@@ -121,6 +122,7 @@ def measure_pair(
 
     Raises:
         PeerError: the peer died or hung, or the link is too slow for the deadline.
+        ValidationError: the figures are not valid, such as a time that is not positive (pydantic).
     """
     if caller:
         pings = ping(stream, settings)

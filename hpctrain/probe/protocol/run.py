@@ -64,7 +64,8 @@ def probe_nodes(
         prior: the switches in an earlier topology file; only the first node's argument counts.
 
     Raises:
-        InputError: `node.addr` is not an address of this machine.
+        InputError: on the first node, when `node.addr` is not an address of this machine.
+        StorageError: on the first node, when `node.folder` cannot be written.
         HpctrainError: on another node than the first, when the first node is dead or silent.
     """
     node = replace(node, folder=node.folder / PROBE_FOLDER)
@@ -278,7 +279,8 @@ def run_member(node: ProbeNode, given_up: Callable[[], bool] = lambda: False) ->
         given_up: returns whether to stop searching for a coordinator.
 
     Raises:
-        HpctrainError: there was no coordinator before the deadline, or it died.
+        HpctrainError: there was no coordinator before the deadline, or it died, was silent for too long or sent a
+            malformed order.
     """
     channel, listener = _find(node, given_up)
     member = ProbeMember(node, channel, listener)

@@ -124,8 +124,8 @@ def read_jsonl(path: Path, *, owned: bool = True) -> list[dict[str, Any]]:
 
 
 def read_jsonl_tail(path: Path, limit_bytes: int, lines: int | None = None) -> list[dict[str, Any]]:
-    """Return the JSON objects of the lines in the last `limit_bytes` of a file of our own, in order; what is no object,
-    as a line that was cut off, is left out.
+    """Return the JSON objects of the lines in the last `limit_bytes` of a file of this user, in order. A line that is
+    no JSON object, because it was cut off, is left out.
 
     Args:
         lines: most lines that are read, counted from the end; None: all in these bytes.

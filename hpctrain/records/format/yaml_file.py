@@ -151,7 +151,8 @@ def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
         source: name of the text in errors, such as the path of its file.
 
     Raises:
-        FileError: the text is not YAML, has duplicate keys or keys that are no text, or is longer than YAML_BYTES.
+        FileError: the text is not YAML, has duplicate keys, keys that are no text, aliases, tags or more than
+            LEVELS_MAX levels, or is longer than YAML_BYTES.
     """
     if len(text) > YAML_BYTES:
         raise FileError(source, [FieldError("", f"has {len(text)} characters, expected at most {YAML_BYTES}")])
@@ -177,7 +178,11 @@ def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
 
 
 def parse_scalar(text: str) -> Any:
-    """Return the value that a text stands for in YAML: 0.0001 for '1e-4', a list for '[a, b]'. A blank text stays."""
+    """Return the value that a text stands for in YAML: 0.0001 for '1e-4', a list for '[a, b]'. A blank text stays.
+
+    Raises:
+        FileError: the text is not YAML (`parse_yaml`).
+    """
     return parse_yaml(text).value if text.strip() else text
 
 

@@ -116,7 +116,8 @@ def read_successors(folder: Path) -> list[Successor]:
     """Return all successors in successors.jsonl of a run folder, in the order in which they were queued.
 
     Raises:
-        FileError: a line is no valid successor.
+        FileError: the file cannot be read, or a line is no valid successor.
+        UntrustedError: the file or its folder belongs to somebody else, or others can write to it.
     """
     path = folder / SUCCESSORS_FILE
     return [Successor.from_json(value, str(path)) for value in read_jsonl(path)]
@@ -170,7 +171,8 @@ def read_bad_nodes(folder: Path) -> list[BadNode]:
     """Return all lines of bad_nodes.jsonl in a run folder, also those that have expired.
 
     Raises:
-        FileError: a line is invalid, for example because `node` is no host name.
+        FileError: the file cannot be read, or a line is invalid, for example because `node` is no host name.
+        UntrustedError: the file or its folder belongs to somebody else, or others can write to it.
     """
     path = folder / BAD_NODES_FILE
     return [BadNode.from_json(value, str(path)) for value in read_jsonl(path)]

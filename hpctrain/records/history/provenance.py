@@ -181,7 +181,8 @@ def read_environments(folder: Path) -> list[NodeEnvironment]:
     """Return the lines of environments.jsonl in a run folder, in file order; [] without the file.
 
     Raises:
-        FileError: a line is invalid.
+        FileError: the file cannot be read, or a line is invalid.
+        UntrustedError: the file or its folder belongs to somebody else, or others can write to it.
     """
     path = folder / ENVIRONMENTS_FILE
     return [NodeEnvironment.from_json(value, str(path)) for value in read_jsonl(path)]

@@ -111,6 +111,10 @@ def read_events(path: Path, attempt: int | None = None) -> list[Event]:
 
     Args:
         attempt: number of the attempt whose events are returned; None: events of all attempts.
+
+    Raises:
+        FileError: the file cannot be read, or a line is no event of this version.
+        UntrustedError: the file or its folder belongs to somebody else, or others can write to it.
     """
     events = [Event.from_json(value, str(path)) for value in read_jsonl(path)]
     return events if attempt is None else [event for event in events if event.attempt == attempt]
@@ -261,7 +265,12 @@ class MetricRow(Document):
 
 def read_metrics(path: Path) -> list[MetricRow]:
     """Return all rows of metrics.jsonl at `path`, in file order. Incomplete lines are skipped: their writer was
-    killed."""
+    killed.
+
+    Raises:
+        FileError: the file cannot be read, or a line is no row of this version.
+        UntrustedError: the file or its folder belongs to somebody else, or others can write to it.
+    """
     return [MetricRow.from_json(value, str(path)) for value in read_jsonl(path)]
 
 

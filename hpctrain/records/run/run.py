@@ -287,7 +287,8 @@ def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str,
         defaults: validated values for keys that neither the file nor an override gives.
 
     Raises:
-        FileError: the file or an override has errors; all are listed with their lines.
+        InputError: an override is no 'key.path=value'.
+        FileError: the file or the value of an override has errors; all are listed with their lines.
     """
     return _run_from_yaml(_keys_in(read_yaml(path)), overrides, defaults)
 
@@ -300,7 +301,8 @@ def run_of(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
 
     Raises:
         UntrustedError: the folder or the file belongs to somebody else, or others can write to it.
-        FileError: the file is missing, or it or an override has errors.
+        InputError: an override is no 'key.path=value'.
+        FileError: the file is missing, or the file or the value of an override has errors.
     """
     return _run_from_yaml(_keys_in(read_yaml(folder / RUN_FILE, owned=True)), overrides, {})
 
@@ -325,6 +327,7 @@ def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, 
         overrides: texts 'key.path=value', as given by `--set`.
 
     Raises:
+        InputError: an override is no 'key.path=value'.
         FileError: the file cannot be read.
     """
     given = apply_overrides(_keys_in(read_yaml(path)).value, overrides)

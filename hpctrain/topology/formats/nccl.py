@@ -34,7 +34,8 @@ def nccl_files(topology: Topology) -> dict[str, str]:
     first of these nodes, and its attribute `name` lists all of them.
 
     Raises:
-        InputError: the topology has no GPUs, or has no PCI addresses, by which NCCL finds GPUs.
+        InputError: the topology has no GPUs, or a GPU has no PCI path, by which NCCL finds it, or another name than
+            cuda0, cuda1, ….
     """
     kinds: dict[str, tuple[Element, list[str]]] = {}
     for node in topology.nodes:
