@@ -159,6 +159,8 @@ class SystemRunner:
             )
         except FileNotFoundError as error:
             raise CommandError(f"{argv[0]}: not found on the path") from error
+        except OSError as error:
+            raise CommandError(f"{argv[0]}: cannot be started: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
             raise CommandTimeoutError(f"{argv[0]}: no answer after {timeout_s:g} s") from error
         return CommandResult(tuple(argv), done.returncode, done.stdout, done.stderr)

@@ -324,6 +324,8 @@ def _rewritten(path: Path, number: int, word: str, line: str) -> str:
         FileError: the instruction cannot be built.
     """
     rest = line[len(word) :].strip()
+    if not rest:
+        raise _mistake(path, word, "has no arguments", number)
     if word in ("RUN", "CMD", "ENTRYPOINT") and rest.startswith("["):
         try:
             return f"{word} {shlex.join(json.loads(rest))}"
@@ -337,7 +339,12 @@ def _rewritten(path: Path, number: int, word: str, line: str) -> str:
         if any(item.startswith("--from") for item in options):
             raise _mistake(path, word, "--from: several stages cannot be built; build the others first", number)
         rest = " ".join(item for item in rest.split() if not item.startswith("--"))
-        rest = " ".join(json.loads(rest)) if rest.startswith("[") else rest
+        try:
+            rest = " ".join(json.loads(rest)) if rest.startswith("[") else rest
+        except (ValueError, TypeError):
+            raise _mistake(path, word, f"found {rest!r}; write a JSON list, or paths", number) from None
+        if len(rest.split()) < 2:
+            raise _mistake(path, word, f"found {rest!r}; write at least one source, and a target", number)
         if word == "ADD" and re.match(r"(https?|ftp)://", rest):
             return f"RUN {_download(rest)}"
         return f"{word} {rest}"

@@ -22,7 +22,7 @@ import yaml
 
 from hpctrain import __version__
 from hpctrain.base.atomic import append_line, storage_errors, write_text
-from hpctrain.base.errors import CommandError, FieldError, FileError, InputError
+from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.output_streams import first_control_character
 from hpctrain.base.owned_files import OwnedFolder, open_owned, owner_only
 from hpctrain.checkpoint.published import listed, step_of
@@ -48,12 +48,7 @@ class RunFolder:
             FileError: the file cannot be read.
             UntrustedError: the file or the run folder belongs to somebody else, or others can write to it.
         """
-        path = self.path / "attempts.jsonl"
-        lines = read_jsonl(path)
-        for number, line in enumerate(lines, start=1):
-            if not isinstance(line, dict):
-                raise FileError(path, [FieldError("", "is no attempt; remove the line", number)])
-        return lines
+        return read_jsonl(self.path / "attempts.jsonl")
 
     def begin_attempt(
         self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0, shared: bool = False

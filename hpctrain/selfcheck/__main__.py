@@ -27,11 +27,10 @@ def main(argv: list[str]) -> int:
         print(f"{node}: {path.verdict}: {path.path}", flush=True)
 
     try:
-        report = check_machine(node, tell, options.only)
+        check_machine(node, tell, options.only).write(options.folder / f"selfcheck-{node}.json")
     except HpctrainError as error:
         print(f"hpctrain selfcheck: {error}", file=sys.stderr)
         return error.exit_code
-    report.write(options.folder / f"selfcheck-{node}.json")
     return 0
 
 

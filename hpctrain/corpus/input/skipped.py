@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.atomic import write_text
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import FieldError, FileError, InputError
 
 SKIPPED_NAME = "skipped.jsonl"
 """Name of the file within a corpus folder that lists the skipped input."""
@@ -78,18 +78,26 @@ class SkippedList:
 
 def read_skipped(folder: Path, most: int) -> tuple[int, int, list[SkippedInput]] | None:
     """Return (number skipped, number listed, the first `most` entries) from the skipped.jsonl of a corpus folder; None
-    if the folder has no such file."""
+    if the folder has no such file.
+
+    Raises:
+        FileError: the file cannot be read, or is damaged.
+    """
     path = folder / SKIPPED_NAME
     if not path.is_file():
         return None
-    with path.open(encoding="utf-8") as file:
-        head = json.loads(file.readline())
-        entries = [json.loads(line) for line in itertools.islice(file, most)]
     listed = []
-    for entry in entries:
-        unit = next((unit for unit in UNITS if unit in entry), "")
-        listed.append(SkippedInput(entry["file"], entry["reason"], unit, entry.get(unit, 0)))
-    return head["skipped"], head["listed"], listed
+    try:
+        with path.open(encoding="utf-8") as file:
+            head = json.loads(file.readline())
+            for entry in map(json.loads, itertools.islice(file, most)):
+                unit = next((unit for unit in UNITS if unit in entry), "")
+                listed.append(SkippedInput(str(entry["file"]), str(entry["reason"]), unit, int(entry.get(unit, 0))))
+        return int(head["skipped"]), int(head["listed"]), listed
+    except OSError as error:
+        raise FileError(path, [FieldError("", f"cannot read: {error.strerror}")]) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise FileError(path, [FieldError("", "is damaged; make the corpus again to list what was skipped")]) from None
 
 
 RECORD_BYTES = 64 * 1024 * 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -140,9 +141,13 @@ def _hint(source: Path) -> str:
     """Return the end of the error message about a path that is no checkpoint: which path to give instead."""
     if not source.is_dir():
         return "name the folder of one"
-    inside = [
-        path for path in source.iterdir() if (path / METADATA).exists() or (path.is_dir() and is_megatron_ranks(path))
-    ]
+    inside: list[Path] = []
+    with contextlib.suppress(OSError):  # then the message names no folder
+        inside += [
+            path
+            for path in source.iterdir()
+            if (path / METADATA).exists() or (path.is_dir() and is_megatron_ranks(path))
+        ]
     if inside:
         return f"name one of the folders in it, such as {max(inside, key=lambda path: path.stat().st_mtime).name}"
     return f"a folder with {METADATA} (torch DCP, torchtitan, Megatron) or with mp_rank_00 (Megatron) is expected"

@@ -80,6 +80,8 @@ def test_a_command_gives_back_its_code_and_output() -> None:
 def test_a_command_that_is_missing_or_hangs_is_an_error() -> None:
     with pytest.raises(CommandError, match="no-such-command: not found on the path"):
         SystemRunner().run(["no-such-command"])
+    with pytest.raises(CommandError, match="/proc/version: cannot be started: Permission denied"):
+        SystemRunner().run(["/proc/version"])
     with pytest.raises(CommandError, match=r"no answer after 0\.2 s"):
         SystemRunner().run([sys.executable, "-c", "import time; time.sleep(30)"], timeout_s=0.2)
 

@@ -87,6 +87,9 @@ def test_a_dockerfile_becomes_a_definition(repository: Path, dockerfile: Path) -
         ("FROM a\nCOPY --from=b /x /y\n", r"Dockerfile:2: COPY: --from"),
         ("FROM a\nRUN [1, 2]\n", r"Dockerfile:2: RUN: found '\[1, 2\]'"),
         ("FROM a\nFLY away\n", r"Dockerfile:2: FLY: is no instruction"),
+        ("FROM a\nENV\n", r"Dockerfile:2: ENV: has no arguments"),
+        ("FROM a\nCOPY [broken\n", r"Dockerfile:2: COPY: found '\[broken'; write a JSON list, or paths"),
+        ("FROM a\nADD https://example.org/x\n", r"Dockerfile:2: ADD: .*; write at least one source, and a target"),
     ],
 )
 def test_what_cannot_be_built_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from hpctrain.base.errors import FileError
 from hpctrain.corpus.input.skipped import LISTED_BYTES, SKIPPED_NAME, SkippedInput, SkippedList, read_skipped
 
 
@@ -12,6 +15,15 @@ def test_there_is_no_list_where_nothing_was_skipped(tmp_path: Path) -> None:
     SkippedList().write(tmp_path)
     assert not list(tmp_path.iterdir())
     assert read_skipped(tmp_path, 3) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"skipped": 1}', '{"skipped": 1, "listed": 1}\n{"file": "a"}\n', "\xff"]
+)
+def test_a_damaged_list_is_an_error_of_the_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / SKIPPED_NAME).write_bytes(text.encode("latin-1"))
+    with pytest.raises(FileError, match=r"skipped\.jsonl: is damaged"):
+        read_skipped(tmp_path, 3)
 
 
 def test_entries_come_back_with_their_places(tmp_path: Path) -> None:
