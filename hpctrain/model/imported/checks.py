@@ -79,7 +79,7 @@ def run_split(
 
     Raises:
         Exception: the error that the block raised on one of the devices.
-        KeyError: the first device did not end within `WAIT_S` seconds.
+        TimeoutError: the first device did not end within `WAIT_S` seconds.
     """
     outputs: dict[int, Tensor] = {}
     errors: list[Exception] = []
@@ -103,6 +103,8 @@ def run_split(
         thread.join(WAIT_S)
     if errors:
         raise errors[0]
+    if 0 not in outputs:
+        raise TimeoutError(f"no end after {WAIT_S:g} s")
     return outputs[0]
 
 
