@@ -10,6 +10,7 @@ import pytest
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.base.process import CommandResult
+from hpctrain.container.dockerfile import read_dockerfile
 from hpctrain.container.recipe import (
     Base,
     ImageRecipe,
@@ -18,7 +19,6 @@ from hpctrain.container.recipe import (
     inputs_sha256,
     locked_packages,
     parse_base,
-    read_dockerfile,
 )
 
 LOCK = ["click==8.1.7", "nvidia-nccl-cu12==2.21.5", "torch==2.13.0"]
