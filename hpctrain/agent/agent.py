@@ -99,7 +99,7 @@ class Agent:
         self._last_step: dict[str, float] = {}
         self._weights: dict[str, str] = {}
         self._places: Sequence[str] = []
-        self._patience = CutOffPatience(0.0 if peers.hears_all else limits.recovery.heartbeat_timeout_s)
+        self._patience = CutOffPatience.in_tree(limits) if not peers.hears_all else CutOffPatience(0.0)
         self._reachability = ReachabilityTracker(place.node, place.nodes if peers.hears_all else (), limits)
         self._announced_unheard: tuple[int, ...] = ()
         self._lost: frozenset[str] = frozenset()

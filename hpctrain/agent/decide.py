@@ -59,6 +59,11 @@ class CutOffPatience:
     since: float | None = None
     """When the agent's decisions began to say that it is cut off; None: the last one did not."""
 
+    @classmethod
+    def in_tree(cls, limits: DecisionLimits) -> CutOffPatience:
+        """Return the patience in a tree: three heartbeat timeouts, because the next upstream may be lost, too."""
+        return cls(3 * limits.recovery.heartbeat_timeout_s)
+
     def is_over(self, now: float, decision: Decision) -> bool:
         """Return whether an agent may act on a decision, at `now` seconds of its clock. Call it for each decision."""
         if not decision.cut_off:
