@@ -30,8 +30,8 @@ from hpctrain.records.history.manifest import FileEntry
 class CheckpointReader(dcp.FileSystemReader):
     """Reader of one checkpoint's folder for several calls. Nothing else reads tensors of a checkpoint.
 
-    A file is opened only if owner, mode and size are right, and the list of tensors is used only with the right hash.
-    The list is read once, because reading that of a large checkpoint takes as long as reading a tensor.
+    A file is opened only if owner, mode and size are right. The list of tensors (the file `.metadata`) is used only
+    with the right hash, and is read once, because reading that of a large checkpoint takes as long as reading a tensor.
 
     Every other file is hashed once, in the first `load` that needs it, by one of the ranks that need it, so that each
     rank hashes about the same number of bytes. No rank reads a tensor before all of them have checked their hashes.
@@ -49,6 +49,7 @@ class CheckpointReader(dcp.FileSystemReader):
 
         Raises:
             DamagedCheckpointError: the manifest is missing or wrong.
+            CheckpointError: this process has no memory or no descriptors left.
         """
         super().__init__(path)
         self._group: dist.ProcessGroup | None = None
@@ -81,10 +82,10 @@ class CheckpointReader(dcp.FileSystemReader):
         return super().read_data(plan, planner)
 
     def _check_hashes(self, names: list[str]) -> None:
-        """Hash the files of this rank, and wait for the other ranks. Collective.
+        """Hash the files `names`, this rank's share, and wait until the other ranks have hashed theirs. Collective.
 
         Raises:
-            CheckpointError: a file of some rank is wrong.
+            CheckpointError: a file is wrong or cannot be read, on this rank or another one.
         """
         error: CheckpointError | None = None
         try:
@@ -101,7 +102,11 @@ class CheckpointReader(dcp.FileSystemReader):
                 raise error
 
     def entries(self, prefix: str) -> dict[str, TensorStorageMetadata]:
-        """Return name without the prefix -> size and type, for the tensors whose names begin with a prefix."""
+        """Return name without the prefix -> shape and dtype, for the tensors whose names begin with a prefix.
+
+        Raises:
+            CheckpointError: the list of tensors is damaged or cannot be read.
+        """
         return {
             name.removeprefix(prefix): entry
             for name, entry in self.read_metadata().state_dict_metadata.items()
@@ -109,16 +114,16 @@ class CheckpointReader(dcp.FileSystemReader):
         }
 
     def load(self, tensors: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
-        """Load the checkpoint into `tensors` in place. Collective; each rank reads only the parts that its tensors
-        need, and a part of the files that are read is hashed.
+        """Load the checkpoint into `tensors` in place. Collective. Each rank reads only the parts that its tensors
+        need, after the hashes of all files that some rank reads were checked, by this call or before.
 
         Args:
             tensors: this rank's part of the state, by name.
             group: the ranks that load; None: this process alone.
 
         Raises:
-            DamagedCheckpointError: a file is not what was written, as some rank found.
-            CheckpointError: a tensor is missing or cannot be read.
+            DamagedCheckpointError: this rank or another one has found that a file is not what was written.
+            CheckpointError: a tensor is missing, has another shape, or cannot be read.
         """
         self.read_metadata()  # DCP would hide that the file is damaged
         self._group = group

@@ -110,14 +110,15 @@ def listed(checkpoints: Path) -> list[Path]:
 
 
 def verify(path: Path, hashes: bool = True) -> Manifest:
-    """Check owner, mode and size of every file of the checkpoint folder `path` and the hash of its metadata, and return
-    its manifest.
+    """Check owner, mode and size of every file of the checkpoint folder `path` and the hash of its `.metadata`. Return
+    the checkpoint's manifest.
 
     Args:
         hashes: whether to check the hashes of the other files, too. That takes as long as reading the checkpoint.
 
     Raises:
         DamagedCheckpointError: a file is missing, wrong or unknown to the manifest; the message names the file.
+        CheckpointError: this process has no memory or no descriptors left.
     """
     manifest = read_manifest(path)
     with _opened(path) as folder:
@@ -136,7 +137,8 @@ def read_manifest(path: Path) -> Manifest:
     """Return the manifest of the checkpoint folder `path`.
 
     Raises:
-        DamagedCheckpointError: it cannot be read, or others can write to it.
+        DamagedCheckpointError: the manifest is missing, cannot be read, or can be written by others.
+        CheckpointError: this process has no memory or no descriptors left.
     """
     with _opened(path) as folder:
         try:
@@ -149,11 +151,12 @@ def read_manifest(path: Path) -> Manifest:
 
 @contextlib.contextmanager
 def open_file(path: Path, entry: FileEntry) -> Iterator[int]:
-    """Yield a descriptor for reading a file of the checkpoint folder `path`, after checking owner, mode and size, and
-    close it.
+    """Yield a descriptor for reading a file of the checkpoint folder `path`, after checking owner, mode and size. Close
+    the descriptor at the end.
 
     Raises:
-        DamagedCheckpointError: the file is missing or wrong.
+        DamagedCheckpointError: the file is missing or wrong, or reading it in the `with` block fails.
+        CheckpointError: this process has no memory or no descriptors left.
     """
     with _opened(path) as folder, _open_entry(folder, entry) as descriptor:
         yield descriptor
@@ -164,16 +167,18 @@ def check_hash(path: Path, entry: FileEntry) -> None:
 
     Raises:
         DamagedCheckpointError: the file is missing or wrong.
+        CheckpointError: this process has no memory or no descriptors left.
     """
     with open_file(path, entry) as descriptor:
         _check_hash(entry, sha256_of(descriptor))
 
 
 def read_file(path: Path, entry: FileEntry) -> bytes:
-    """Return the content of one file of the checkpoint folder `path`, which has the hash in the manifest.
+    """Return the content of one file of the checkpoint folder `path`, after checking owner, mode, size and hash.
 
     Raises:
         DamagedCheckpointError: the file is missing or wrong.
+        CheckpointError: this process has no memory or no descriptors left.
     """
     with open_file(path, entry) as descriptor:
         content = read_and_close(os.dup(descriptor), path / entry.name, entry.size_bytes)
@@ -182,7 +187,11 @@ def read_file(path: Path, entry: FileEntry) -> bytes:
 
 
 def describe_file(path: Path) -> FileEntry:
-    """Return a file's entry for the manifest: name, size and hash."""
+    """Return a file's entry for the manifest: name, size and hash.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     with path.open("rb") as file:
         return FileEntry(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(file.fileno()))
 
@@ -250,9 +259,9 @@ def remove(path: Path) -> None:
 
 
 def quarantine(path: Path) -> str | None:
-    """Rename a checkpoint that cannot be used, so that you can inspect it. Return the new name, 'skipped-step-…'; None
-    if renaming failed, because another process has renamed it, too. A checkpoint that has the new name already stays,
-    and the name gets a number."""
+    """Rename a checkpoint that cannot be used, so that you can inspect it. Return the new name: 'skipped-step-…', with
+    a number at its end if another checkpoint has that name already. Return None if renaming failed, for example because
+    another process has renamed the checkpoint."""
     number = 1
     while True:
         aside = path.with_name(f"skipped-{path.name}" + (f".{number}" if number > 1 else ""))
@@ -284,6 +293,9 @@ def discard_unfinished(checkpoints: Path) -> None:
     same step, the old checkpoint is restored.
 
     Call this only while no worker runs.
+
+    Raises:
+        OSError: the old checkpoint cannot be renamed.
     """
     for path in (*checkpoints.glob(".step-*.tmp"), *checkpoints.glob(".removed-*")):
         shutil.rmtree(path, ignore_errors=True)

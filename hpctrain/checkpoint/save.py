@@ -110,11 +110,14 @@ class CheckpointSaver:
 
     def save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
         """Copy the tensors and begin to write the copy; the tensors may change after this call. An earlier save that
-        still runs is waited for first.
+        still runs is waited for first, and its result is dropped.
 
         Args:
             tensors: this rank's part of the state, by name.
             manifest: the manifest without `files`, which are filled in.
+
+        Raises:
+            RuntimeError: in the earlier save, a rank has lost another one (an error of gloo).
         """
         self.finished(wait=True)
         start = time.perf_counter()
@@ -128,8 +131,14 @@ class CheckpointSaver:
         return self._pending is not None and not self._pending.done()
 
     def finished(self, wait: bool = False) -> SaveResult | None:
-        """Return the result of a save that ended and was not yet returned; None if there is none. With `wait`, wait for
-        a save that is still being written."""
+        """Return the result of a save that ended and was not yet returned; None if there is none.
+
+        Args:
+            wait: whether to wait for a save that is still being written.
+
+        Raises:
+            RuntimeError: in that save, a rank has lost another one (an error of gloo).
+        """
         if self._pending is None or not (wait or self._pending.done()):
             return None
         pending, self._pending = self._pending, None

@@ -26,7 +26,7 @@ def prepare_moments(
     """Create AdamW's state before its first step, so that a checkpoint can be loaded into it. An existing state stays.
 
     Args:
-        fill: whether the moments are 0; otherwise their memory is not touched, for a state that is loaded.
+        fill: whether the moments are set to 0; otherwise they are left uninitialised, because a state is loaded next.
     """
     make = torch.zeros_like if fill else torch.empty_like
     for _, parameter in parameters:

@@ -1,2 +1,2 @@
-"""The training state in shared memory: the format of a rank's segment, the update that can be finished by another
-process, the choice of the segments to restart from, and the restart."""
+"""The training state in memory: the format of a rank's segment, the optimizer's update that another process can finish,
+snapshots, the choice of the segments from which a generation starts, and how their state is loaded."""

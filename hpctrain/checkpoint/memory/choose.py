@@ -9,7 +9,8 @@ from hpctrain.records.history.memory_state import KINDS, HeldState, StateHolder
 from hpctrain.records.plan.plan import Plan
 
 Piece = tuple[int, int, int]
-"""Pipeline rank, shard and tensor-parallel rank: what two ranks of a plan have in common that hold the same state."""
+"""Pipeline rank, number of the shard, and tensor-parallel rank. Two ranks of a plan hold the same part of the training
+state if these three numbers are equal."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class MemoryChoice:
     step: int
     """Step of the state; parts that are one step behind are finished first."""
     continued: tuple[int, ...]
-    """Rank of the new plan -> the rank of the old plan on whose segment it continues; (): on new segments."""
+    """Rank of the new plan -> the rank of the old plan on whose segment it continues; (): all get new segments."""
     holders: tuple[StateHolder, ...]
     """The parts that are read, by rank of the old plan: of each rank one, of kind `live` if there is one."""
 
@@ -37,8 +38,8 @@ def pieces_of(plan: Plan) -> dict[int, Piece]:
 
 
 def _contents_of(plan: Plan) -> list[tuple[object, ...]]:
-    """Return rank -> all that decides which numbers the rank holds, and where. Ranks of two plans for one model hold
-    the same if these are equal."""
+    """Return for each rank all that decides which numbers its segment holds, and where. If these values are equal,
+    ranks of two plans for one model hold the same."""
     owners = plan.stage_owner()
     common = plan.zero, plan.shards, plan.tp, plan.codec
     contents: list[tuple[object, ...]] = []
@@ -51,9 +52,9 @@ def _contents_of(plan: Plan) -> list[tuple[object, ...]]:
 def choose_restore(
     inventories: Mapping[str, Sequence[HeldState]], plans: Mapping[int, Plan], new: Plan, newer_than: int = -1
 ) -> MemoryChoice | None:
-    """Return the newest state of which the nodes of a new plan hold every piece; None if there is none. Of two
-    generations' states of the same step, the one on which the new plan continues in place is chosen, else the newer
-    generation's.
+    """Return the newest state of which the nodes of a new plan hold every piece; None if there is none. If two
+    generations have a state of the same step, the one on whose segments the new plan can continue is chosen, else that
+    of the newer generation.
 
     A part that is one step behind the state counts if it has the complete gradients of the state's last step and any
     part has their norm.

@@ -1,4 +1,5 @@
-"""Chunks of tensors in the memory of several ranks: each rank tells what it has, and fetches parts of the others."""
+"""Chunks of tensors in the memory of several ranks: each rank tells the others which chunks it has, and fetches the
+parts that it needs."""
 
 from __future__ import annotations
 
@@ -35,11 +36,12 @@ class KnownChunk:
     """What all ranks know of a chunk."""
 
     shape: tuple[int, ...]
+    """Shape of the chunk."""
     whole_shape: tuple[int, ...]
     """Shape of the tensor of which it is a chunk."""
     dtype: torch.dtype
     owners: list[int]
-    """The ranks that have it."""
+    """The ranks that have the chunk, by their numbers in the group."""
 
 
 class ChunkStore:
@@ -48,11 +50,12 @@ class ChunkStore:
     def __init__(
         self, chunks: Mapping[Place, Tensor], whole_shapes: Mapping[str, tuple[int, ...]], group: dist.ProcessGroup
     ) -> None:
-        """Tell all ranks of this rank's chunks, which must not change until all ranks have fetched theirs.
+        """Tell all ranks which chunks this rank has. The chunks must not change until every rank has fetched what it
+        needs.
 
         Args:
-            chunks: where a chunk is -> the chunk, on the CPU.
-            whole_shapes: name of a tensor -> its shape.
+            chunks: place of a chunk -> the chunk, on the CPU.
+            whole_shapes: name of a tensor -> shape of the whole tensor.
         """
         self._chunks = chunks
         self._group = group
@@ -64,14 +67,14 @@ class ChunkStore:
         everyone = [[] for _ in range(dist.get_world_size(group))]
         dist.all_gather_object(everyone, described, group=group)
         self.known: dict[Place, KnownChunk] = {}
-        """Where a chunk is -> what is known of it."""
+        """Place of a chunk -> what is known of the chunk."""
         for rank, chunks_of_rank in enumerate(everyone):
             for place, shape, whole, dtype in chunks_of_rank:
                 self.known.setdefault(place, KnownChunk(shape, whole, dtype, [])).owners.append(rank)
 
     def fetch(self, requests: Sequence[Request]) -> Iterator[tuple[int, Tensor]]:
-        """Yield number and part of each request, in any order. A part may share the memory of this rank's chunk.
-        Collective: all ranks must take all that is yielded."""
+        """Yield for each request its position in `requests` and the part of the chunk, in any order. A part may share
+        the memory of this rank's chunk. Collective: every rank must take all that is yielded to it."""
         remote: dict[int, list[int]] = {}
         for number, request in enumerate(requests):
             if request.place in self._chunks:

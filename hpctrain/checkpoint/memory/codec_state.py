@@ -40,15 +40,17 @@ def load_codec_state(
     """Return the state that this rank's reducer continues with, as `Reducer.load_state` takes it, and why a part of
     what the old ranks kept is dropped; None: all of it is kept. Collective.
 
-    With the same layout of ranks, each rank gets the state of the old rank of its number. With another layout,
-    residuals of parameters are moved; factors and variances start as in a new run.
+    With the same layout of ranks and the same codec, each rank gets the state of the old rank of its number. With
+    another layout, residuals of parameters are moved, and all other state (PowerSGD's factors, variances) starts as in
+    a new run. With another codec, or if either plan sums over one replica only, everything is dropped.
 
     Args:
         segments: those that this rank has mapped.
         source: the state in memory from which the generation starts.
         plans: the plan of the segments, and the new plan.
         rank: this rank of the new plan.
-        compressed: number and place in the whole parameter of each gradient that the new plan compresses.
+        compressed: for each of this rank's gradients that the new plan compresses, its number among the rank's
+            parameters and its place in the whole parameter.
         group: all ranks of the new plan.
 
     Raises:
@@ -101,8 +103,8 @@ def _lost(source: MemorySource, ranks: int) -> str | None:
     """Return how many of the ranks that wrote the state have nothing in any memory; None if all have.
 
     Args:
-        ranks: how many ranks wrote it; 0: they kept nothing. Segments on which ranks of several plans continued have
-            the numbers of the first plan, so the numbers do not tell.
+        ranks: how many ranks wrote it, as the segments' slots say; 0: they kept nothing. The plan in the segments'
+            headers may have had more ranks, because ranks of later plans continued on its segments.
     """
     lost = ranks - len(source.holders)
     return f"nobody has what {lost} of {ranks} ranks had {_UNSENT}" if lost > 0 else None

@@ -77,10 +77,11 @@ class LiveState:
         Args:
             descriptor: of an empty memfd.
             owner: whose state it is.
-            parameters: this rank's parameters by name, with moments in the optimizer.
-            optimizer: AdamW over these parameters.
+            parameters: names and parameters of this rank.
+            optimizer: AdamW over these parameters, which has their moments already.
             clip_norm: norm to which gradients are clipped; None: they are not.
-            padded: parameter -> flat memory that its part lies at the beginning of, for parameters that torch shards.
+            padded: for parameters that torch shards: parameter -> flat memory, with padding, that begins with this
+                rank's part.
             bucket_bytes: most bytes of parameters in one bucket of an update.
 
         Raises:

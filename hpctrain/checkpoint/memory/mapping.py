@@ -47,6 +47,7 @@ class MappedSegment:
 
         Raises:
             SegmentError: the memory holds no segment that this program can use.
+            OSError: the memory cannot be mapped.
         """
         self.descriptor = descriptor
         self._ranks = ranks
@@ -101,7 +102,7 @@ class MappedSegment:
             target.copy_(source)
 
     def undo(self, start: int, end: int) -> None:
-        """Copy what `remember` has copied back from the undo area."""
+        """Write the bytes that `remember` saved in the undo area back to their places."""
         for target, source in self._undo_pairs(start, end):
             source.copy_(target)
 
@@ -116,7 +117,11 @@ class MappedSegment:
 
     def write_slot(self, step: int, tensors: dict[str, Tensor], row: bytes = b"") -> None:
         """Copy what reducers keep after a step, and the step's row of metrics.jsonl, into the step's slot, and begin
-        the step's record. The slot of the step before stays."""
+        the step's record. The slot of the step before stays.
+
+        Raises:
+            OSError: there is no memory for the slot.
+        """
         if tensors:
             tensors = tensors | {_RANKS: torch.tensor(self._ranks)}
         if row:
@@ -153,8 +158,12 @@ class MappedSegment:
         return self._bytes[:0]
 
     def new_slot(self, step: int, count: int) -> Tensor:
-        """Begin the record of a step, and return the memory for the `count` bytes of its slot, for a snapshot, which
-        has the slot of one step only."""
+        """Begin the record of a step, and return the memory for its slot of `count` bytes. This is for a snapshot,
+        which has the slot of one step only.
+
+        Raises:
+            OSError: there is no memory for the slot.
+        """
         self.control.write_slot(step + 1)
         if not count:
             self.control.write_slot(step)
@@ -189,8 +198,8 @@ class MappedSegment:
         return bytes(row.view(torch.uint8).tolist()) if row is not None else None
 
     def read_slot(self, step: int) -> tuple[dict[str, Tensor], int]:
-        """Return copies of what reducers kept after a step, {} if they kept nothing, and how many ranks the plan had
-        with which it was written.
+        """Return copies of what reducers kept after a step, and how many ranks the plan had with which this was
+        written; ({}, 0) if they kept nothing.
 
         Raises:
             SegmentError: the slot is damaged.

@@ -9,9 +9,9 @@ from hpctrain.records.plan.plan import Plan
 
 
 def hosts_of(plan: Plan, switches: Mapping[str, str]) -> dict[int, int]:
-    """Return rank -> the rank that has its snapshots, too, for the ranks whose part of the state no other node has.
-    They are on another node, and behind another switch unless more than half of the nodes share one. Empty with
-    one node.
+    """Return rank -> the rank on another node that keeps its snapshots, too, for the ranks whose part of the state no
+    other node has. The two nodes are behind different switches, unless more than half of the nodes share one switch.
+    Empty if the plan has one node.
 
     Args:
         switches: node -> name of its switch. A node that is missing counts as behind a switch of its own.

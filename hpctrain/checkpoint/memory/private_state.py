@@ -16,7 +16,7 @@ from hpctrain.checkpoint.state import MOMENTS
 
 
 class PrivateState:
-    """The parameters and moments of this rank where the optimizer has them."""
+    """A `SnapshotSource`: this rank's parameters and moments, where model and optimizer have them."""
 
     def __init__(
         self,
@@ -30,10 +30,11 @@ class PrivateState:
 
         Args:
             owner: whose state it is.
-            parameters: this rank's parameters by name, with moments in the optimizer.
-            optimizer: AdamW over these parameters.
+            parameters: names and parameters of this rank.
+            optimizer: AdamW over these parameters, which has their moments already.
             clip_norm: norm to which gradients are clipped; None: they are not.
-            padded: parameter -> flat memory that its part lies at the beginning of, for parameters that torch shards.
+            padded: for parameters that torch shards: parameter -> flat memory, with padding, that begins with this
+                rank's part.
         """
         index = describe(parameters, optimizer, clip_norm, padded, BUCKET_BYTES)
         encoded, end = encode_index(index), region_end(index, parameters, padded)

@@ -40,7 +40,7 @@ from hpctrain.records.history.run_log import MetricRow
 
 @dataclass(frozen=True)
 class RestoredState:
-    """What is restored from memory beside tensors."""
+    """What a worker restores beside tensors, from memory or from a checkpoint."""
 
     step: int
     loss_scale: LossScale | None
@@ -50,7 +50,7 @@ class RestoredState:
 
 
 def finish_everywhere(segments: Sequence[MappedSegment], step: int, group: dist.ProcessGroup) -> RestoredState:
-    """Bring all segments of all ranks to a step. Collective.
+    """Bring all segments of all ranks to a step. Return what they hold beside tensors. Collective.
 
     Args:
         segments: those that this rank has mapped.
@@ -79,7 +79,8 @@ def finish_everywhere(segments: Sequence[MappedSegment], step: int, group: dist.
 
 
 def _completed(row: bytes, norm: float) -> MetricRow | None:
-    """Return the row of metrics.jsonl that a worker had made before it knew the norm; None if it is damaged."""
+    """Return the row of metrics.jsonl that a worker made before it knew the gradient's norm, with `norm` filled in.
+    Return None if the row is damaged."""
     with contextlib.suppress(InputError):
         made = MetricRow.from_json(parse_json_line(row))
         finite = math.isfinite(norm)

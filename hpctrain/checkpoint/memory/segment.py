@@ -184,7 +184,8 @@ class SegmentState:
 def layout_header(generation: int, rank: int, plan_sha256: str, index: bytes, region_bytes: int, undo_bytes: int) -> (
     SegmentHeader
 ):  # fmt: skip
-    """Return the header of a new segment, with the offsets of its parts.
+    """Return the header of a new segment, with the offsets of its parts. Both numbers of bytes are rounded up to whole
+    pages.
 
     Args:
         index: the index as JSON.
@@ -224,7 +225,7 @@ def read_header(descriptor: int) -> SegmentHeader:
     """Return the header of a segment, checked against the size of its memory.
 
     Raises:
-        SegmentError: the memory holds no segment, or one whose header is damaged.
+        SegmentError: the memory holds no segment, one of another format version, or one whose header is damaged.
     """
     size = os.fstat(descriptor).st_size
     data = os.pread(descriptor, _HEADER.size + _CRC.size, 0)

@@ -1,5 +1,5 @@
-"""Snapshots of a rank's state every few steps: two on its own node, taken in turn, and two on a neighbour's node. So
-all parts of one step are still there when a node is lost that alone held a part of the state.
+"""Snapshots of a rank's state every few steps: two on its own node, taken in turn, and, if no other node holds the same
+part of the state, two on a neighbour's node. So all parts of one step are still there when any one node is lost.
 
 A thread copies the state while the next step computes its gradients, and sends the snapshot to the neighbour. A
 snapshot holds no step until all of its bytes are there. The last one stays until every rank has the next one.
@@ -56,8 +56,8 @@ class _Layout:
     """How many ranks the plan has."""
 
     def prepare(self, pair: Pair) -> tuple[MappedSegment, MappedSegment]:
-        """Map the memory for two snapshots. Those of the same rank, plan and generation that are there stay. Gradients
-        and undo area of a snapshot are never written, and so take no memory."""
+        """Map the memory for two snapshots. Snapshots of the same rank, plan and generation that lie there already
+        stay. Gradients and undo area of a snapshot are never written, and so take no memory."""
         for descriptor in pair:
             if os.pread(descriptor, PAGE, 0) != self.head[:PAGE]:
                 os.ftruncate(descriptor, 0)
@@ -158,14 +158,15 @@ class SnapshotRing:
         self._step_s = 0.0
 
     def complete(self, step: int) -> int:
-        """Return the newest step of which this rank's snapshot is complete, here and on its neighbour; -1 while one is
-        made. If the interval is given, and the next snapshot is due after this step, wait for the last.
+        """Return the step of this rank's newest snapshot if it is complete, here and on the neighbour's node; -1 while
+        it is being made, or before the first. If `every` was given, and the next snapshot is due after this step, wait
+        until the newest is complete.
 
         Args:
             step: the step under way.
 
         Raises:
-            Exception: a snapshot could not be sent.
+            Exception: the newest snapshot could not be copied or sent.
         """
         if self._begun is None or self._pending is None:
             return -1
@@ -176,7 +177,7 @@ class SnapshotRing:
         return self._begun
 
     def interval(self) -> int:
-        """Return how many steps are to lie between two snapshots, as far as this rank knows."""
+        """Return how many steps are to lie between two snapshots: as given, else by this rank's own times."""
         if self._given is not None:
             return self._given
         return max(1, math.ceil(self._seconds / (SHARE * self._step_s))) if self._step_s else 1
@@ -247,7 +248,7 @@ class SnapshotRing:
 
 
 def check_snapshot(segment: MappedSegment) -> None:
-    """Compare a snapshot with its checksum. A segment on which a worker trained has none.
+    """Compare a snapshot with its checksum. A segment on which a worker trained has none, and passes.
 
     Raises:
         SegmentError: the bytes are not those that were copied.

@@ -186,7 +186,7 @@ def finish(segment: MappedSegment, step: int, verdict: StepVerdict | None = None
         verdict: the verdict of the step, from another rank; None: the segment has it.
 
     Raises:
-        SegmentError: the segment cannot have that step.
+        SegmentError: the segment cannot be brought to that step, or the step's verdict is not known.
     """
     state = read_state(segment.descriptor)
     known = read_verdict(segment.descriptor, step) or verdict
