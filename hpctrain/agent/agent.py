@@ -43,7 +43,7 @@ LINGER_S = 5.0
 
 @dataclass(frozen=True)
 class AgentContext:
-    """What an agent gets from its process: the log of events, the clock, and who asked the node to stop."""
+    """What an agent gets from its process: log of events, clock, threads, memory for its workers, functions to call."""
 
     event_log: EventLog
     clock: Clock
@@ -114,7 +114,8 @@ class Agent:
         return self._state.record
 
     def run(self) -> int:
-        """Take part in the attempt until the run is done, stopped or failed. End all workers; return the exit code."""
+        """Take part in the attempt until the run is done, stopped or failed, then end all workers and return the exit
+        code. An HpctrainError or OSError that ends the agent is raised again after the other agents were told."""
         self.start()
         try:
             while (code := self.turn()) is None:
@@ -127,7 +128,8 @@ class Agent:
             self.close()
 
     def start(self) -> None:
-        """Open the connections to the other agents. The caller then calls `turn` again and again."""
+        """Open the connections to the other agents. The caller then calls `turn` again and again. Errors are those of
+        `run`."""
         self._next.open()
         self._store_socket = self._context.listen(self._place.addr)
         self._peers.open()
@@ -144,7 +146,8 @@ class Agent:
             self._memory.close()
 
     def turn(self) -> int | None:
-        """Do what is to be done now, without waiting. Return the agent's exit code once it may leave; else None."""
+        """Do what is to be done now; wait only for killed workers, up to `KILL_WAIT_S`. Return the agent's exit code
+        once it may leave, else None. Errors are those of `run`."""
         if self._exit_code is None:
             self._exit_code = self._turn()
             self._leave_at = self._clock.now() + LINGER_S
@@ -235,8 +238,8 @@ class Agent:
         return None
 
     def _adopt(self, record: Generation) -> None:
-        """Enter a generation that the agents agreed on: end this node's workers, and begin to get the files that those
-        of the new one need."""
+        """Enter a generation that the agents agreed on: end this node's workers, and begin to get the files that the
+        workers of the new generation need."""
         if self._state.phase == "running":
             self._fault_at = self._clock.now()
         self._end_workers()

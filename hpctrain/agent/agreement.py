@@ -1,5 +1,5 @@
 """One agent's part in the agreement on the next generation: it votes if it is a member of the last one, and it may
-propose. `agent/consensus.py` has the rules; this module sends the messages, asks the witness and waits.
+propose. `agent/consensus.py` has the rules; this module sends the messages, repeats them, and asks the witness.
 
 Nothing here reads the clock or blocks: the agent calls it in each turn of its loop.
 """
@@ -43,7 +43,8 @@ BACKOFF_S = 0.1
 `BACKOFF_MAX_TRIES`), times the place of its node among the sorted names of the acceptors' nodes, from 1. So two
 proposers do not outbid each other for ever."""
 BACKOFF_MAX_TRIES = 20
-"""Most refusals that `BACKOFF_S` counts. After so many, a file that cannot be read or written is an error."""
+"""Most refusals that `BACKOFF_S` counts. A ballot that fails because a file cannot be read or written counts as
+refused; after so many, the failure is an error."""
 
 
 class MessageRoutes(Protocol):
@@ -59,7 +60,8 @@ class MessageRoutes(Protocol):
 HeldByNode = Mapping[str, Sequence[HeldState]]
 """Node -> the parts of training states in its memory, each of one rank."""
 Make = Callable[[tuple[Member, ...], HeldByNode], "Future[ProposedGeneration]"]
-"""Begins to make the record of a generation with these members, whose nodes hold these parts of states."""
+"""A function that begins to make the record of a generation. Arguments: the members, and the parts of states in the
+memory of their nodes."""
 _WitnessAnswer = tuple[bool, AcceptorState[Generation]]
 
 
@@ -83,7 +85,8 @@ class Agreement:
             journal: the files of the witness.
             in_background: begins the calls that use files.
             end_generation: ends this node's part of the running generation; its argument is the reason. It is called
-                before each promise and vote, and returns whether no worker runs any more. Else this agent gives none.
+                before each promise and vote, and returns whether no worker runs any more. If it returns false, this
+                agent does not answer; the proposer asks again.
             held: returns the parts of training states in this node's memory. It is called for each promise.
         """
         self._me = me
@@ -105,7 +108,8 @@ class Agreement:
         self._reset(0, {})
 
     def enter(self, now: float, record: Generation) -> None:
-        """Begin the agreement on the generation after `record`, which the agents have agreed on."""
+        """Begin, at `now` seconds of the agent's clock, the agreement on the generation after `record`, which the
+        agents have agreed on."""
         self._record = record
         # The agent whose ballot decided `record` has sent it to all others.
         self._informed.clear()
@@ -147,8 +151,13 @@ class Agreement:
             self._note(now, node, message, self._proposer)
 
     def inform(self, now: float, node: str) -> None:
-        """Send the record of this agent's generation to the agent of `node`, which is in an older generation, unless
-        that agent got a record in the last `RESEND_S` seconds."""
+        """Send the record of this agent's generation to the agent of `node`, which is in an older generation. Do
+        nothing if the record was sent to it, or this agent entered the generation, in the last `RESEND_S` seconds, or
+        if in a tree the two agents have no connection: then the node's neighbours inform it.
+
+        Args:
+            now: seconds of the agent's clock.
+        """
         due = now - self._informed.get(node, self._entered) >= RESEND_S
         # In a tree, its neighbours inform it.
         if self._record is not None and due and self._routes.is_near(node):
@@ -187,8 +196,9 @@ class Agreement:
                 record is made.
 
         Raises:
-            HpctrainError: no record can be made, or the run folder could not be read or written in
-                `BACKOFF_MAX_TRIES` ballots.
+            HpctrainError: no record can be made, an entry of the witness's journal has errors or is not this user's
+                alone, or the run folder could not be read or written in `BACKOFF_MAX_TRIES` ballots.
+            OSError: making the record met an error of the file system in as many ballots.
         """
         self._take_witness_answer(now)
         if self._proposer is None or (self._refused and now >= self._retry_at):
@@ -345,8 +355,8 @@ class Agreement:
             self._retry_at = now + BACKOFF_S * self._refusals * (1 + turn)
 
     def _note_failure(self, now: float, error: StorageError | OSError) -> None:
-        """Try again in a higher ballot, because the file system may come back. Ballots are idempotent, so it does not
-        matter whether the call had an effect."""
+        """Try again in a higher ballot, because the file system may come back; after `BACKOFF_MAX_TRIES` refusals and
+        failures, raise `error`. It does not matter whether the call that failed had an effect."""
         if self._refusals >= BACKOFF_MAX_TRIES:
             raise error
         print(f"hpctrain agent: generation {self._number + 1} is not agreed on yet: {error}", flush=True)

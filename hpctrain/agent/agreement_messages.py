@@ -67,7 +67,7 @@ class _BallotMessage(AgreementMessage):
 
 
 class Prepare(_BallotMessage):
-    """A proposer asks for a promise. A member that still runs the last generation ends it first."""
+    """A proposer asks for a promise. A member that still runs the last generation ends it before it promises."""
 
     kind: Literal["prepare"] = "prepare"
 

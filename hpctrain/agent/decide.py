@@ -41,7 +41,7 @@ class Decision:
     exit_code: int = 0
     """For `stop` and `fail`: exit code of the agent."""
     failure: WorkerFailure | None = None
-    """For `fail` because of a worker's own error: that error, None if the worker reported none. Else None."""
+    """For `fail` because of a worker's own error: that error, None if it is not known. Else None."""
     hung: tuple[WorkerActivity, ...] | None = None
     """For `end_generation` because of a hang: the workers that block the others, as far as they are known. Else
     None."""

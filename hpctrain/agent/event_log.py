@@ -43,14 +43,15 @@ class EventLog:
         self._waiting: deque[str] = deque(maxlen=WAITING_EVENTS)
         self._thread: HelperThread | None = None
         self.generation = -1
-        """The generation that the agent has entered last; -1 before the first one. For events of code that knows no
-        generation."""
+        """The generation that the agent has entered last; -1 before the first one. Code that does not know the
+        generation takes its number from here for its events."""
 
     @contextlib.contextmanager
     def in_background(self) -> Iterator[None]:
-        """Let a thread write the events of the `with` block, in their order, and what this process prints to stdout, so
-        that nobody in it waits for the file system. At its end, wait at most `FLUSH_S` until all is written. If that is
-        not enough, the thread goes on, also with later events, as long as the process runs."""
+        """Let a thread write the events of the `with` block, and what this process prints to stdout in the block, in
+        their order, so that the block never waits for the file system. At the end of the block, wait at most `FLUSH_S`
+        until all is written. If that is not enough, the thread goes on, also with later events, as long as the process
+        runs."""
         self._thread = thread = HelperThread("events")
         try:
             with contextlib.redirect_stdout(_BackgroundStream(sys.stdout, thread)):
@@ -61,8 +62,8 @@ class EventLog:
                 thread.shutdown()
 
     def write(self, kind: EventKind, generation: int, reason: str, **data: Any) -> None:
-        """Append one event, and print it. A full disk does not stop the training: the event waits, and a later call
-        that finds space writes it.
+        """Append one event, and print it. If the file cannot be written, as when the disk is full, the event waits, and
+        a later call that can write the file writes it first.
 
         Args:
             generation: number of the generation; -1 before the first one.
@@ -125,7 +126,7 @@ def note_members(
         record: the next generation.
         last: the previous one; None before the first.
         nodes: all nodes of the job.
-        peers: the other agents, as the agent that proposed knows them.
+        peers: the other agents, as this agent knows them.
         left_out: living node that is no member of the next generation -> the reason.
     """
     before = set(nodes) if last is None else {member.node for member in last.members}

@@ -32,7 +32,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be read.
-            FileError: the newest record has errors.
+            FileError, UntrustedError: the newest record has errors, or is not this user's alone.
         """
         files = sorted(self.list_records())
         return self.read(files[-1], Generation) if files else None
@@ -44,7 +44,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be read or written.
-            FileError: the record that was published first has errors.
+            FileError, UntrustedError: the record that was published first has errors, or is not this user's alone.
         """
         path = record_file(self._folder, record.number)
         return record if self.create(path, record) else self._existing(path, Generation)
@@ -54,7 +54,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be read or written.
-            FileError: the record with this number has errors.
+            FileError, UntrustedError: the record with this number has errors, or is not this user's alone.
             HpctrainError: another record with this number is published.
         """
         path = record_file(self._folder, record.number)
@@ -70,7 +70,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be read.
-            FileError: the entry has errors.
+            FileError, UntrustedError: the entry has errors, or is not this user's alone.
         """
         return self.read(witness_file(self._folder, number, place), WitnessEntry)
 
@@ -80,7 +80,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be written, or the entry at this place cannot be read.
-            FileError: the entry at this place has errors.
+            FileError, UntrustedError: the entry at this place has errors, or is not this user's alone.
         """
         path = witness_file(self._folder, number, place)
         created = self.create(path, entry)
@@ -104,7 +104,8 @@ class GenerationStore:
 
         Raises:
             StorageError: the file cannot be read.
-            FileError: the file has errors.
+            FileError, UntrustedError: the file has errors; or it or its folder belongs to another user, or others can
+                write to one of them.
         """
         try:
             return kind.read(path, owned=True)
@@ -195,8 +196,8 @@ class GenerationSource(Protocol):
     """Makes the record of a generation from plans and checkpoints in the run folder."""
 
     def make(self, proposal: Proposal) -> ProposedGeneration:
-        """Return the next generation's record, its plan, and the function that announces both once the agents agree on
-        the record."""
+        """Return the next generation's record, its plan, and the functions to call once the agents agree on the record.
+        An error means that this agent cannot propose the generation."""
 
     def plan_of(self, record: Generation) -> Plan:
         """Return the plan that a generation runs."""

@@ -141,7 +141,11 @@ class WorkerGroup:
         """Prepare to start workers.
 
         Args:
+            folder: the run folder.
+            logs: folder of the workers' log files.
+            env: environment variables of the workers; `RANK` and `LOCAL_RANK` are added.
             files: reads and closes logs, because the file system may hang.
+            kernel_log: as of `hardware_fault`.
         """
         self._folder = folder
         self._logs = logs
@@ -181,6 +185,10 @@ class WorkerGroup:
             logs: an open log for each worker.
             store: the listening socket of the generation's store, which the worker of rank 0 inherits; None if rank 0
                 is on another node.
+
+        Raises:
+            CommandError: a worker could not start.
+            OSError: no descriptor is free.
         """
         self._last_progress = self._started = now
         for local_rank, (order, log) in enumerate(zip(orders, logs, strict=True)):

@@ -47,7 +47,7 @@ class MessagePeers(MessageRoutes, Protocol):
         """Return the other agents as last seen."""
 
     def take_messages(self) -> list[tuple[str, AgreementMessage]]:
-        """Return (node, message) of each message since the last call."""
+        """Return (node of the sender, message) of each message of the agreement since the last call."""
 
     def wake(self) -> None:
         """Let the agent's loop take its next turn at once. Any thread may call this."""
@@ -112,7 +112,12 @@ class NextGeneration:
         return self._record.number if self._record else self.first_number - 1
 
     def open(self) -> None:
-        """Find the number of the attempt's first generation. Generation numbers continue over attempts."""
+        """Find the number of the attempt's first generation. Generation numbers continue over attempts.
+
+        Raises:
+            StorageError: the run folder cannot be read.
+            FileError, UntrustedError: the newest record has errors, or is not this user's alone.
+        """
         last = self._store.newest()
         # A generation that this attempt decided before this agent joined is entered as a spectator; the next
         # generation includes the agent.
@@ -131,11 +136,13 @@ class NextGeneration:
                 self._agreement.inform(now, view.node)
 
     def publish(self, now: float) -> bool:
-        """Go on publishing records and plans. Return whether all that this agent knows are published.
+        """Go on publishing the records that this agent knows, and the copy of a plan that it made. Return whether all
+        are published.
 
         Raises:
             StorageError: a copy of a new plan cannot be written.
-            HpctrainError: the run folder has another record of a generation than the agents agreed on.
+            HpctrainError: the run folder has another record of a generation than the agents agreed on, or its record is
+                not this user's alone.
         """
         self._publication.poll(now)
         if self._saving is not None and self._saving.done():
@@ -153,6 +160,9 @@ class NextGeneration:
         Args:
             now: seconds of the agent's clock.
             between: whether this agent is in no generation.
+
+        Raises:
+            HpctrainError: as of `publish`.
         """
         record = self._agreement.decided or (self._published_elsewhere(now) if between else None)
         if record is None or record.number < self.first_number:
@@ -174,7 +184,10 @@ class NextGeneration:
             members: the agents of the nodes that `decision` names.
 
         Raises:
-            ProposalFailure: no record can be made, or the run folder cannot be written.
+            ProposalFailure: no record can be made, the run folder cannot be read or written, or a later attempt has
+                begun.
+            OSError: making the record met an error of the file system, for the first generation once, else in
+                `BACKOFF_MAX_TRIES` ballots.
         """
 
         def make(fit: tuple[Member, ...], held: HeldByNode) -> Future[ProposedGeneration]:
@@ -213,6 +226,9 @@ class NextGeneration:
         Args:
             now: seconds of the agent's clock.
             last_step: the newest step that this node's workers have reported; 0 if none.
+
+        Raises:
+            HpctrainError: as of `publish`.
         """
         plan = self._announce(record, last_step)
         if not self._agreement.decided_here and self._record is not None:

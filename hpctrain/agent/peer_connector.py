@@ -30,8 +30,8 @@ ADDRESS_POLL_S = 0.2
 ADDRESS_READS_PER_CALL = 8
 """Most address files that one call in the thread for files reads, so that other calls come in between."""
 INITIAL_BACKOFF_S = 0.2
-"""Least seconds from the first to the second dialling of an address that does not answer. A dialling that takes longer
-ends first."""
+"""Least seconds from the first to the second dialling of an address that does not answer. If the first dialling takes
+longer, the second one begins when it has ended."""
 MAX_BACKOFF_S = 5.0
 """Largest value of `ConnectionAttempt.backoff_s`."""
 ADDRESS_BYTES_MAX = 4096

@@ -94,7 +94,12 @@ class PeerMesh:
         self._watch.add(self._bell)
 
     def open(self) -> None:
-        """Listen, and publish the address in the run folder."""
+        """Listen, and publish the address in the run folder.
+
+        Raises:
+            OSError: the address is not one of this machine, or the folder for addresses cannot be made.
+            StorageError: the file with the address cannot be written.
+        """
         self._listener = AuthListener(
             self._addr,
             self._watch,
@@ -152,7 +157,8 @@ class PeerMesh:
         return self._tree is None
 
     def take_messages(self) -> list[tuple[str, AgreementMessage]]:
-        """Return (node, message) of each message that has arrived since the last call, heartbeats excepted."""
+        """Return (node of the sender, message) of each message of the agreement that has arrived since the last
+        call."""
         if self._tree is not None:
             return self._tree.take_messages()
         messages, self._messages = self._messages, []
@@ -333,7 +339,8 @@ def attempt_key(key: str, attempt: int) -> str:
 
 
 class ReachabilityTracker:
-    """The pairs of nodes that do not hear each other, as one agent knows them, and since when."""
+    """The pairs of nodes that do not hear each other, as one agent knows them, and since when. With no `nodes`, as in a
+    tree, there are no pairs."""
 
     def __init__(self, me: str, nodes: Sequence[str], limits: DecisionLimits) -> None:
         self._me = me

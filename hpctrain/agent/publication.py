@@ -23,7 +23,7 @@ class RecordStore(Protocol):
     """Where records are published (`GenerationStore`)."""
 
     def publish(self, record: Generation) -> None:
-        """Publish a record, unless it is published."""
+        """Publish a record, unless it is published; the errors are those of `GenerationStore.publish`."""
 
 
 class Publication:
@@ -38,20 +38,28 @@ class Publication:
 
     def begin(self, now: float, record: Generation, *, at_once: bool) -> None:
         """Publish a record after those that wait: at once, or `OTHERS_AFTER_S` later, because another agent is about to
-        publish it."""
+        publish it.
+
+        Args:
+            now: seconds of the agent's clock.
+
+        Raises:
+            HpctrainError: as of `poll`.
+        """
         self._waiting.append((now if at_once else now + OTHERS_AFTER_S, record))
         self.poll(now)
 
     @property
     def is_done(self) -> bool:
-        """Whether every record is published."""
+        """Whether every record that `begin` was given is published."""
         return not self._waiting
 
     def poll(self, now: float) -> None:
-        """Go on publishing; to be called in each turn.
+        """Go on publishing; to be called in each turn, at `now` seconds of the agent's clock.
 
         Raises:
-            HpctrainError: another record with the same number is published.
+            HpctrainError: another record with the same number is published, or the published one is not this user's
+                alone. A file that cannot be read or written is tried again.
         """
         if self._call is not None and self._call.done():
             call, self._call = self._call, None

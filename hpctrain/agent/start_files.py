@@ -14,17 +14,17 @@ from hpctrain.records.history.generation import Generation
 from hpctrain.records.plan.plan import Plan
 
 PLAN_PATIENCE_S = 20.0
-"""Seconds for which an agent tries to read plans that cannot be read, or to open logs; then it ends, so that the others
-go on without its node."""
+"""Seconds for which an agent tries again to read a plan or to open logs; then it ends, so that the others go on without
+its node."""
 AGAIN_AFTER_S = 0.5
-"""Seconds from a plan that cannot be read to the next try."""
+"""Seconds from a failed try to the next one."""
 
 
 class Logs(Protocol):
     """Where the workers' logs are opened (`WorkerGroup`)."""
 
     def open_logs(self, count: int) -> list[WorkerLog]:
-        """Open the logs of `count` workers."""
+        """Open the logs of `count` workers; raise StorageError if one cannot be written."""
 
 
 class StartFiles(NamedTuple):
@@ -84,6 +84,7 @@ class StartPreparation:
         Raises:
             FileError: no plan could be read for `PLAN_PATIENCE_S`.
             StorageError: no log could be opened for so long.
+            UntrustedError: the plan or its folder belongs to another user, or others can write to one of them.
         """
         if self._wanted is None:
             return None

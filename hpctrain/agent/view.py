@@ -42,7 +42,8 @@ class DecisionLimits:
 
 @dataclass(frozen=True)
 class PeerView:
-    """Another agent, as this agent knows it from its heartbeats; `generation` is -1 before the first generation."""
+    """Another agent (the peer), as this agent knows it from the peer's heartbeats; `generation` is -1 before the first
+    generation."""
 
     node: str
     incarnation: str = ""
@@ -51,7 +52,8 @@ class PeerView:
     lost: bool = False
     """Whether a connection existed and closed; False again once the peer is back."""
     last_seen: float = 0.0
-    """When the peer's last heartbeat arrived, in seconds of this agent's clock."""
+    """When the peer's last heartbeat arrived, in seconds of this agent's clock. In a tree, heartbeats of agents that
+    are no neighbours get `INDIRECT_S` more (`agent/tree/routing.py`)."""
     generation: int = -1
     phase: Phase = "joining"
     """State of the peer, as of its last heartbeat."""
@@ -74,8 +76,9 @@ class WorkerView:
     running: int = 0
     """Number of workers that run."""
     exit_code: int | None = None
-    """Exit code of a worker that failed: of one that failed by itself, or if there is none, of one that lost its peers.
-    0 if all workers are done; None while workers run without a failure, or if there are none.
+    """Exit code of a worker that did not end with 0: of one that failed by itself or stopped on request, or if there is
+    none, of one that lost its peers. 0 if all workers are done; None while workers run without a failure, or if there
+    are none.
     """
     last_progress: float = 0.0
     """When a worker of this node last started or reported, in seconds of the agent's clock."""

@@ -17,7 +17,7 @@ from hpctrain.records.history.witness import WitnessEntry
 
 
 class Journal(Protocol):
-    """The files of the witness's journal (`GenerationStore`)."""
+    """The files of the witness's journal (`GenerationStore`, whose errors the methods raise)."""
 
     def entry(self, number: int, place: int) -> WitnessEntry | None:
         """Return the entry at `place`, from 0, of the journal about generation `number`; None if the journal is
@@ -41,7 +41,8 @@ class Witness:
         """Ask for the promise of a ballot. Return whether the witness promises it, and its state.
 
         Raises:
-            StorageError: the run folder cannot be written.
+            StorageError: the run folder cannot be read or written.
+            FileError, UntrustedError: an entry of the journal has errors, or is not this user's alone.
         """
         entry = WitnessEntry(number=self._number, round=ballot.round, proposer=ballot.proposer)
         return self._append(ballot, entry, lambda state: state.after_prepare(ballot))
@@ -50,7 +51,8 @@ class Witness:
         """Ask for a vote. Return whether the witness has accepted the record in this ballot, and its state.
 
         Raises:
-            StorageError: the run folder cannot be written.
+            StorageError: the run folder cannot be read or written.
+            FileError, UntrustedError: an entry of the journal has errors, or is not this user's alone.
         """
         ballot = vote.ballot
         entry = WitnessEntry(number=self._number, round=ballot.round, proposer=ballot.proposer, record=vote.value)

@@ -1,7 +1,7 @@
 """Why a worker ended, as the node's agent records it.
 
-The cause is in the worker's report. Without a report, the cause may be in the kernel's log or at the end of the
-worker's log.
+The cause is in the worker's report. If the report blames no node, or there is none, the kernel's log is read, too. If a
+worker aborted without a report, so is the end of its log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def failure_from_evidence(reported: WorkerFailure | None, rank: int, fault: Faul
     """Return the failure of a worker for whose end a log names the fault.
 
     Args:
-        reported: the failure that the worker reported, whose fault was not the cause; None if it reported none.
+        reported: the failure that the worker reported; None if it reported none. Its sentence and details stay in the
+            result, its fault does not.
         fault: the fault that the log names.
         line: text of the log that names the fault.
     """
@@ -70,8 +71,8 @@ _ABORT = "terminate called after throwing"
 
 
 def hardware_fault(since_s: float, kernel_log: Path = KERNEL_LOG) -> tuple[Fault, str] | None:
-    """Return (fault, log line) of the first hardware fault of this node since a time; None if the kernel's log has none
-    or may not be read.
+    """Return (fault, log line) of the first error of NVIDIA's driver (Xid) since a time that blames this node; None if
+    the kernel's log has none or may not be read.
 
     Args:
         since_s: seconds on the monotonic clock.

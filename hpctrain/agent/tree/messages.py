@@ -48,8 +48,8 @@ class Identity(StrictModel):
 
     index: Index
     since: Number
-    """Count of the agent's first heartbeat with this identity. A restarted agent counts on from above the count of the
-    node's last agent."""
+    """Count of the agent's first heartbeat with this identity. A restarted agent counts on above the highest count of
+    the node's last agent."""
     incarnation: Text
     addr: Text
     store_port: Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -97,7 +97,7 @@ class Relayed(StrictModel):
     origin: Index
     """The agent that sent the message first."""
     targets: Indices
-    """The agents that the message is for, of those that this copy is to reach."""
+    """The agents that this copy of the message is for; other copies reach the others."""
     hops: Annotated[int, Field(ge=0, le=MAX_HOPS)]
     """Number of agents that have passed the message on."""
     message: Annotated[Prepare | Promise | Refusal | AcceptRequest | Accepted | Decided, Field(discriminator="kind")]

@@ -31,7 +31,7 @@ PASS_OVER_S = 2.0
 `PASS_OVER_MAX_S`."""
 PASS_OVER_MAX_S = 30.0
 SETTLE_S = 3.0
-"""Seconds for which another agent must come before the present upstream in the order before this agent changes its
+"""Seconds for which one and the same living agent must be ahead of the upstream in the order; then it becomes the
 upstream."""
 
 TreeMessage = TreeSummary | Relayed | Detach
@@ -44,15 +44,15 @@ class Neighbour:
     since: float
     """When the connection was made, in seconds of the clock."""
     heard: float
-    """When its last message arrived, in seconds of the clock."""
+    """When the neighbour's last message arrived, in seconds of the clock."""
     is_fresh: bool = True
-    """Whether this agent has sent it no summary yet."""
+    """Whether this agent has sent the neighbour no summary yet."""
     leaves: bool = False
     """Whether one of the two agents closes the connection without being lost (`Detach`)."""
     wanted: set[int] = field(default_factory=set)
-    """Agents whose identities it has asked for."""
+    """Indices of the agents whose identities the neighbour has asked for."""
     missing: tuple[int, ...] = ()
-    """Agents whose identities this agent is to ask it for."""
+    """Indices of the agents whose identities this agent is to ask the neighbour for."""
 
 
 class TreeRouting:

@@ -22,14 +22,14 @@ class Entry:
     view: PeerView
     identity: Identity | None = None
     beat: int = 0
-    """Count of its newest heartbeat; 0 before the first one."""
+    """Count of the agent's newest heartbeat; 0 before the first one."""
     lost: bool = False
-    """Whether a neighbour of it lost it after this heartbeat."""
+    """Whether a neighbour of the agent lost it after its newest heartbeat."""
     state: State | None = None
     via: int | None = None
-    """Index of the neighbour from which this heartbeat came."""
+    """Index of the neighbour from which the newest heartbeat came; None before the first one."""
     seen: float = float("-inf")
-    """When this heartbeat came, in seconds of the clock."""
+    """When the newest heartbeat came, in seconds of this agent's clock."""
 
     @property
     def since(self) -> int:
@@ -73,7 +73,7 @@ class PeerTable:
 
     def merge(self, now: float, sender: int, summary: TreeSummary) -> tuple[bool, list[int]]:
         """Take over what is newer in the summary of a neighbour. Return whether an agent has another state or identity
-        than before, or is lost or back, and the agents whose identities are missing.
+        than before, or is lost or back, and the indices of the agents whose identities are missing.
 
         Args:
             now: seconds of the clock.
