@@ -22,14 +22,14 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
-    """Create or replace a whole file at once. After return, the text is on disk. If it cannot be written, the old file
-    is unchanged.
+    """Create or replace a whole file at once. After return, the text is on disk.
 
     Args:
         mode: permission bits of the new file, from which the umask is taken off.
 
     Raises:
-        StorageError: disk full, missing permission or missing folder.
+        StorageError: disk full, missing permission or missing folder. The old file is unchanged, except if only its
+            folder could not be forced to disk.
     """
     write_bytes(path, text.encode(), mode)
 
@@ -39,7 +39,8 @@ def rewrite_text(path: Path, text: str) -> None:
     `path` is a symbolic link, the link stays and the file that it leads to is replaced.
 
     Raises:
-        StorageError: the file does not exist, the disk is full, or a permission is missing.
+        StorageError: the file does not exist, the disk is full, or a permission is missing, also that to keep owner and
+            group.
     """
     with storage_errors(path):
         target = path.resolve()
@@ -53,6 +54,9 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result
     Args:
         mode: permission bits of the new file, from which the umask is taken off.
         like: status of a file whose owner, group and mode the new file gets instead, whatever the umask is.
+
+    Raises:
+        StorageError: as of `write_text`; or owner or group of `like` may not be set.
     """
     with storage_errors(path), _temporary_file(path, data, mode, like) as temporary:
         temporary.replace(path)
@@ -60,12 +64,22 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file by `value` as indented JSON, with its keys in their order, as `write_text` replaces it."""
+    """Replace a file by `value` as indented JSON, with its keys in their order, as `write_text` replaces it.
+
+    Raises:
+        StorageError: as of `write_text`.
+        ValueError: a number in `value` is not finite.
+    """
     write_text(path, _json_text(value))
 
 
 def create_json(path: Path, value: Any) -> bool:
-    """Create a file with `value` as indented JSON as `create_text` does."""
+    """Create a file with `value` as indented JSON, as `create_text` does; return what it returns.
+
+    Raises:
+        StorageError: as of `create_text`.
+        ValueError: a number in `value` is not finite.
+    """
     return create_text(path, _json_text(value))
 
 
@@ -117,8 +131,8 @@ def append_line(path: Path, text: str) -> None:
     alive.
 
     Raises:
-        StorageError: disk full or missing permission. A part of the line may be in the file; the next call begins a new
-            line after it.
+        StorageError: disk full, missing permission or missing folder, or `path` is a symbolic link. A part of the line
+            may be in the file; the next call begins a new line after it.
     """
     with storage_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
@@ -136,7 +150,7 @@ def append_line(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file's content, or the names in a folder, to disk (fsync)."""
+    """Force a file's content, or the names in a folder, to disk (fsync); raise OSError if that fails."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -5,6 +5,7 @@
     │   ├── FileError             2  a file is invalid; every mistake in it is listed with its line
     │   └── UntrustedError        2  a file or folder that others own or can write to; none of it was used
     ├── RefusedError              4  understood, and declined (cannot fit, topology of other nodes, failed probe)
+    ├── NoProgressError          77  several generations in a row failed without progress
     ├── CommandError              1  a command that hpctrain ran failed
     │   └── CommandTimeoutError   1  a command gave no answer in time and was ended
     ├── StorageError              1  a file cannot be written (disk full, permission)
@@ -44,7 +45,7 @@ EXIT_NO_PROGRESS = 77
 LINES_MAX = 50
 """Most mistakes of one file that an error lists; further mistakes are only counted."""
 TEXT_MAX = 1000
-"""Number of characters of the text about one mistake that an error shows."""
+"""Most characters that an error shows of the text about one mistake."""
 
 
 class HpctrainError(Exception):
@@ -131,7 +132,8 @@ class CommandTimeoutError(CommandError):
 
 
 class StorageError(HpctrainError):
-    """Data could not be written, for example because the disk is full; existing files stay usable."""
+    """Data could not be written, for example because the disk is full, or a file of a run could not be read, because
+    its file system fails. Existing files stay usable."""
 
 
 class WaitTimeoutError(HpctrainError, TimeoutError):
@@ -139,7 +141,7 @@ class WaitTimeoutError(HpctrainError, TimeoutError):
 
 
 class Superseded(HpctrainError):
-    """A new generation of workers has begun: a worker of an earlier generation must write nothing."""
+    """A newer generation or attempt has begun, so a process of an earlier one must write nothing."""
 
 
 class CheckpointError(HpctrainError):

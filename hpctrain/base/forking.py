@@ -149,6 +149,9 @@ class ForkingRunner(SystemRunner):
             env: environment of the fork server. Variables that libraries read while they load (OMP_NUM_THREADS) hold
                 for all of its forks; the others may differ between forks.
             lost: called with the exit of each fork server that ended by itself, or that was killed because it hung.
+
+        Raises:
+            CommandError: the fork server could not start.
         """
         self._program = tuple(program)
         self._verb = tuple(verb)

@@ -21,13 +21,14 @@ class HelperThread(Executor):
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Begin a call after those that wait."""
+        """Make a call after those that wait, and return its future, which also gets any error of the call."""
         future: Future[Any] = Future()
         self._calls.put((future, lambda: fn(*args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Make no more calls; those that wait are dropped. Never wait for the one that runs."""
+        """Make no more calls, and never wait for the one that runs, whatever the arguments are. The futures of calls
+        that wait never end."""
         self._is_shut = True
         self._calls.put(None)
 
@@ -47,7 +48,7 @@ class Background(Protocol):
     """Begins calls that may take long, in another thread."""
 
     def __call__(self, call: Callable[..., Result], *arguments: object) -> Future[Result]:
-        """Begin one call."""
+        """Begin one call, and return its future."""
 
 
 def in_background(thread: Executor, wake: Callable[[], None]) -> Background:

@@ -24,7 +24,8 @@ VERBS = {
 
 
 def main(argv: list[str]) -> int:
-    """Carry out the verb argv[0] and return the exit code; an error of hpctrain is one line on stderr."""
+    """Carry out the verb argv[0] and return the exit code. An HpctrainError is printed to stderr, and gives the exit
+    code."""
     if not argv or argv[0] not in VERBS:
         print(f"usage: python -m hpctrain.node {{{'|'.join(VERBS)}}} …", file=sys.stderr)
         return EXIT_USAGE

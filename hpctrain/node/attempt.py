@@ -62,8 +62,10 @@ def begin(argv: list[str]) -> int:
     code.
 
     Raises:
-        RefusedError: the run goes on as another job, or the controller does not answer.
-        InputError: others can write to the run folder.
+        RefusedError: the run goes on as another job, or Slurm's controller does not answer.
+        InputError: the run folder belongs to another user, others can write to it, or a file in it has errors.
+        CommandError: Slurm does not say whether the run's newest job has ended.
+        StorageError: the run folder cannot be written.
     """
     options = _parse("begin", argv)
     folder, job = RunFolder(options.folder), job_of_process(os.environ)
@@ -98,7 +100,8 @@ def begin(argv: list[str]) -> int:
 
 
 def end(argv: list[str]) -> int:
-    """Close the attempt, decide how the run goes on and carry that out; return the exit code of the job."""
+    """Close the attempt, decide how the run goes on and carry that out; return the exit code of the job. Errors are
+    those of `end_attempt`."""
     options = _parse("end", argv)
     return end_attempt(options.folder, options.attempt, options.code, options.again)[0]
 
@@ -108,10 +111,15 @@ def end_attempt(path: Path, number: int, code: int, again: str | None) -> tuple[
 
     Args:
         code: highest exit code of the attempt's sruns.
-        again: how the run goes on after the job, as in the option `--again`.
+        again: how the run goes on after the job: new_job, or same_job (a requeue). None in an allocation that a person
+            has.
 
     Returns:
         The exit code of the job, and whether this job was put back into the queue.
+
+    Raises:
+        FileError, UntrustedError: a file of the run has errors; or it or the run folder is not this user's alone.
+        StorageError: the run folder cannot be written.
     """
     folder = RunFolder(path)
     run, events = run_of(folder.path), read_events(folder.path / "events.jsonl", number)

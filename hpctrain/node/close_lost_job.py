@@ -53,8 +53,9 @@ def main(argv: list[str]) -> int:
     code 0.
 
     Raises:
-        InputError: others can write to the run folder.
+        InputError: the run folder belongs to another user, others can write to it, or a file in it has errors.
         CommandError: Slurm does not cancel the job; the job then ends at its time limit.
+        StorageError: the run folder cannot be written.
     """
     parser = argparse.ArgumentParser(prog="hpctrain.node close")
     parser.add_argument("--folder", type=Path, required=True)
@@ -69,19 +70,25 @@ def main(argv: list[str]) -> int:
 
 
 def close(folder: Path, number: int, code: int, again: str, runner: Runner, clock: Clock) -> bool:
-    """End the attempt: complete its line in attempts.jsonl, queue the run's next job if one follows, cancel the Slurm
-    job in which this process runs, and return True. Return False and do nothing if the job script is alive, if another
-    node ends the attempt, or if its line is complete already. A job that Slurm put back into the queue is not
-    cancelled.
+    """End the attempt in place of the job script: complete its line in attempts.jsonl, queue the run's next job if one
+    follows, cancel the Slurm job in which this process runs, and return True. A job that Slurm put back into the queue
+    is not cancelled. If the run's newest job is another one by now, only cancel this job. Return False and do nothing
+    if the job script is alive, or if the line is complete already and this node replaces no other one.
 
     Wait first while nobody is named in `left/<attempt>.closer` and other nodes of the job have not left: they may train
-    on, or are dead and Slurm has not given them up yet.
+    on, or are dead and Slurm has not given them up yet. Also wait while another node is named and touches the file: the
+    job that it cancels has this process, too.
 
     Args:
         folder: the run folder.
         number: number of the attempt.
         code: exit code of this node's task.
         again: value of the option `--again` of `hpctrain.node end`.
+
+    Raises:
+        CommandError: Slurm does not cancel the job.
+        FileError, UntrustedError: a file of the run has errors; or it or the run folder is not this user's alone.
+        StorageError: the run folder cannot be written.
     """
     slurm, job, node = Slurm(runner, os.environ), job_of_process(os.environ), os.environ["SLURMD_NODENAME"]
     assert job is not None, "a task runs in a job"

@@ -29,8 +29,10 @@ def main(argv: list[str]) -> int:
     """Replace this process by the command in `argv`; return only by raising an error.
 
     Raises:
-        InputError: others can write to the run folder, no container runtime is on this node's PATH, or a path cannot be
-            bound into the image.
+        InputError: the run folder belongs to another user, others can write to it, its run.yaml has errors, no
+            container runtime is on this node's PATH, or a path cannot be bound into the image.
+        StorageError: the run folder cannot be written.
+        CommandError: the command or the container runtime cannot be started.
     """
     parser = argparse.ArgumentParser(prog="hpctrain.node enter")
     parser.add_argument("--folder", type=Path, required=True, help="the run folder")
@@ -56,8 +58,8 @@ def command_in_container(
         with_code: whether the command can import the run's copy of your code.
 
     Raises:
-        InputError: no container runtime is on this node's PATH, or a path cannot be
-            bound into the image.
+        InputError: run.yaml has errors or is not this user's alone, no container runtime is on this node's PATH, or a
+            path cannot be bound into the image.
         StorageError: the run folder cannot be written.
     """
     run = run_of(folder)

@@ -61,6 +61,7 @@ def check_same_version(folder: RunFolder, attempt: int, node: str) -> None:
 
     Raises:
         RefusedError: this node has another version. The agents of two versions need not understand each other.
+        FileError, UntrustedError: attempts.jsonl cannot be read, or is not this user's alone.
     """
     line = next((line for line in folder.attempts() if line.get("attempt") == attempt), {})
     begun = line.get("hpctrain")
@@ -83,6 +84,8 @@ def record_environment(
 
     Raises:
         StorageError: the run folder cannot be written.
+        FileError, UntrustedError, OSError: requirements.lock in the run folder is too large, is not this user's alone,
+            or cannot be read.
     """
     packages = installed_packages()
     software = software_versions(packages, environ, runner if is_first else None)
@@ -155,6 +158,10 @@ def describe_changes(folder: Path, attempt: int) -> tuple[str, dict[str, list[st
     Args:
         folder: the run folder.
         attempt: number of the attempt.
+
+    Raises:
+        UntrustedError: environments.jsonl or the run folder belongs to another user, or others can write to one of
+            them.
     """
     try:
         lines = read_environments(folder)

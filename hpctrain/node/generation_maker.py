@@ -62,7 +62,10 @@ class GenerationMaker:
             RefusedError: the model does not fit on the members' nodes, the plan in the run folder is for other devices,
                 or all saved checkpoints are lost.
             NoProgressError: more than `recovery.retries` generations in a row have failed without progress.
-            FileError, InputError: topology or plan cannot be used.
+            InputError: a file of the run has errors or is not this user's alone, or the topology or the plan cannot be
+                used.
+            StorageError: the copy of the plan cannot be written.
+            OSError: the folder `generations` or `checkpoints` cannot be made or read.
         """
         pending = _PendingEvents()
         if proposal.previous is None or proposal.previous.attempt != proposal.attempt:
@@ -131,11 +134,13 @@ class GenerationMaker:
 
         Raises:
             FileError: the generation's copy of the plan is missing or has errors.
+            UntrustedError: the copy or its folder belongs to another user, or others can write to one of them.
         """
         return Plan.read(self.folder / record.plan, owned=True)
 
     def skip_checkpoint(self, record: Generation, reason: str) -> None:
-        """Rename the checkpoint that a generation starts from, and write an event, unless another agent has done so.
+        """Rename the checkpoint that a generation starts from, and write an event; do nothing if another agent has done
+        so, or the checkpoint cannot be renamed.
 
         Args:
             reason: what a worker found to be wrong, beginning with the checkpoint's name.

@@ -37,6 +37,9 @@ def read_attempt_state(
     Args:
         code: highest exit code of the attempt's sruns; None for an attempt whose script was killed.
         events: events of the attempt.
+
+    Raises:
+        FileError, UntrustedError: attempts.jsonl or successors.jsonl has errors, or is not this user's alone.
     """
     *before, line = folder.attempts()[: attempt + 1]
     outcome = read_outcome(code, events, (folder.path / FINISHED_FILE).exists())
@@ -59,6 +62,9 @@ def read_run_state(folder: RunFolder, run: Run, job: str | None, slurm: Slurm) -
 
     Args:
         job: id of the job that begins.
+
+    Raises:
+        FileError, UntrustedError: a file of the run has errors, or is not this user's alone.
     """
     attempts, successors, newest = folder.attempts(), read_successors(folder.path), job_id(folder.path)
     is_successor = job in {item.job_id for item in successors} and job != newest

@@ -36,7 +36,14 @@ from hpctrain.runs.locate import job_of_process
 
 
 def main(argv: list[str]) -> int:
-    """Take part in the probe as one node; return 0 once the probe is complete, whatever its verdict."""
+    """Take part in the probe as one node; return 0 once the probe is complete, whatever its verdict.
+
+    Raises:
+        InputError: as of `node_address`; the prior topology has errors; or, on the first node, its address is not one
+            of this machine.
+        StorageError: on the first node, the folder cannot be written.
+        HpctrainError: on another node, the first node is dead or silent.
+    """
     options = _parser().parse_args(argv)
     place = node_address(options)
     if options.parent is not None:
@@ -132,7 +139,8 @@ def node_address(options: argparse.Namespace, environ: Mapping[str, str] = os.en
         options: the parsed options of `add_node_arguments`.
 
     Raises:
-        InputError: neither names the node and all nodes, or the node is not among all nodes.
+        InputError: neither names the node and all nodes, the node is not among all nodes, or no address of this machine
+            leads to another node.
     """
     node = options.node or environ.get("SLURMD_NODENAME")
     # A step may have fewer nodes than its allocation.

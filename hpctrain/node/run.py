@@ -60,7 +60,8 @@ PROBE_WAIT_S = 300.0
 
 
 def main(argv: list[str]) -> int:
-    """Probe, plan and train as one node; return the exit code of this node's agent."""
+    """Probe, plan and train as one node; return the exit code of this node's agent. An HpctrainError says what in the
+    options, the run folder, the probe or the agent made that impossible."""
     options = _parse(argv)
     stop = _StopRequest(options.parent)
     stop.listen()
@@ -172,8 +173,7 @@ def _last_generation(place: AgentIdentity) -> Generation | None:
 
 
 def _newest_generation(place: AgentIdentity) -> int:
-    """Return the number of the attempt's newest generation; -1 before the first one, or if the record cannot be
-    read."""
+    """Return the number of the attempt's newest generation; -1 before the first one, or if it cannot be read."""
     with contextlib.suppress(HpctrainError, OSError):
         newest = _last_generation(place)
         return -1 if newest is None else newest.number

@@ -24,7 +24,11 @@ STAGING_RATE_MIN_BYTES_PER_S = 50e6
 
 def staging_limit_s(data: Data) -> float:
     """Return the seconds that a node may take to copy all corpora of the run. The other nodes wait as long for the node
-    to join."""
+    to join.
+
+    Raises:
+        InputError: a corpus folder is missing, or its index is missing or damaged.
+    """
     if data.stage == "none":
         return 0.0
     return (
@@ -36,14 +40,17 @@ def staging_limit_s(data: Data) -> float:
 def stage_data(
     data: Data, event_log: EventLog, environ: Mapping[str, str], clock: Clock, stop: Callable[[], str | None]
 ) -> dict[str, str]:
-    """Copy the corpus folders to this node's disk; return the environment variable with the paths of the copies, for
-    the workers; {} if the run file does not ask for copies.
+    """Copy the corpus folders to this node's disk. Return the environment variable for the workers, a JSON object
+    {corpus folder: path of its copy}; {} if the run file does not ask for copies.
 
     While this process runs, no other process removes the copies. A folder that cannot be copied is read in place; an
     event says why.
 
     Args:
         stop: returns who asked this node to stop, or None; a request to stop ends the copying.
+
+    Raises:
+        InputError: as of `staging_limit_s`.
     """
     copies: dict[str, str] = {}
     if data.stage == "none":

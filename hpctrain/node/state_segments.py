@@ -1,5 +1,5 @@
-"""The shared memory in which the state of this node's workers lies: made before a worker starts, kept after its end for
-as long as a later generation may start from it.
+"""The shared memory in which the state of this node's workers lies: made before a worker starts, and kept after the
+worker's end for as long as a later generation may start from it.
 
 A memfd has no name, so its memory is free when the last process closes it. Nothing of it is left after a run.
 """
@@ -52,6 +52,9 @@ class StateSegments:
             record: the generation that starts.
             plan: its plan.
             ranks: the ranks on this node.
+
+        Raises:
+            OSError: no descriptor is free for a new segment.
         """
         before, source = self._kinds(), record.memory
         snapshots = self._snapshots

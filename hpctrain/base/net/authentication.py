@@ -179,7 +179,7 @@ class AuthListener:
             hello_s: seconds after which a caller that has not authenticated is closed.
 
         Raises:
-            OSError: the address is not one of this machine.
+            OSError: the address is not one of this machine, or no descriptor is free.
         """
         family = socket.AF_INET6 if ":" in addr else socket.AF_INET
         self._listener = socket.create_server((addr, 0), family=family, backlog=BACKLOG)

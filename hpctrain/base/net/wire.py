@@ -95,6 +95,9 @@ class LineChannel:
     def send(self, message: Message) -> bool:
         """Send one message. Return False when the other side is gone or did not read within `send_timeout_s`; the
         channel is closed then.
+
+        Raises:
+            ValueError: a number in the message is not finite.
         """
         line = json.dumps(message, allow_nan=False).encode()
         if self.compress and len(line) > COMPRESS_BYTES:
