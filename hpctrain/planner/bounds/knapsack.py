@@ -39,7 +39,7 @@ class KnapsackBound(RankTimes):
         """Return False if the bound proves that no layout that fits the memory finishes within `limit_s` seconds."""
         caps = np.minimum(self._caps(limit_s), self._memory_caps)
         blocks = self._blocks(caps, limit_s)
-        if self._knapsack(blocks)[0] < self.layers or not self._may_lie(blocks, limit_s):
+        if self._knapsack(blocks)[0] < self.layers or not self._may_lie(caps, blocks, limit_s):
             return False
         return any_cut_finishes(self, caps, blocks.max(axis=(1, 2)), limit_s)
 
@@ -84,7 +84,7 @@ class KnapsackBound(RankTimes):
             ]
         )  # fmt: skip
 
-    def _blocks(self, caps: FloatArray, limit_s: float) -> FloatArray:
+    def _blocks(self, caps: FloatArray, limit_s: float, most: int | None = None) -> FloatArray:
         """Return [rank, window, mixture] -> the most blocks that a column of this mixture can hold; `INFEASIBLE` if
         these are fewer than the rank must hold (one for each of its stages, none on the first and the last rank), or if
         a step of this window takes longer than `limit_s` seconds.
@@ -95,11 +95,9 @@ class KnapsackBound(RankTimes):
 
         Args:
             caps: [rank, class, blocks] -> the most micro-batches of a tensor-parallel group that holds these blocks.
+            most: the largest number of micro-batches of any replica in the last window; None: that of `caps`.
         """
-        least = -(-self.count // self.dp)
-        even = self.cost.work.memory_options.equal_micro_batches or len(self.classes) == 1
-        most = least if even else int(min(self.count - self.dp + 1, caps.max()))
-        windows = self._windows(least, max(most, least))
+        windows = self._windows(-(-self.count // self.dp), self._most_micro_batches(caps) if most is None else most)
         used = self.mixtures > 0
         # [rank, mixture, blocks]: whether every class of a mixture can do one micro-batch, and the most that any class
         # can do.
@@ -118,6 +116,17 @@ class KnapsackBound(RankTimes):
         ends = np.isin(np.arange(self.pp), (self.first, self.last))
         most_blocks[most_blocks < np.where(ends, 0, self.option.virtual_stages)[:, None, None]] = INFEASIBLE
         return most_blocks
+
+    def _most_micro_batches(self, caps: FloatArray) -> int:
+        """Return the most micro-batches that any replica can have in a layout.
+
+        Args:
+            caps: [rank, class, blocks] -> the most micro-batches of a tensor-parallel group that holds these blocks.
+        """
+        least = -(-self.count // self.dp)
+        if self.cost.work.memory_options.equal_micro_batches or len(self.classes) == 1:
+            return least
+        return max(least, int(min(self.count - self.dp + 1, caps.max())))
 
     def _knapsack(self, most_blocks: FloatArray) -> tuple[float, list[FloatArray]]:
         """Return the most blocks that all pipeline ranks hold together, and the states of the knapsack.
@@ -154,7 +163,7 @@ class KnapsackBound(RankTimes):
             reached[:, (remaining < 0) | (remaining > last)] = INFEASIBLE
         return float(reached.max()), states
 
-    def _may_lie(self, most_blocks: FloatArray, limit_s: float) -> bool:
+    def _may_lie(self, caps: FloatArray, most_blocks: FloatArray, limit_s: float) -> bool:
         """Return False if the columns cannot hold all blocks once only as many columns lie within one node as the nodes
         have room for.
 
@@ -162,13 +171,16 @@ class KnapsackBound(RankTimes):
         faster all-reduce than one across nodes.
 
         Args:
+            caps: [rank, class, blocks] -> the most micro-batches of a group in such a column within a node.
             most_blocks: [rank, window, mixture] -> the most blocks of a column if all columns could lie within a node;
                 `_blocks` explains the axes.
             limit_s: limit of the step time in seconds.
         """
         if self.apart is None:
             return True
-        far = self._blocks(np.minimum(self._caps(limit_s, self.apart), self._memory_caps), limit_s).max(axis=2)
+        far_caps = np.minimum(self._caps(limit_s, self.apart), self._memory_caps)
+        # The windows have to be those of `most_blocks`.
+        far = self._blocks(far_caps, limit_s, self._most_micro_batches(caps)).max(axis=2)
         gained = np.sort(most_blocks.max(axis=2) - far, axis=0)[-self.inside :]
         return bool((far.sum(axis=0) + gained.sum(axis=0)).max() >= self.layers)
 
