@@ -37,6 +37,9 @@ def files(revision: str | None) -> Iterator[tuple[str, str]]:
 
     Args:
         revision: a revision of git; None: the files as they are now.
+
+    Raises:
+        subprocess.CalledProcessError: git does not know the revision.
     """
     if revision is None:
         for path in sorted((ROOT / "hpctrain").rglob("*.py")):

@@ -27,7 +27,7 @@ def counted(x: Tensor) -> Tensor:
 
 
 def fused(rate: float) -> Attend:
-    """Return torch's attention with this dropout."""
+    """Return torch's causal attention with dropout of this rate."""
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
 
 
@@ -39,7 +39,12 @@ def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def milliseconds(attend: Attend, drop: Callable[[Tensor], Tensor]) -> float:
-    """Return the shortest time of forward and backward pass of a block, in milliseconds."""
+    """Return the shortest time of forward and backward pass of a block, in milliseconds.
+
+    Args:
+        attend: the block's attention.
+        drop: dropout of what attention and feed-forward add to the residual stream.
+    """
     norms, qkv = [nn.LayerNorm(DIM), nn.LayerNorm(DIM)], nn.Linear(DIM, 3 * DIM)
     out, up, down = nn.Linear(DIM, DIM), nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
     x = torch.randn(BATCH, SEQ, DIM, requires_grad=True)

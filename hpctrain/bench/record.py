@@ -61,8 +61,8 @@ class RowStore:
         """Read the rows in the file at `path`, or create the file. Without a path, begin without rows.
 
         Raises:
-            InputError: the rows in the file were measured with other settings.
-            StorageError: the folder cannot be written.
+            InputError: the file cannot be read, or its rows were measured with other settings.
+            StorageError: the folder or the file cannot be written.
         """
         self._path = path
         self.rows: list[dict[str, Any]] = []
@@ -81,7 +81,11 @@ class RowStore:
         return next((row for row in self.rows if all(row.get(name) == value for name, value in key.items())), None)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a row, and append it to the file if there is one."""
+        """Add a row, and append it to the file if there is one.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
         if self._path is not None:
             append_line(self._path, json.dumps(row, allow_nan=False))
         self.rows.append(row)

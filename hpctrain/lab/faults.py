@@ -29,6 +29,9 @@ def kill_nodes(machine: Machine, layout: LabLayout, names: Sequence[str], how: H
         names: names of the nodes.
         how: `kill`: SIGKILL; the link stays up, and peers see closed connections. `silent`: the link goes down before
             SIGKILL, and peers see nothing. `hang`: SIGSTOP; the node's kernel answers, its processes do not.
+
+    Raises:
+        CommandError: a link cannot be set down, or a process does not end.
     """
     if how == "silent":
         machine.run_all(network.link_command(layout, name, up=False) for name in names)
@@ -65,6 +68,7 @@ def cut(machine: Machine, layout: LabLayout, a: str, b: str) -> None:
 
     Raises:
         InputError: `a` and `b` are one node.
+        CommandError: a command of the network failed.
     """
     if a == b:
         raise InputError(f"cut {a} {b}: two different nodes are needed; `lab kill --silent {a}` isolates one")
@@ -85,6 +89,10 @@ def shape(
         names: names of the nodes.
         rate: rate as for tc, such as 100mbit; None: no limit.
         directions: `in`: traffic into the node. `out`: traffic out of it.
+
+    Raises:
+        ValueError: `rate` is not a rate of tc, or is below 8kbit.
+        CommandError: a command of the network failed.
     """
     for name in names:
         for direction in directions:
@@ -105,6 +113,10 @@ def shaped(
         names: names of the nodes.
         rate: rate as for tc, such as 100mbit.
         directions: `in`: traffic into the node. `out`: traffic out of it.
+
+    Raises:
+        ValueError: `rate` is not a rate of tc, or is below 8kbit.
+        CommandError: a command of the network failed.
     """
     try:
         shape(machine, layout, names, rate, directions)
@@ -125,7 +137,7 @@ def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str,
 
     Raises:
         RefusedError: the controller does not answer.
-        CommandError: a node is not healthy after a minute.
+        CommandError: a command failed, or a node is not healthy after a minute.
     """
     before = node_states(machine, layout)
     if not before:

@@ -231,7 +231,7 @@ def load_layout(folder: Path) -> LabLayout:
     """Return the layout of the lab that is up in `folder`.
 
     Raises:
-        InputError: no lab is up in `folder`.
+        InputError: no lab is up in `folder`, or its spec file has errors.
     """
     if not spec_file(folder).is_file():
         raise InputError(f"no lab is up in {folder}; start one with `hpctrain lab up` (or set {FOLDER_VARIABLE})")

@@ -66,7 +66,7 @@ class Machine:
         """Run a command that must succeed, and return its output.
 
         Raises:
-            CommandError: the command failed; the message has its error text.
+            CommandError: the command could not start, failed, or took longer than 30 s; the message has its error text.
         """
         done = self.try_run(argv)
         if done.code != 0:
@@ -75,7 +75,11 @@ class Machine:
         return done
 
     def try_run(self, argv: Sequence[str]) -> CommandResult:
-        """Run a command that may fail, and return its exit code and output."""
+        """Run a command that may fail, and return its exit code and output.
+
+        Raises:
+            CommandError: the command could not start, or took longer than 30 s.
+        """
         return self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S)
 
     def run_all(self, commands: Iterable[Sequence[str]]) -> None:

@@ -103,6 +103,9 @@ def lane_commands(namespace: str, device: str, rate: str | None) -> list[Command
         namespace: network namespace of the end.
         device: interface that is the end.
         rate: rate as for tc, such as 100mbit; None: no limit.
+
+    Raises:
+        ValueError: `rate` is not a rate of tc, or is below 8kbit.
     """
     return [
         _tc(namespace, "qdisc", device, "root", "handle", "1:", "htb", "default", "1"),
@@ -120,6 +123,9 @@ def rate_commands(namespace: str, device: str, rate: str | None) -> list[Command
         namespace: network namespace of the end.
         device: interface that is the end.
         rate: rate as for tc, such as 100mbit; None: no limit.
+
+    Raises:
+        ValueError: `rate` is not a rate of tc, or is below 8kbit.
     """
     rate = rate or UNSHAPED
     bytes_per_s = rate_bits_per_s(rate) / 8
@@ -140,6 +146,9 @@ def shape_commands(layout: LabLayout, name: str, direction: Direction, rate: str
     Args:
         direction: `in`: traffic into the node. `out`: traffic out of it.
         rate: rate as for tc, such as 100mbit; None: no limit.
+
+    Raises:
+        ValueError: `rate` is not a rate of tc, or is below 8kbit.
     """
     if direction == "out":
         return rate_commands(layout.namespace(name), NODE_INTERFACE, rate)

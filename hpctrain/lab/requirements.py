@@ -49,7 +49,7 @@ def require_programs(slurm: SlurmInstallation, which: Which = shutil.which) -> N
         which: `shutil.which`, or a test's replacement.
 
     Raises:
-        InputError: programs are missing.
+        InputError: programs are missing on the PATH, or in the Slurm that `slurm.prefix` of the spec names.
     """
     absent = slurm.missing()
     if absent:
@@ -72,8 +72,9 @@ def install(machine: Machine, slurm: SlurmInstallation, which: Which = shutil.wh
         which: `shutil.which`, or a test's replacement.
 
     Raises:
-        InputError: there is no apt-get.
+        InputError: there is no apt-get, or programs are missing afterwards too.
         RefusedError: apt-get failed.
+        CommandError: apt-get took longer than 15 minutes.
     """
     missing = missing_programs(slurm, which)
     if not missing:

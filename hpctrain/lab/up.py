@@ -43,6 +43,7 @@ class Blueprint:
     files: tuple[tuple[Path, str], ...]
     """(path, text) of each file to write."""
     folders: tuple[Path, ...]
+    """Folders to make, parents first."""
     groups: tuple[Path, ...]
     """Folders of the cgroups that limit nodes to a CPU share, parents first."""
     group_files: tuple[tuple[Path, str], ...]
@@ -100,7 +101,7 @@ def slurm_version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]
     """Return the version of slurmd as (major, minor): (22, 5) for 22.05.
 
     Raises:
-        CommandError: the output of slurmd has no version.
+        CommandError: slurmd cannot be run, or prints no version.
     """
     words = machine.run((slurm.program("slurmd"), "-V")).stdout.split()
     version = _VERSION.match(words[-1]) if words else None
@@ -138,8 +139,9 @@ def bring_up(machine: Machine, layout: LabLayout, replace: bool = False, tell: T
 
     Raises:
         InputError: a lab is up already, the state folder holds other files, or the PATH mixes two versions of Slurm.
-        RefusedError: this machine cannot hold a lab.
+        RefusedError: this machine forbids network namespaces, or cannot limit CPU time as the spec asks.
         CommandError: a command or a daemon failed.
+        StorageError: a file or a folder cannot be written.
     """
     _require_room(machine, layout, replace)
     earlier = leftovers(machine, layout.folder)
@@ -261,6 +263,9 @@ def leftovers(machine: Machine, folder: Path) -> Leftovers:
 
     Args:
         folder: state folder to search, besides the one that the alias of a lab's network interface names.
+
+    Raises:
+        CommandError: the network namespaces cannot be listed.
     """
     interface, alias = _control(machine)
     candidates = dict.fromkeys([folder, *([alias] if alias else [])])
@@ -307,6 +312,7 @@ def clear(machine: Machine, folder: Path) -> Leftovers:
 
     Raises:
         CommandError: a part cannot be removed.
+        StorageError: /etc/hosts cannot be written, or a state folder cannot be removed.
     """
     existing = leftovers(machine, folder)
     # Kill the host's daemons first, so that slurmctld starts nothing anew.

@@ -118,7 +118,7 @@ def open_batch_loaders(
         `UNNAMED_SET`.
 
     Raises:
-        InputError, FileError: data is missing, damaged or was made with another tokenizer.
+        InputError: data is missing, damaged, has too few tokens for one sequence, or was made with another tokenizer.
     """
     data, objective = run.data, run.effective_objective()
     train = cached_folders(data.train_folders, environ)

@@ -109,7 +109,7 @@ def restore_reducer_state(
         Why the state in the checkpoint was not loaded; None if it was loaded or there is none.
 
     Raises:
-        CheckpointError: a tensor of the state cannot be read.
+        CheckpointError: a tensor of the state cannot be read, or has another shape than the reducer expects.
     """
     if manifest.reduction_sha256 is None:
         return None
@@ -203,6 +203,12 @@ def build(folder: Path, order: StartOrder) -> Trainer:
     Args:
         folder: the run folder.
         order: the agent's order to start, with the plan, this rank's number and the address of the store.
+
+    Raises:
+        InputError: the run file, the plan, the data or the weights of `model.hf` cannot be used, or the user's model
+            cannot be built.
+        CheckpointError: the checkpoint cannot be loaded, or the state in memory cannot (`MemoryUnusableError`).
+        RuntimeError: the ranks have not found each other in time, or have lost one (an error of torch.distributed).
     """
     run = run_of(folder)
     plan = Plan.read(folder / order.plan, owned=True)

@@ -43,7 +43,7 @@ class PendingWrites:
     Collective over all ranks."""
     flush: Callable[[], str | None]
     """On rank 0, writes the rows of metrics.jsonl that are not on disk yet, and returns the error; None if all rows
-    are on disk."""
+    are on disk. Raises Superseded if the worker's generation is over."""
 
 
 def retry_until_written(
@@ -58,6 +58,9 @@ def retry_until_written(
 
     Returns:
         The error of the last try to save the checkpoint; None if it is on disk.
+
+    Raises:
+        Superseded: the worker's generation is over, and rows of metrics.jsonl are not on disk.
     """
     deadline, reported = time.monotonic() + limit_s, False
     with ACTIVITY.doing("wait for room on the disk"):

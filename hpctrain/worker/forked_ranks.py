@@ -35,7 +35,8 @@ def run_forked(world: int, body: Callable[[int], Result], less_memory: str = "us
 
     Raises:
         InputError: a process raised it.
-        HpctrainError: a process failed; the message is that of its error.
+        HpctrainError: a process failed; the message is that of its error. If `world` is 1, the error of `body` itself
+            is raised instead.
     """
     # gloo must listen on the loopback interface, whatever interface the host name resolves to.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

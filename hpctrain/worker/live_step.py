@@ -60,8 +60,8 @@ def _encoded_row(trainer: Trainer, step: int, job: StepFigures, info: LocalStepI
 
 
 def update_live(trainer: Trainer, live: LiveState, norm: float, lr: float) -> bool:
-    """Clip the gradients and update the weights. Return False, and change nothing, if the norm is not finite for
-    another reason than the loss scale.
+    """Clip the gradients and update the weights, or skip the update if the loss scale made the norm non-finite. Return
+    True. If the norm is not finite for another reason, change nothing and return False.
 
     Args:
         norm: norm of the whole model's gradient.

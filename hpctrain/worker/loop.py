@@ -50,7 +50,8 @@ def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
 
     Raises:
         HpctrainError: the loss or the gradient is not finite, or the last checkpoint could not be written.
-        StorageError: there is no space for the last rows of metrics.jsonl.
+        StorageError: the last rows of metrics.jsonl could not be written.
+        Superseded: the worker's generation is over.
     """
     loop = Loop(trainer, agent_channel)
     if trainer.from_memory:
@@ -88,6 +89,7 @@ class Loop:
 
         Raises:
             HpctrainError: the loss, the gradient or a validation's loss is not finite.
+            Superseded: the worker's generation is over.
         """
         trainer, step = self.trainer, self.trainer.step + 1
         ACTIVITY.begin_step(step)
@@ -102,6 +104,7 @@ class Loop:
 
         Raises:
             HpctrainError: the loss, the gradient or a validation's loss is not finite.
+            Superseded: the worker's generation is over.
         """
         trainer, start = self.trainer, time.perf_counter()
         share, gradients = self._forward_backward(trainer.step)
@@ -144,6 +147,8 @@ class Loop:
 
         Raises:
             HpctrainError: a validation's loss is not finite.
+            UntrustedError: metrics.jsonl belongs to somebody else, or others can write to it.
+            Superseded: the worker's generation is over.
         """
         self.save_if_due()
         trainer, row = self.trainer, self.trainer.restored_row

@@ -1,8 +1,8 @@
 """torch's profiler around one step of a worker. If the run file sets `profile.step`, each rank writes a trace with the
 operations of that step as named spans.
 
-A span has the name of the operation in the activity record: 'forward stage 1 mb 3' (micro-batch 3), 'recv output of
-stage 0 mb 3 from rank 0', 'reduce dp', 'optimizer', 'checkpoint copy'.
+A span has the name that the operation has in the `ActivityRecord` of the process: 'forward stage 1 mb 3' (micro-batch
+3), 'recv output of stage 0 mb 3 from rank 0', 'reduce dp', 'optimizer', 'checkpoint copy'.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from hpctrain.worker.loop import Loop
 
 def open_loop(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer, Loop]:
     """Return the trainer and the training loop of one rank of `plan`. No agent is needed: the function makes the start
-    order itself. All ranks run on one machine. Collective over all ranks.
+    order itself. All ranks run on one machine. Collective over all ranks. The errors are those of `build`.
 
     Args:
         world: number of ranks.
-        folder: a folder with the run's run.yaml, in which the ranks also find each other.
+        folder: a folder with the run's run.yaml. The plan is written there, and the ranks find each other there.
     """
     descriptor, meeting = None, dist.FileStore(str(folder / "meeting"), world)
     if rank == 0:

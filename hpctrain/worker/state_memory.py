@@ -72,7 +72,7 @@ class StateMemory:
     ) -> StateMemory | None:
         """Return the memory that the agent's order gives; None if it gives none.
 
-        It does not fit the state with local SGD, whose replicas have different states between outer syncs.
+        With local SGD, `fits` is false, because the replicas have different states between outer syncs.
         """
         if order.memory is None:
             return None
@@ -134,6 +134,8 @@ class StateMemory:
 
         Raises:
             MemoryUnusableError: a segment is damaged; this rank's segments hold no state from then on.
+            CheckpointError: the reducer refuses the state, because a tensor has another shape than expected.
+            InputError: the file of the old plan cannot be read.
         """
         source = self.order.source
         if source is None:
@@ -175,8 +177,8 @@ class StateMemory:
             dist.barrier(self.group)
 
     def open_ring(self, run: Run) -> SnapshotRing | None:
-        """Return the snapshots of the state, here and on other nodes; None if the agents gave no memory for them, or it
-        does not fit a rank's state. Collective over all ranks."""
+        """Return the snapshots of the state, here and on other nodes; None if an agent gave no memory for them, or if
+        `fits` is false on a rank. Collective over all ranks."""
         memory = {part.rank: part.descriptors for part in self.order.snapshots}
         able = torch.tensor(int(self.fits and self.owner.rank in memory))
         dist.all_reduce(able, dist.ReduceOp.MIN, group=self.group)

@@ -102,9 +102,9 @@ class StepFigures(NamedTuple):
     row: dict[str, Any]
     """The fields of `MetricRow` that are gathered over the ranks, the loss included."""
     snapshot_step: int
-    """Newest step of which all snapshots of states in memory are complete; -1 without one."""
+    """Step of the newest snapshots of the state in memory; -1 unless those of all ranks are complete."""
     snapshot_every: int
-    """Steps between two such snapshots."""
+    """Steps between two such snapshots: the largest interval that a rank asks for."""
 
 
 def gather_step_metrics(
@@ -250,7 +250,11 @@ class MetricsLog:
         return any(row.get("step") == step for row in rows)
 
     def try_flush(self) -> str | None:
-        """Write the waiting rows. Return the error; None if all rows are on disk."""
+        """Write the waiting rows. Return the error; None if all rows are on disk.
+
+        Raises:
+            Superseded: the writer's generation is over.
+        """
         try:
             self.flush()
         except StorageError as error:
@@ -262,6 +266,9 @@ def peak_flops_of_plan(trainer: Trainer) -> float | None:
     """Return the sum over the plan's GPUs of the FLOP/s in their data sheets, in dense 16-bit matrix products.
 
     None in fp32, without a topology in the run folder, or if a device's data sheet is not known.
+
+    Raises:
+        InputError: the topology has errors, or is not this user's alone.
     """
     path = trainer.folder / "topology.json"
     if trainer.run.precision == "fp32" or not path.exists():

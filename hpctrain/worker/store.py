@@ -19,6 +19,9 @@ def open_store(connection: StoreConnection, world: int, timeout: timedelta) -> d
     Args:
         world: number of ranks in the process group.
         timeout: time limit of each operation on the store.
+
+    Raises:
+        RuntimeError: the store cannot be reached within the time limit (`DistNetworkError`).
     """
     store = dist.TCPStore(
         connection.addr, connection.port, world, is_master=connection.fd is not None, timeout=timeout,

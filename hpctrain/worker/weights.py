@@ -96,26 +96,41 @@ def weights_of(run: Run, checkpoint: Path | None) -> Weights:
 
     Raises:
         InputError: the folder `model.hf` or the user's factory no longer gives the run's model.
+        CheckpointError: the checkpoint cannot be read.
     """
     return FirstWeights(run) if checkpoint is None else SavedWeights(checkpoint)
 
 
 def fill_of(run: Run, checkpoint: Path | None) -> Fill | None:
     """Return the function that gives a new stage its weights from a verified checkpoint or, without a checkpoint, those
-    before training; None if a new stage has these already."""
+    before training; None if a new stage has these already.
+
+    Raises:
+        InputError: the folder `model.hf` no longer has the weights from which the run was made.
+        CheckpointError: the checkpoint cannot be read.
+    """
     return first_fill(run) if checkpoint is None else partial(copy_weights, SavedWeights(checkpoint))
 
 
 def first_fill(run: Run) -> Fill | None:
     """Return the function that gives a new stage the weights of the folder `model.hf`; None if the run begins with
-    those that a new stage has."""
+    those that a new stage has.
+
+    Raises:
+        InputError: the folder no longer has the weights from which the run was made.
+    """
     weights = _hf_weights(run)
     return None if weights is None else weights.fill
 
 
 @torch.no_grad()
 def copy_weights(weights: Weights, module: nn.Module) -> None:
-    """Copy weights into all parameters of a module, which keep their device and their dtype."""
+    """Copy weights into all parameters of a module, which keep their device and their dtype.
+
+    Raises:
+        CheckpointError: a parameter of the checkpoint cannot be read.
+        KeyError: the weights have no parameter of a name in the module.
+    """
     for name, parameter in module.named_parameters():
         parameter.copy_(weights.read(name))
 

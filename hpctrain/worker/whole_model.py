@@ -24,7 +24,7 @@ def whole_model(run: Run, checkpoint: Path | None) -> nn.Module:
         checkpoint: folder of a verified checkpoint; None: the model before training.
 
     Raises:
-        InputError: an imported model cannot be built.
+        InputError: an imported model cannot be built, or `model.hf` no longer has the run's first weights.
         CheckpointError: the checkpoint cannot be loaded.
     """
     spec = run.spec()
@@ -36,7 +36,8 @@ def load_weights(model: nn.Module, run: Run, checkpoint: Path | None) -> None:
     which keep their device and their dtype.
 
     Raises:
-        InputError: parameters of the model are not in the checkpoint, or have other shapes there.
+        InputError: the model and the run's model have different parameters, or the weights before training cannot be
+            made.
         CheckpointError: the checkpoint cannot be loaded.
     """
     weights = weights_of(run, checkpoint)

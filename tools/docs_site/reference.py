@@ -46,7 +46,11 @@ _LINE = re.compile(r"^<!-- reference: (\w+) -->$", re.MULTILINE)
 
 
 def with_reference(markdown: str) -> str:
-    """Return a page's text with the generated parts that it names."""
+    """Return a page's text with the generated parts that it names.
+
+    Raises:
+        KeyError: no part has a name that the page uses.
+    """
     return _LINE.sub(lambda line: PARTS[line[1]](), markdown)
 
 

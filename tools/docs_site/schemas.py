@@ -83,7 +83,7 @@ class KeyTables:
         return code(json.dumps(default, ensure_ascii=False).strip('"'))
 
     def _names(self, value: Schema) -> list[str]:
-        """Return the definitions that a value may have."""
+        """Return the names of the definitions that a value may have."""
         if "$ref" in value:
             return [value["$ref"].rpartition("/")[2]]
         return [name for other in [*value.get("anyOf", []), *value.get("oneOf", [])] for name in self._names(other)]

@@ -37,7 +37,8 @@ CASES = {
 
 
 def arguments(settings: dict, tied: bool) -> argparse.Namespace:
-    """Megatron-LM's arguments for the model, as its checkpoints hold them, with a few of the other kinds of values."""
+    """Return Megatron-LM's arguments for the model, as its checkpoints hold them, with a few values that are no plain
+    numbers or texts (a dtype, a list)."""
     llama = "gated_linear_unit" in settings
     return argparse.Namespace(
         num_layers=2, hidden_size=WIDTH, ffn_hidden_size=HIDDEN, num_attention_heads=HEADS,

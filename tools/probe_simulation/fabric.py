@@ -68,7 +68,8 @@ class Measured:
 
 
 class SimulatedFabric:
-    """A fabric with its faults. The same seed gives the same figures for the same rounds in the same order."""
+    """A fabric with its faults. The same seed gives the same figures for the same rounds in the same order. `pings` are
+    the round trips from which each node of a pair takes its latency."""
 
     def __init__(self, spec: FabricSpec, faults: FabricFaults | None = None, seed: int = 0, pings: int = 50) -> None:
         self.spec = spec

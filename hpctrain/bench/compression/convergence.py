@@ -115,7 +115,7 @@ def train_all(
     Raises:
         InputError: the file has rows of other settings or another sample text, or this machine has no file for the
             sample text.
-        HpctrainError: a process failed; rows that were written before remain.
+        HpctrainError: a process failed, or a row cannot be written; rows that were written before remain.
     """
     alike = what_rows_share(settings)
     store = RowStore(path, alike)

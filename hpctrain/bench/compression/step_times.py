@@ -94,6 +94,7 @@ def lab_site(machine: Machine, layout: LabLayout, nodes: int, rate: str) -> Iter
     """Yield a launch site: the lab's first `nodes` nodes, whose links are shaped to `rate` until the context ends.
 
     Raises:
+        ValueError: `rate` is not a rate of tc, or is below 8kbit.
         CommandError: a link cannot be shaped.
     """
     names = layout.names[:nodes]
@@ -110,7 +111,8 @@ def make_text(folder: Path, limit_bytes: int = TEXT_BYTES) -> None:
         limit_bytes: most bytes of text to take.
 
     Raises:
-        InputError: this machine has no file for the sample text.
+        InputError: this machine has no file for the sample text, or the folder is not empty.
+        StorageError: the folder cannot be written.
     """
     sample = find_sample_text(limit_bytes)
     prepare(list(sample.files), folder, PrepareOptions(valid_fraction=VALID_FRACTION, limit_bytes=limit_bytes))
@@ -135,6 +137,7 @@ def measure(
     Raises:
         InputError: this machine has no file for the sample text.
         CommandError: a process failed.
+        StorageError: a row, or the sample text, cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
         folder = Path(name)

@@ -50,6 +50,7 @@ class AgreementRow:
     """`settled_median_s` and `settled_max_s`: median and maximum of `ScheduleOutcome.settled_s` over the schedules that
     have it; None if none has."""
     settled: list[float] = field(default_factory=list)
+    """`ScheduleOutcome.settled_s` of each schedule that has it; the record leaves this list out."""
 
 
 def measure_agreement(
@@ -62,6 +63,9 @@ def measure_agreement(
         processes: processes that run schedules side by side.
         agents: agents of the large job that loses nodes, at least 8.
         progress: called with what is being measured.
+
+    Raises:
+        InvariantViolation: the agents of the large job broke a rule. A schedule that breaks a rule is only counted.
     """
     progress(f"{count} schedules from seed {first}, in {processes} processes")
     chunks = [(begin, min(begin + CHUNK, first + count)) for begin in range(first, first + count, CHUNK)]

@@ -20,7 +20,7 @@ TREE_NODES = 4
 """Fewest nodes of a schedule whose agents may form a tree. A tree of a run has more nodes and a higher fan-out."""
 TREE_FAN_OUT = 2
 SETTLE_S = 60.0
-"""Simulated seconds after the last fault within which the nodes that must train do."""
+"""Simulated seconds after the end of the disturbances within which the nodes that must train have to begin."""
 START_S = 30.0
 MESSAGE_KINDS = (Prepare, Promise, AcceptRequest, AcceptRequest, Accepted, Decided)
 

@@ -58,9 +58,10 @@ class SaveSettings:
     """Sequences of a batch, where the bench times steps with and without state in memory that outlives the
     process."""
     snapshot_rounds: int = 4
-    """Number of rounds of the steps with and without snapshots, each of which takes longer."""
+    """Number of rounds in which steps with and without snapshots are timed. Such a round takes longer than others."""
     memory_seq_len: int = 256
-    """Tokens of a sequence there. What a step copies into that memory takes the same time for any number of tokens."""
+    """Tokens of a sequence, where the bench times steps with and without state in memory. The copies of a step into
+    that memory take the same time for any number of tokens."""
     loading_ranks: int = 4
     """Ranks that save a checkpoint with ZeRO 3, and load it."""
 

@@ -27,6 +27,7 @@ class FaultSample:
     case: str
     """Name of the case in `CASES`."""
     system: str
+    """Name of the system in `lab_recovery.SYSTEMS`."""
     number: int
     """Number of the fault among those of its case and system."""
     node: str
@@ -72,7 +73,7 @@ def inject(site: LabSite, job: TrainingJob, case: str, node: str) -> float:
     the time before the node's link went down.
 
     Raises:
-        CommandError: the node has no training process.
+        CommandError: the node has no training process, or a process of it does not end.
     """
     kills = _KillTimes(site.machine.clock)
     before_s = site.machine.clock.wall()
@@ -136,6 +137,7 @@ class RecoveryRow:
     case: str
     """Name of the case in `CASES`."""
     system: str
+    """Name of the system in `lab_recovery.SYSTEMS`."""
     n: int
     """Faults after which the job made further steps."""
     not_recovered: int

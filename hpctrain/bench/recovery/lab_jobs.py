@@ -121,7 +121,11 @@ class LabSite:
         return done
 
     def slurm(self, name: str, *words: str, check: bool = True) -> str:
-        """Run a command of the lab's Slurm, such as squeue, and return its output."""
+        """Run a command of the lab's Slurm, such as squeue, and return its output.
+
+        Raises:
+            CommandError: with `check`, the command failed.
+        """
         return self.run([self.layout.slurm.program(name), *words], check).stdout.strip()
 
     def pids(self, node: str) -> set[int]:
@@ -139,7 +143,11 @@ class TrainingJob(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start the job; return before its first step."""
+        """Start the job; return before its first step.
+
+        Raises:
+            CommandError: the job cannot be submitted, or does not start.
+        """
 
     @abstractmethod
     def steps(self) -> list[TrainedStep]:

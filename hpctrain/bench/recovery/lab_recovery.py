@@ -93,8 +93,10 @@ def measure(
         progress: called with a line before each job and after each fault.
 
     Raises:
-        InputError: the lab has too few nodes, or is in use.
+        InputError: the lab has too few nodes or is in use, or the samples in `folder` were made with other settings.
+        RefusedError: the lab's controller does not answer.
         CommandError: a job made no steps, or a command failed.
+        StorageError: a sample cannot be written.
     """
     layout.require_nodes(settings.nodes, "bench recovery --nodes")
     site = LabSite(machine, layout, tuple(layout.names[: settings.nodes]), folder, settings.training)

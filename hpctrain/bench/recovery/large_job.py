@@ -14,9 +14,9 @@ from hpctrain.bench.recovery.simulated_world import InvariantViolation
 LINK_S = 0.0002
 """Delay of each message on a connection, in seconds."""
 TURN_S = 0.002
-"""What a turn of an agent takes, in seconds: about as long as one takes with 1,000 views of agents."""
+"""Simulated seconds of an agent's turn: about what a turn really takes if the agent has views of 1,000 others."""
 MAKE_S = 0.0
-"""What it takes to make a record, in seconds. In a run that depends on the planner and on the state to restore."""
+"""Simulated seconds to make a record. In a run, this time depends on the planner and on the state to restore."""
 LIMIT_S = 30.0
 
 
@@ -25,6 +25,7 @@ class LargeJobRow:
     """The loss of one node of a large job. Its agent is killed, and its connections close."""
 
     case: str
+    """Which node was lost: 'node below', 'head of a block' or 'lowest node'."""
     agents: int
     """Agents before the loss."""
     fan_out: int
@@ -34,10 +35,11 @@ class LargeJobRow:
     """Simulated seconds from the loss until all other agents had entered it."""
     turns: int
     messages: int
-    """Messages between agents on single connections."""
+    """Messages between agents; a relayed message counts on each of its connections."""
     neighbours: int
     """Most connections that an agent had, after the loss."""
     wall_s: float
+    """Seconds that the simulation took."""
 
 
 def measure_large_job(agents: int, fan_out: int = FAN_OUT) -> list[LargeJobRow]:

@@ -33,8 +33,8 @@ class SimulatedCluster(SimulatedWorld):
     """Agents, network, files and clock of one schedule."""
 
     def start(self, node: str) -> None:
-        """Start an agent on a node that has none, as another incarnation; a second later if it cannot read the run
-        folder."""
+        """Start an agent on a node that has none, as another incarnation. If it cannot read the run folder, try again
+        each simulated second."""
         if node in self.processes:
             return
         self._count += 1
@@ -46,7 +46,8 @@ class SimulatedCluster(SimulatedWorld):
         self.processes[node].wake()
 
     def kill(self, node: str) -> None:
-        """Kill the agent of a node with its workers. The others notice, unless a cut hides it."""
+        """Kill the agent of a node with its workers. The other agents notice that its connections have closed; those
+        that are cut off from the node notice it when the cut is over."""
         process = self.processes.pop(node, None)
         if process is None:
             return

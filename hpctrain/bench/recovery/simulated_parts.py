@@ -66,7 +66,7 @@ class SimulatedMesh:
         self._process.wake()
 
     def take_in(self, node: str, content: object) -> None:
-        """Keep a message until the agent's next turn, and let the agent take it at once, except after a heartbeat
+        """Keep a message for the agent's next turn, and let this turn come at once, unless the message is a heartbeat
         without news."""
         self._arrived.append((node, content))
         view = self._views[node]
@@ -133,7 +133,11 @@ class SimulatedGroup:
         self._news: list[WorkerUpdate] = []
 
     def open_logs(self, count: int) -> list[Any]:
-        """Open no logs."""
+        """Return no logs.
+
+        Raises:
+            StorageError: the folder cannot be written now.
+        """
         self._process.world.disk.check("log")
         return []
 
@@ -153,7 +157,7 @@ class SimulatedGroup:
             self._process.wake()
 
     def news(self, now: float) -> list[WorkerUpdate]:
-        """Return nothing: `view` has the end of workers."""
+        """Return no news: `view` shows the end of workers."""
         return []
 
     def channels(self) -> list[Any]:

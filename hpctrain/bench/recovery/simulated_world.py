@@ -120,6 +120,7 @@ class SimulatedWorld:
         self.links = SimulatedLinks()
         self.disk = SimulatedDisk()
         self.make_s = (0.01, 0.1)
+        """Shortest and longest time to make a record, in simulated seconds."""
         self.busy_s = 0.0
         """How long a turn of an agent takes."""
         self.processes: dict[str, SimulatedHost] = {}
@@ -127,6 +128,7 @@ class SimulatedWorld:
         self.records: dict[int, Generation] = {}
         """Number -> the record of that generation, as the first agent that entered or published it knows it."""
         self.decided_at: dict[int, float] = {}
+        """Number -> simulated second at which the first agent entered or published that record."""
         self.begun: dict[int, set[str]] = {}
         """Number of a generation -> incarnations of the agents that have entered it."""
         self.ended: dict[int, set[str]] = {}
@@ -172,7 +174,11 @@ class SimulatedWorld:
             self.at(late_s + self.chance.uniform(*self.links.delay_s), arrive)
 
     def note_record(self, record: Generation) -> None:
-        """Check a record that an agent entered or published against the rules."""
+        """Check a record that an agent entered or published against the rules.
+
+        Raises:
+            InvariantViolation: a rule does not hold.
+        """
         known = self.records.setdefault(record.number, record)
         if known is not record and known != record:
             raise InvariantViolation(f"generation {record.number} has two records: {known} and {record}")
@@ -190,7 +196,11 @@ class SimulatedWorld:
 
     def check_old_workers(self) -> None:
         """Check that no generation trains 3 heartbeat timeouts after the next one was decided. A generation trains if
-        the workers of all its nodes run and no process of an agent there is paused."""
+        the workers of all its nodes run and no process of an agent there is paused.
+
+        Raises:
+            InvariantViolation: a generation does.
+        """
         for number, record in self.records.items():
             decided = self.decided_at.get(number + 1)
             if decided is None or self.now - decided < 3 * HEARTBEAT_TIMEOUT_S:
@@ -259,7 +269,7 @@ class SimulatedHost:
         self.world.begun.setdefault(record.number, set()).add(self.incarnation)
 
     def note_end(self) -> None:
-        """Note that this agent's part of its generation is over."""
+        """Note that this agent's part of every generation that it has entered is over."""
         for number, agents in self.world.begun.items():
             if self.incarnation in agents:
                 self.world.ended.setdefault(number, set()).add(self.incarnation)

@@ -1,7 +1,7 @@
 """`python -m hpctrain.worker check ORDER`: one process of one path of the selfcheck.
 
 ORDER is a `CheckOrder` as JSON. Rank 0 writes the `CheckResult` to result.json in the folder that the order names. A
-check that fails ends with a traceback on stderr and an exit code other than 0.
+check that fails prints its error on stderr and ends with an exit code other than 0.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def check_reference(order: CheckOrder) -> CheckResult:
     """Train five steps in one process in fp32. The losses are the reference of the other checks.
 
     Raises:
-        HpctrainError: the loss did not fall.
+        HpctrainError: the loss did not fall, or is not finite.
     """
     losses = _losses(order)
     if not losses[-1] < losses[0]:
@@ -51,25 +51,41 @@ def check_reference(order: CheckOrder) -> CheckResult:
 
 
 def check_plan(order: CheckOrder) -> CheckResult:
-    """Train by a plan. The losses must be those of one process, within `TOLERANCE`."""
+    """Train by a plan. The losses must be those of one process, within `TOLERANCE`.
+
+    Raises:
+        HpctrainError: they are not.
+    """
     return _compared(order, _losses(order), TOLERANCE[order.device], "one process")
 
 
 def check_precision(order: CheckOrder) -> CheckResult:
-    """Train in bf16 or fp16. The losses must be those of fp32, within `PRECISION_TOLERANCE`."""
+    """Train in bf16 or fp16. The losses must be those of fp32, within `PRECISION_TOLERANCE`.
+
+    Raises:
+        HpctrainError: they are not.
+    """
     precision = run_of(Path(order.folder)).precision
     return _compared(order, _losses(order), PRECISION_TOLERANCE[precision], "fp32")
 
 
 def check_compiled(order: CheckOrder) -> CheckResult:
     """Train with blocks that torch.compile compiled. The losses must be those without compile, within ten times
-    `TOLERANCE`."""
+    `TOLERANCE`.
+
+    Raises:
+        HpctrainError: they are not.
+    """
     return _compared(order, _losses(order), 10 * TOLERANCE[order.device], "the same run without compile")
 
 
 def check_checkpoint(order: CheckOrder) -> CheckResult:
     """Save a checkpoint while the next step changes the weights, then load it into the same trainer. The loaded
-    weights must be the saved ones, bit by bit."""
+    weights must be the saved ones, bit by bit.
+
+    Raises:
+        HpctrainError: they are not, the step changed no weight, or the checkpoint cannot be written or loaded.
+    """
     folder = Path(order.folder)
     with _trainer(order) as (trainer, loop):
         loop.one_step()

@@ -44,7 +44,11 @@ GO_S = 120.0
 
 def main(argv: list[str]) -> int:
     """Measure the devices, print the figures, and return 0. With --fd, exchange messages over that socket instead:
-    send `ready`, wait for `go`, send `devices`, then answer orders to measure messages; return the exit code."""
+    send `ready`, wait for `go`, send `devices`, then answer orders to measure messages; return the exit code.
+
+    Raises:
+        InputError: `--device cuda` without --fd, and there is no CUDA device.
+    """
     parser = argparse.ArgumentParser(prog="python -m hpctrain.worker measure", description=__doc__)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--threads", type=int, help="threads of a CPU device; default: torch's own choice")
@@ -199,7 +203,11 @@ class BackendMeasurement:
 
     def open_rendezvous(self, addr: str) -> int:
         """Open a port for the process group's store, on this address alone, and return the port. Only rank 0, which
-        serves the store, calls this method."""
+        serves the store, calls this method.
+
+        Raises:
+            OSError: this machine does not have the address.
+        """
         family = socket.AF_INET6 if ":" in addr else socket.AF_INET
         self._listener = socket.create_server((addr, 0), family=family, backlog=1024)
         port: int = self._listener.getsockname()[1]

@@ -90,9 +90,11 @@ def evaluate(question: EvaluateRequest) -> list[dict[str, Any]]:
     sequences, "targets": number of targets}.
 
     Raises:
-        InputError, FileError: data is missing, too small or damaged.
+        InputError: data is missing, too small or damaged, the initial weights cannot be made, or there are too few GPUs
+            or too little memory.
         CheckpointError: the checkpoint cannot be loaded.
-        HpctrainError: a loss is not finite, or a process failed.
+        HpctrainError: a loss is not finite, or a process failed. With several processes, also where the checkpoint
+            cannot be loaded.
     """
     with tempfile.TemporaryDirectory(prefix="hpctrain-eval-") as meeting:
         less_memory = "use fewer processes, or a larger --pp"

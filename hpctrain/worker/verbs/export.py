@@ -69,7 +69,8 @@ def export(question: ExportRequest) -> list[str]:
         InputError: the model before training cannot be made.
         CheckpointError: the checkpoint cannot be loaded.
         StorageError: a file cannot be written.
-        HpctrainError: a weight is not finite in the dtype, or a process failed.
+        HpctrainError: a weight is not finite in the dtype, or a process failed. With several processes, also where a
+            process cannot read the checkpoint or write a file.
     """
     run = run_of(Path(question.folder))
     weights = weights_of(run, None if question.checkpoint is None else Path(question.checkpoint))
