@@ -85,12 +85,7 @@ class Loop:
 
     def next_step(self) -> StepFigures:
         """Run one step, under torch's profiler if it is the run file's `profile.step`. Return the step's figures over
-        all ranks.
-
-        Raises:
-            HpctrainError: the loss, the gradient or a validation's loss is not finite.
-            Superseded: the worker's generation is over.
-        """
+        all ranks. The errors are those of `one_step`."""
         trainer, step = self.trainer, self.trainer.step + 1
         ACTIVITY.begin_step(step)
         if step != trainer.run.profile.step:
