@@ -73,10 +73,16 @@ def gpus_of(text: str) -> list[str] | None:
 
 
 def stated_bytes_per_s(text: str) -> float | None:
-    """Return the last 'N Gb/s' in a link column of the table as bytes per second; None if there is none. 'NxName
-    MGb/s' means N links of M Gb/s."""
-    found = re.findall(r"(?:(\d+)x[^0-9]*)?([\d.]+)\s*Gb/s", text)
+    """Return the last 'N Gb/s' or 'NGbps' in a link column of the table as bytes per second; None if there is none.
+    'NxName MGb/s' means N links of M Gb/s."""
+    found = re.findall(r"(?:(\d+)x[^0-9]*)?([\d.]+)\s*Gb(?:/s|ps)", text)
     if not found:
         return None
     count, rate = found[-1]
     return float(count or 1) * float(rate) * 1e9 / 8
+
+
+def stated_alpha_s(text: str) -> float | None:
+    """Return the first 'Nms' in a link column of the table as seconds; None if there is none."""
+    match = re.search(r"([\d.]+)\s*ms\b", text)
+    return float(match[1]) / 1e3 if match else None

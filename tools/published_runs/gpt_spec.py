@@ -1,5 +1,5 @@
 """The model of the published runs: GPT-2's block as Megatron-LM computes it, which keeps the attention scores in
-memory."""
+memory, or with fused attention, which does not."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from hpctrain.records.model.decoder_spec import DecoderSpec
 
 
 class GptSpec(DecoderSpec):
-    """GPT-2 with LayerNorm, learned positions, GELU, biases, tied embedding, and attention that is not fused.
+    """GPT-2 with LayerNorm, learned positions, GELU and biases.
 
     Activation bytes follow Korthikanti et al. 2022, section 4: a block keeps s·b·h·(10 + 24/t + 5·a·s/(h·t)) bytes
     in fp16, with sequence s, micro-batch b, width h, a heads and tensor parallelism t. Of these, 2 in the 10, and 1
     of the 5 for each score, are dropout masks of one byte. Without dropout there are no masks and no second copy of
-    the scores.
+    the scores. Fused attention keeps no scores, and does not compute those that the causal mask hides.
     """
 
     tied: bool = True
@@ -20,37 +20,53 @@ class GptSpec(DecoderSpec):
     """Rows of the table of learned positions."""
     dropout: bool = True
     """Whether the run used dropout."""
+    fused: bool = False
+    """Whether one kernel computes attention, as FlashAttention (Dao et al. 2022)."""
+    gated: bool = False
+    """Whether the feed-forward layer is gated, with three matrices in place of two."""
+    head: bool = True
+    """Whether the model ends with a head over the vocabulary; a model for classification does not."""
 
     @property
     def hidden(self) -> int:
         return self.ffn_dim or 4 * self.dim
 
+    @property
+    def block_weights(self) -> int:
+        attention = 2 * self.dim * (self.query_width + self.key_value_width)
+        return attention + (3 if self.gated else 2) * self.dim * self.hidden
+
     def block_parameters(self, tp: int = 1) -> int:
-        split = 4 * self.dim * self.dim + 2 * self.dim * self.hidden + 3 * self.dim + self.hidden
-        return split // tp + 6 * self.dim
+        biases = self.query_width + 2 * self.key_value_width + (2 if self.gated else 1) * self.hidden
+        return (self.block_weights + biases) // tp + 6 * self.dim
 
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
         positions = self.positions * self.dim if first else 0
-        return super().end_parameters(tp, first=first, last=last) + positions
+        return super().end_parameters(tp, first=first, last=last and self.head) + positions
 
     def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
         """Return the FLOPs of the forward pass of the blocks [start, stop) and, with the last block, the head, for
-        `rows` sequences. All attention scores count, including masked ones, as in Korthikanti et al. 2022, appendix A.
+        `rows` sequences. Without fused attention, all attention scores count, including masked ones, as in Korthikanti
+        et al. 2022, appendix A.
 
         Args:
             stop: end of the blocks; None: all from `start` on.
         """
         stop = self.layers if stop is None else stop
-        matrices = 4 * self.dim * self.dim + 2 * self.dim * self.hidden
-        flops = (stop - start) * rows * seq_len * 2.0 * matrices
-        flops += (stop - start) * self.selective_flops(rows, seq_len)
-        if stop == self.layers:
-            flops += 2.0 * rows * seq_len * self.vocabulary * self.dim
-        return flops
+        scores = self.selective_flops(rows, seq_len) / (2 if self.fused else 1)
+        flops = (stop - start) * (rows * seq_len * 2.0 * self.block_weights + scores)
+        return flops + self.head_flops(rows * seq_len) if stop == self.layers else flops
+
+    def head_flops(self, tokens: int) -> float:
+        return super().head_flops(tokens) if self.head else 0.0
+
+    def logits_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        return super().logits_bytes(sequences, seq_len, tp, bytes_per_value) if self.head else 0
 
     def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         whole = 4 * bytes_per_value + 2 * self.dropout
-        split = (4 + 2 * self.hidden / self.dim) * bytes_per_value
+        attention = (2 * self.query_width + 2 * self.key_value_width) / self.dim
+        split = (attention + (3 if self.gated else 2) * self.hidden / self.dim) * bytes_per_value
         kept = rows * seq_len * self.dim * (whole + split / tp)
         return int(kept) + self.selective_bytes(rows, seq_len, tp, bytes_per_value)
 
@@ -66,10 +82,12 @@ class GptSpec(DecoderSpec):
     def selective_flops(self, rows: int, seq_len: int) -> float:
         """Return the FLOPs of a block that Megatron's selective recomputation repeats: the attention scores and
         their product with the values."""
-        return 4.0 * rows * seq_len * seq_len * self.dim
+        return 4.0 * rows * seq_len * seq_len * self.query_width
 
     def selective_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Return the bytes that a block keeps of its attention scores: the softmax output and, with dropout, the
-        mask and the result after it. Selective recomputation does not keep them."""
+        mask and the result after it; 0 with fused attention. Selective recomputation does not keep them."""
+        if self.fused:
+            return 0
         each = 2 * bytes_per_value + 1 if self.dropout else bytes_per_value
         return self.heads * seq_len * seq_len * rows * each // tp

@@ -21,50 +21,52 @@ from tools.published_runs.fit import held_out, packaged, was_fitted
 from tools.published_runs.sailor import FOLDER, read_figures
 from tools.published_runs.scenario import PublishedScenario, scenes_of
 from tools.published_runs.score import baseline, by_problem, rankings, time_errors
-from tools.published_runs.table import read_runs
+from tools.published_runs.table import read_tables
 from tools.published_runs.utilization import weighted_quantiles
 
-FILE = "measured_runs.csv"
-"""Name of the table in the folder that HPCTRAIN_DATA names."""
+FILES = "measured_runs*.csv"
+"""Pattern of the names of the tables in the folder that HPCTRAIN_DATA names."""
 DATA_VARIABLE = "HPCTRAIN_DATA"
 
 
-def data_file(given: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of the table of runs: `given`, else the table in the folder that HPCTRAIN_DATA names.
+def data_files(given: Path | None, environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return the paths of the tables of runs: `given`, or if it is a folder, the tables in it; without it the tables in
+    the folder that HPCTRAIN_DATA names.
 
     Raises:
-        InputError: no table was given, and HPCTRAIN_DATA is not set.
+        InputError: no table was given and HPCTRAIN_DATA is not set, or the folder has no table.
     """
-    if given is not None:
-        return given
-    folder = environment.get(DATA_VARIABLE)
-    if not folder:
+    folder = given or (Path(named) if (named := environment.get(DATA_VARIABLE)) else None)
+    if folder is None:
         raise InputError(f"no table of measured runs: give one with --data, or set {DATA_VARIABLE} to its folder")
-    return Path(folder) / FILE
+    tables = sorted(folder.glob(FILES)) if folder.is_dir() else [folder]
+    if not tables:
+        raise InputError(f"{folder}: no table of measured runs: found no {FILES}; give a table with --data")
+    return tables
 
 
-def measure(path: Path, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Score the planner's predictions for the runs of a table. Return the record: errors, rankings, baseline, and runs
-    that were left out. Sailor's layer times come from a folder beside the table, else in the folder that HPCTRAIN_DATA
-    names.
+def measure(paths: Sequence[Path], progress: Callable[[str], None]) -> dict[str, Any]:
+    """Score the planner's predictions for the runs of all tables. Return the record: errors, rankings, baseline, and
+    runs that were left out. Sailor's layer times come from a folder beside the first table, else in the folder that
+    HPCTRAIN_DATA names.
 
     Args:
-        path: the table of runs.
+        paths: the tables of runs, at least one.
         progress: called with a text about each part of the work.
 
     Raises:
-        InputError: the table or the layer times cannot be read.
+        InputError: a table or the layer times cannot be read.
     """
-    scenes, left_out = scenes_of(read_runs(path), read_figures(_profile_folder(path)))
+    scenes, left_out = scenes_of(read_tables(paths), read_figures(_profile_folder(paths[0])))
     if not scenes:
-        raise InputError(f"{path}: no run of it can be described: {next(iter(left_out.values()))}")
+        raise InputError(f"{paths[0]}: no run of it can be described: {next(iter(left_out.values()))}")
     progress(f"{len(scenes)} runs")
     told, usual = held_out(scenes, progress), packaged(scenes)
     errors, orders = time_errors(scenes, told), rankings(scenes, told)
     fitted = [scene for scene in scenes if was_fitted(scene)]
     simple = baseline(scenes)
     simple_orders = rankings(scenes, simple)
-    return machine_and_versions("published_runs", {"data": path.name}) | {
+    return machine_and_versions("published_runs", {"data": [path.name for path in paths]}) | {
         "error_pct": _by_problem(errors),
         "error_in_sample_pct": _by_problem(time_errors(fitted, usual)),
         "measured_by_predicted": weighted_quantiles(

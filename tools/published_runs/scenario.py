@@ -32,6 +32,7 @@ from tools.published_runs.data_sheets import (
     TCP_FLOW_BYTES_PER_S,
     gpu_of,
     gpus_of,
+    stated_alpha_s,
     stated_bytes_per_s,
 )
 from tools.published_runs.gpt_spec import GptSpec
@@ -50,6 +51,13 @@ held besides tensors. Gradients are summed in DeepSpeed's buckets of 5e8 numbers
 reference)."""
 SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, residual_stream_bytes=4)
 """Megatron in fp32: weights, gradients and two moments in fp32."""
+FULLY_SHARDED = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8)
+"""Sharding with autocast, as llm-foundry trains with torch's FSDP: weights, gradients and moments in fp32 are sharded,
+weights are gathered and computed in bf16. Gradients are summed in `MeasuredRun.reduced_bytes`."""
+WITHOUT_DROPOUT = ("Sailor", "BigScience", "llm-foundry")
+"""Families whose runs use no dropout, as in Sailor's scripts, BLOOM's configuration and llm-foundry's models."""
+CLASSIFIER_VOCAB = 50257
+"""Rows of the embedding of DT-FM's models, whose table states no vocabulary: those of GPT-2."""
 PRE_UNITS = 3
 """Number of AMP's pipeline units before the first block."""
 
@@ -84,29 +92,44 @@ class PublishedScenario:
 
 def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str:
     """Return the run's scenario, or a text with the reason why the cost model cannot describe the run."""
+    if run.left_out is not None:
+        return run.left_out
     placement = _cells(run)
     if isinstance(placement, str):
         return placement
     blocks = _blocks(run)
     if isinstance(blocks, str):
         return blocks
+    if "across" in run.inter_node:
+        return f"its network has several rates ({run.inter_node}), and the table does not state where its ranks were"
     if run.rows % (run.dp * run.micro_batch):
         return f"{run.rows} sequences do not go into {run.dp} replicas with micro-batches of {run.micro_batch}"
-    spec = GptSpec(
-        layers=run.layers, dim=run.hidden, heads=run.heads, ffn_dim=run.ffn, vocab=run.vocab, positions=run.seq_len,
-        dropout=run.family != "Sailor",
-    )  # fmt: skip
-    memory_options = MemoryOptions(recompute=run.recompute, sequence_parallel=run.sequence_parallel)  # type: ignore[arg-type]
+    zero = run.zero if run.dp > 1 else 0
+    memory_options = MemoryOptions(zero, recompute=run.recompute, sequence_parallel=run.sequence_parallel)  # type: ignore[arg-type]
     work = Workload(
-        spec, run.rows, run.seq_len, "fp16" if run.half else "fp32", memory_options=memory_options,
-        framework=HALF if run.half else SINGLE,
+        _spec(run), run.rows, run.seq_len, "fp16" if run.half else "fp32", memory_options=memory_options,
+        framework=_framework(run),
     )  # fmt: skip
-    schedule = "1f1b" if run.chunks == 1 else "interleaved_1f1b"
     count = run.rows // (run.dp * run.micro_batch)
-    layout = Layout(placement, schedule, run.micro_batch, (count,) * run.dp, blocks, memory_options)
+    layout = Layout(placement, run.schedule, run.micro_batch, (count,) * run.dp, blocks, memory_options)
     figures = sailor if run.family == "Sailor" else None
     links = Links(LinkCost(_topology(run, placement, figures)))
     return PublishedScenario(run, work, layout, links, figures.profiles.get(run.model) if figures else None)
+
+
+def _spec(run: MeasuredRun) -> GptSpec:
+    return GptSpec(
+        layers=run.layers, dim=run.hidden, heads=run.heads, kv_heads=run.kv_heads, ffn_dim=run.ffn,
+        vocab=run.vocab or CLASSIFIER_VOCAB, positions=run.seq_len, tied=run.tied and run.vocab is not None,
+        dropout=run.family not in WITHOUT_DROPOUT, fused=run.family == "llm-foundry", gated=run.gated,
+        head=run.vocab is not None,
+    )  # fmt: skip
+
+
+def _framework(run: MeasuredRun) -> Framework:
+    if run.zero == 3 and "FSDP" in run.framework:
+        return replace(FULLY_SHARDED, gradient_bytes=run.reduced_bytes)
+    return HALF if run.half else SINGLE
 
 
 def _cells(run: MeasuredRun) -> Placement | str:
@@ -119,10 +142,10 @@ def _cells(run: MeasuredRun) -> Placement | str:
         return f"there is no data sheet of {run.gpu!r}"
     if len(kinds) != run.num_gpus or run.pp * run.dp * run.tp != run.num_gpus:
         return f"{ParallelDims(run.pp, run.dp, run.tp)} is not its {run.num_gpus} GPUs"
-    places = [
-        _device_spec(f"node{number // run.gpus_per_node}:cuda{number % run.gpus_per_node}", str(kind), run.half)
-        for number, kind in enumerate(kinds)
-    ]
+    if not run.node_sizes:
+        return f"its nodes do not add up to its {run.num_gpus} GPUs: gpus_per_node cannot be read"
+    names = [f"node{node}:cuda{index}" for node, size in enumerate(run.node_sizes) for index in range(size)]
+    places = [_device_spec(name, str(kind), run.half) for name, kind in zip(names, kinds, strict=True)]
 
     def unit(replica: int, rank: int) -> TensorParallelGroup:
         first = (rank * run.dp + replica) * run.tp
@@ -188,7 +211,7 @@ def _topology(run: MeasuredRun, placement: Placement, sailor: SailorFigures | No
     """
     kinds = {worker.node: worker.type for row in placement for unit in row for worker in unit.devices}
     # Data sheets are per direction and GPU; a PCIe rate in the row is closer to the truth.
-    stated = stated_bytes_per_s(run.intra_node)
+    stated = None if "NVLink" in run.intra_node else stated_bytes_per_s(run.intra_node)
     nodes = [
         Node(id=name, addr="", devices=[], intra_bytes_per_s=LINK_SHARE * (stated or SHEETS[kind].link_bytes_per_s))
         for name, kind in kinds.items()
@@ -202,7 +225,15 @@ def _topology(run: MeasuredRun, placement: Placement, sailor: SailorFigures | No
         device_types={kind: DeviceType(kind="cuda", name=kind) for kind in kinds.values()},
         nodes=nodes,
         fabric=Fabric(
-            classes=[LinkClass(id="between", alpha_s=ALPHA_S, beta_s_per_byte=1 / between, pairs=0)], links=links
+            classes=[
+                LinkClass(
+                    id="between",
+                    alpha_s=stated_alpha_s(run.inter_node) or ALPHA_S,
+                    beta_s_per_byte=1 / between,
+                    pairs=0,
+                )
+            ],
+            links=links,
         ),
     )
 
@@ -224,7 +255,7 @@ def scenes_of(runs: Sequence[MeasuredRun], sailor: SailorFigures) -> tuple[list[
     out)."""
     scenes, left = [], {}
     for run in runs:
-        found = "the table says that it is suspect" if run.suspect else scene_of(run, sailor)
+        found = scene_of(run, sailor)
         if isinstance(found, str):
             left[run.id] = found
         else:

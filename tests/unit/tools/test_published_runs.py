@@ -19,10 +19,11 @@ from tools.published_runs.data_sheets import gpu_of, gpus_of, stated_bytes_per_s
 from tools.published_runs.fit import PACKAGED, constants_by, fit
 from tools.published_runs.gpt_spec import GptSpec
 from tools.published_runs.layer_profile import LayerProfile, LayerTimes, ProfiledCostModel
+from tools.published_runs.measure import data_files
 from tools.published_runs.sailor import SailorFigures, read_figures
 from tools.published_runs.scenario import scene_of
 from tools.published_runs.score import baseline, rankings
-from tools.published_runs.table import COLUMNS, read_runs
+from tools.published_runs.table import COLUMNS, read_runs, read_tables
 
 NOTHING = SailorFigures({}, {})
 ROW = {
@@ -30,7 +31,8 @@ ROW = {
     "model": "GPT", "gpu": "A100 (memory size not stated)", "num_gpus": "4", "gpus_per_node": "8",
     "intra_node": "NVLink", "inter_node": "", "layers": "12", "hidden": "1024", "heads": "16", "ffn": "4096",
     "seq": "1024", "vocab": "51200 (assumed)", "global_batch": "16", "micro_batch": "2", "tp": "1", "pp": "2",
-    "dp": "2", "vpp": "1", "recompute": "full (as configured)", "seq_parallel": "0", "dtype": "fp16",
+    "dp": "2", "vpp": "1", "schedule": "1F1B", "recompute": "full (as configured)", "seq_parallel": "0", "zero": "",
+    "dtype": "fp16",
     "iter_time_s": "0.2", "peak_mem_GiB": "", "heterogeneous": "0", "plan_detail": "", "notes": "",
 }  # fmt: skip
 
@@ -82,6 +84,12 @@ def test_twice_the_batch_takes_longer_and_a_failed_run_has_no_time(tmp_path: Pat
         ({"num_gpus": "8"}, "pp 2 × dp 2 × tp 1 is not its 8 GPUs"),
         ({"global_batch": "18"}, "18 sequences do not go into 2 replicas with micro-batches of 2"),
         ({"plan_detail": "layer cuts (30 pipeline units) [0, 30]"}, "its stages hold [12] blocks"),
+        ({"gpus_per_node": "4 (2 nodes)"}, "its nodes do not add up to its 4 GPUs"),
+        ({"gpus_per_node": "some"}, "its nodes do not add up to its 4 GPUs"),
+        ({"inter_node": "5 Gb/s within a site, 1.2 Gb/s across"}, "its network has several rates"),
+        ({"notes": "cp=2"}, "it splits sequences over GPUs"),
+        ({"notes": "cp=1 | ODD: slower than others"}, "the table says that it is suspect"),
+        ({"notes": "random placement (seeded)"}, "the table does not state where its ranks were"),
     ],
 )
 def test_a_run_that_cannot_be_described_says_why(tmp_path: Path, fields: dict[str, str], reason: str) -> None:
@@ -89,6 +97,77 @@ def test_a_run_that_cannot_be_described_says_why(tmp_path: Path, fields: dict[st
     found = scene_of(run, NOTHING)
     assert isinstance(found, str)
     assert found.startswith(reason)
+
+
+FSDP = {
+    "source": "llm-foundry FSDP H100-80GB (README.md)", "framework": "llm-foundry (Composer + PyTorch FSDP)",
+    "gpu": "H100-80GB-SXM", "num_gpus": "8", "vocab": "50368", "global_batch": "64", "pp": "1", "dp": "8", "zero": "3",
+    "dtype": "bf16", "notes": "kv_heads=4; gated_ffn=1; tied_embeddings=0; cp=1 | fsdp_mixed_precision=DEFAULT",
+}  # fmt: skip
+CLASSIFIER = {
+    "source": "DT-FM slow networks (results)", "framework": "Megatron-LM (DT-FM runs)", "gpu": "V100-16GB",
+    "num_gpus": "6", "gpus_per_node": "2 (2 nodes) and 1 (2 nodes)", "inter_node": "delay 50ms bandwidth 1Gbps",
+    "vocab": "", "global_batch": "12", "pp": "3", "schedule": "GPipe", "recompute": "",
+}  # fmt: skip
+SHARDED_STATE = {
+    "source": "BigScience 176B (chronicles)", "gpu": "A100-80GB-SXM", "zero": "1", "notes": "kv_heads=16; cp=1",
+}  # fmt: skip
+
+
+def test_fully_sharded_runs_are_read_with_their_notes(tmp_path: Path) -> None:
+    [scene] = scenes(tmp_path, FSDP)
+    assert (scene.layout.shards, scene.work.memory_options.zero, scene.work.gathered_bytes) == (8, 3, 2)
+    assert (scene.run.kind, scene.work.framework.gradient_bytes) == ("llm-foundry, H100-80GB, llm-foundry", 4)
+    assert (scene.work.spec.key_value_heads, scene.work.spec.tied) == (4, False)
+    dim, ffn = 1024, 4096
+    assert scene.work.spec.block_weights == 2 * dim * (dim + dim // 4) + 3 * dim * ffn
+    [pure] = scenes(tmp_path, FSDP | {"notes": "fsdp_mixed_precision=PURE"})
+    assert pure.work.framework.gradient_bytes == 2
+    scores = [scene.work.spec.selective_bytes(1, 1024) for scene in (*scenes(tmp_path, {}), pure)]
+    assert scores[0] > scores[1] == 0, "fused attention keeps no scores"
+
+
+def test_nodes_of_several_sizes_a_model_without_head_and_sharded_state_are_read(tmp_path: Path) -> None:
+    uneven, sharded, plain = scenes(tmp_path, CLASSIFIER, SHARDED_STATE, SHARDED_STATE | {"zero": ""})
+    nodes = [
+        device.node for row in zip(*uneven.layout.placement, strict=True) for unit in row for device in unit.devices
+    ]
+    assert nodes == ["node0", "node0", "node1", "node1", "node2", "node3"]
+    assert uneven.layout.schedule == "gpipe"
+    first, _, last = (uneven.layout.unit(0, stage).device_ids[0] for stage in range(3))
+    assert uneven.links.between(first, last)[0] == 0.05
+    assert uneven.work.spec.logits_bytes(1, 1024) == 0
+    assert (sharded.layout.shards, plain.layout.shards) == (2, 1)
+    assert sharded.memory_bytes() < plain.memory_bytes()
+
+
+def test_families_are_whole_words(tmp_path: Path) -> None:
+    sources = ("AMP (NeurIPS22) src/results", "an example of others", "sailor/Planner", "assailor")
+    runs = read_runs(write(tmp_path / "a.csv", [{"source": source} for source in sources]))
+    assert [run.family for run in runs] == ["AMP", "an example of others", "Sailor", "assailor"]
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [("tp", ""), ("seq", "0"), ("layers", "2.5"), ("zero", "4"), ("iter_time_s", "-1"), ("schedule", "dualpipe")],
+)
+def test_a_field_that_cannot_be_read_is_named(tmp_path: Path, column: str, text: str) -> None:
+    with pytest.raises(FileError, match=rf"cannot be read: {column}: found '{text}'; allowed: "):
+        read_runs(write(tmp_path / "a.csv", [{column: text}]))
+
+
+def test_all_tables_of_a_folder_are_read_and_each_run_once(tmp_path: Path) -> None:
+    first = write(tmp_path / "measured_runs.csv", [{"id": "a"}])
+    second = write(tmp_path / "measured_runs_2.csv", [{"id": "b"}])
+    assert data_files(tmp_path) == [first, second]
+    assert data_files(None, {"HPCTRAIN_DATA": str(tmp_path)}) == [first, second]
+    assert data_files(second) == [second]
+    assert [run.id for run in read_tables([first, second])] == ["a", "b"]
+    with pytest.raises(FileError, match="a second time"):
+        read_tables([first, first])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no table"):
+        data_files(tmp_path / "empty")
 
 
 def test_constants_are_found_again_from_runs_made_with_them(tmp_path: Path) -> None:
