@@ -1,4 +1,5 @@
-"""Reads errors of torch.distributed.checkpoint (DCP), and silences its warning about one process alone."""
+"""Reads errors of torch.distributed.checkpoint (DCP), and silences its warning about a process that saves or loads
+alone."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from hpctrain.base.errors import StorageError
 
 @contextlib.contextmanager
 def quiet_alone() -> Iterator[None]:
-    """Silence torch's warning that one process saves or loads alone, which takes that for a mistake."""
+    """Silence torch's warning that a process saves or loads alone, in the `with` block: here that is no mistake."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield

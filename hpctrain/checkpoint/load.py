@@ -31,10 +31,10 @@ class CheckpointReader(dcp.FileSystemReader):
     """Reader of one checkpoint's folder for several calls. Nothing else reads tensors of a checkpoint.
 
     A file is opened only if owner, mode and size are right. The list of tensors (the file `.metadata`) is used only
-    with the right hash, and is read once, because reading that of a large checkpoint takes as long as reading a tensor.
+    with the right hash. It is read once: in a large checkpoint, that takes as long as reading a tensor.
 
     Every other file is hashed once, in the first `load` that needs it, by one of the ranks that need it, so that each
-    rank hashes about the same number of bytes. No rank reads a tensor before all of them have checked their hashes.
+    rank hashes about the same number of bytes. No rank reads a tensor before all ranks have checked their hashes.
     """
 
     _metadata: Metadata | None = None
@@ -67,7 +67,8 @@ class CheckpointReader(dcp.FileSystemReader):
         return self._metadata
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans of all ranks, each with the names of the files that the rank hashes. Called on one rank."""
+        """Return the plans of all ranks, each with the names of the files that the rank hashes. DCP calls this on one
+        rank."""
         readers: dict[str, list[int]] = {}
         for rank, plan in enumerate(plans):
             for name in {self.storage_data[item.storage_index].relative_path for item in plan.items}:
@@ -114,8 +115,8 @@ class CheckpointReader(dcp.FileSystemReader):
         }
 
     def load(self, tensors: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
-        """Load the checkpoint into `tensors` in place. Collective. Each rank reads only the parts that its tensors
-        need, after the hashes of all files that some rank reads were checked, by this call or before.
+        """Load the checkpoint into `tensors` in place. Collective. First, the ranks hash the files that they need and
+        that this reader has not hashed before. Then each rank reads the parts that its tensors need.
 
         Args:
             tensors: this rank's part of the state, by name.
@@ -153,8 +154,8 @@ class CheckpointReader(dcp.FileSystemReader):
 
 
 def share_files(readers: Mapping[str, Sequence[int]], sizes: Mapping[str, int], ranks: int) -> list[list[str]]:
-    """Return the names of the files that each rank hashes: each file once, by a rank that reads it. The largest file
-    comes first, and goes to the one of its readers that has the fewest bytes yet.
+    """Return the names of the files that each rank hashes: each file once, by a rank that reads it. Files are assigned
+    from the largest to the smallest, each to the one of its readers that has the fewest bytes so far.
 
     Args:
         readers: name of a file -> the ranks that read it.

@@ -64,7 +64,11 @@ def folder_name(step: int) -> str:
 
 
 def step_of(checkpoint: Path | None) -> int:
-    """Return the step of a checkpoint, by the name of its folder; 0 for None, the model before training."""
+    """Return the step of a checkpoint, by the name of its folder; 0 for None, the model before training.
+
+    Raises:
+        ValueError: the folder is not called 'step-' and a number.
+    """
     return 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
 
 

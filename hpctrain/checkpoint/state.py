@@ -49,7 +49,7 @@ def collect(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.O
 
 
 def set_optimizer_step(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Set the number of steps that AdamW has done to `step`; its bias correction depends on that number."""
+    """Set AdamW's count of its steps to `step`; its bias correction depends on this count."""
     for _, parameter in parameters:
         optimizer.state[parameter]["step"].fill_(float(step))
 

@@ -61,10 +61,10 @@ def slurmd_argv(layout: LabLayout, name: str, control: CpuController | None) -> 
 
 
 def start_munged(machine: Machine, layout: LabLayout) -> None:
-    """Start munged and wait for its socket.
+    """Start munged and wait for its socket, at most 10 s.
 
     Raises:
-        CommandError: munged ended; the message has the end of its log.
+        CommandError: munged did not start, or ended; the message has the end of its log.
     """
     process, log = _start(machine, layout, "munged", munged_argv(layout))
     machine.wait(lambda: layout.munge_socket.exists() or process.poll() is not None, timeout_s=10.0, pause_s=0.02)
@@ -72,7 +72,11 @@ def start_munged(machine: Machine, layout: LabLayout) -> None:
 
 
 def start_slurmctld(machine: Machine, layout: LabLayout) -> Daemon:
-    """Start slurmctld and return without waiting until it answers."""
+    """Start slurmctld and return without waiting until it answers.
+
+    Raises:
+        CommandError: the program cannot be started.
+    """
     return _start(machine, layout, "slurmctld", slurmctld_argv(layout))
 
 
@@ -81,6 +85,9 @@ def start_slurmd(machine: Machine, layout: LabLayout, name: str, control: CpuCon
 
     Args:
         control: this machine's `cpu` controller; None: without a cgroup.
+
+    Raises:
+        CommandError: the program cannot be started.
     """
     return _start(machine, layout, f"slurmd-{name}", slurmd_argv(layout, name, control))
 

@@ -218,7 +218,7 @@ def parse_rate(text: str) -> float | None:
 
 
 def parse_links(text: str) -> dict[str, bool]:
-    """Return by interface whether it is up.
+    """Return name of an interface -> whether it is up.
 
     Args:
         text: output of `ip -j link show`.

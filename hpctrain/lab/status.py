@@ -87,7 +87,11 @@ def parse_jobs(text: str) -> list[dict[str, Any]]:
 
 
 def node_states(machine: Machine, layout: LabLayout) -> dict[str, NodeState]:
-    """Return the state of each node in Slurm, by name; {} while the controller does not answer."""
+    """Return the state of each node in Slurm, by name; {} if scontrol says that the controller does not answer.
+
+    Raises:
+        CommandError: scontrol cannot be run, or does not end within 30 s.
+    """
     done = machine.try_run(scontrol(layout, "show", "node", "--oneliner"))
     return parse_nodes(done.stdout) if done.code == 0 else {}
 
@@ -143,7 +147,7 @@ def read_lab_status(machine: Machine, layout: LabLayout) -> LabStatus:
     """Return the present state of the lab, from the kernel and Slurm.
 
     Raises:
-        CommandError: the network of the lab is gone.
+        CommandError: the network of the lab is gone, or a command did not end within 30 s.
     """
     controller = bool(daemon_pids(machine, layout.folder, "slurmctld"))
     states = node_states(machine, layout) if controller else {}

@@ -1,4 +1,5 @@
-"""`python -m hpctrain.worker VERB`: starts a process that uses torch. The table `VERBS` has the module of each verb."""
+"""`python -m hpctrain.worker VERB`: starts a process that uses torch. The table `VERBS` has the module of each verb but
+`fork`, the fork server (`forking`)."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ VERBS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run the verb `argv[0]` with the other arguments and return its exit code. An `HpctrainError` is printed as one
-    line on stderr."""
+    """Run the verb `argv[0]` with the other arguments and return its exit code. An `HpctrainError` is printed on
+    stderr, and its exit code is returned."""
     if argv and argv[0] == "fork":
         return forking.main(argv[1:], _run)
     if not argv or argv[0] not in VERBS:

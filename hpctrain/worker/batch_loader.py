@@ -74,8 +74,8 @@ class BatchLoader:
         return SampleBatch(*moved)  # type: ignore[arg-type]
 
     def taken(self, samples: int) -> dict[str, int] | None:
-        """Return corpus folder -> number of its samples among the first `samples` of the run; None if the folders
-        have no weights."""
+        """Return corpus folder -> number of its samples among the first `samples` of the run; None if the stream is no
+        mixture."""
         return self.stream.taken(samples) if isinstance(self.stream, Mixture) else None
 
 

@@ -175,7 +175,7 @@ class Trainer:
     scaler: LossScaler | None = None
     """The loss scale; only with precision fp16."""
     past_scale: LossScale | None = None
-    """Loss scale in the checkpoint that this worker restored, if the checkpoint was written in fp16; else None. It
+    """Loss scale of the state that this worker started from, if the state comes from training in fp16; else None. It
     counts the steps that were skipped, which the optimizer does not count."""
     residuals_dropped: str | None = None
     """Which residuals of the state that the worker started from were not restored, and why; None if all were, or if

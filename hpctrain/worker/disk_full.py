@@ -1,5 +1,5 @@
-"""Repeats the last writes of a run while the disk is full. A run goes on after any other checkpoint that cannot be
-written, but no later checkpoint would replace the last one.
+"""Repeats the last writes of a run while the disk is full. If an earlier checkpoint cannot be written, the run goes on,
+because a later one follows; none follows the last one.
 
 All ranks try together, and all give up when the time limit is over on one of them.
 """

@@ -54,6 +54,7 @@ class StateMemory:
     fits: bool
     """Whether segments and snapshots can hold the state."""
     live: LiveState | None = None
+    """The state of this rank in its segment, once `restore` has returned; None: it lies in the process's own memory."""
     _adopted: MappedSegment | None = field(default=None)
     """The segment that this rank continues on; None if it has a new one."""
     _old: list[MappedSegment] = field(default_factory=list)

@@ -118,6 +118,9 @@ def gather_step_metrics(
         dp_bytes: bytes that this rank sent for the reduction over replicas.
         tp_bytes: bytes that this rank sent for tensor parallelism.
         stop: whether this rank's agent has ordered a stop.
+
+    Raises:
+        Exception: this rank's newest snapshot could not be copied or sent.
     """
     stages = len(trainer.plan.stages)
     times = [0.0] * 3 * stages

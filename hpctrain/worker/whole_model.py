@@ -17,8 +17,8 @@ from hpctrain.worker.weights import copy_weights, fill_of, weights_of
 
 
 def whole_model(run: Run, checkpoint: Path | None) -> nn.Module:
-    """Return the run's whole model on the CPU, in evaluation mode, with a checkpoint's weights in the dtype in which
-    they were saved. The code of an imported model has to be on sys.path.
+    """Return the run's whole model on the CPU, in evaluation mode, with a checkpoint's weights. Parameters have the
+    dtype that they have in training. The code of an imported model has to be on sys.path.
 
     Args:
         checkpoint: folder of a verified checkpoint; None: the model before training.

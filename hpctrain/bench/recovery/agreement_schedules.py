@@ -184,7 +184,7 @@ class _RandomSchedule:
 
     def _at_message(self, node: str, back_s: float | None) -> None:
         """Kill a node at one of its next messages of the agreement, or before it knows the answer of the witness. Start
-        its agent again a second after `back_s` seconds; None: never."""
+        its agent again `back_s` + 1 seconds from now; None: never."""
         process = self._cluster.process(node)
         if process is None:
             return

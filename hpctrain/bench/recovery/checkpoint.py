@@ -68,7 +68,8 @@ class SaveSettings:
 
 def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure four ways of saving (hpctrain's in the background and waited for, torch's `dcp.save` and
-    `dcp.async_save`) in one training process, and loading in several; return the record of the bench.
+    `dcp.async_save`) in one training process, loading in several, and steps with state in memory and with snapshots;
+    return the record of the bench.
 
     Args:
         progress: called with the name of the measurement before it begins.

@@ -132,7 +132,8 @@ def loss_difference(steps: Sequence[TrainedStep], undisturbed: Mapping[int, floa
 
 @dataclass(frozen=True)
 class RecoveryRow:
-    """The faults of one case that one system survived. Figures of time and steps are over the `n` recoveries."""
+    """What the faults of one case cost one system. Figures of time and steps are over the `n` faults after which the
+    job went on."""
 
     case: str
     """Name of the case in `CASES`."""
@@ -155,6 +156,7 @@ class RecoveryRow:
     """Median time from the fault to the end of the first step that had not been done before, less a median step."""
     lost_steps_max: int | None = None
     redone_steps_max: int | None = None
+    """`lost_steps_max`, `redone_steps_max`: largest `lost_steps` and `redone_steps` of the samples."""
     loss_difference_max: float | None = None
     """Largest difference of a loss from that of the run without faults; 0: all are equal, bit by bit. Only for
     hpctrain."""

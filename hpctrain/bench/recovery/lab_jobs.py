@@ -241,7 +241,7 @@ class HpctrainJob(TrainingJob):
 
 
 class PlainJob(TrainingJob):
-    """A job of the plain loop."""
+    """A job of the plain loop, `plain_training`."""
 
     def __init__(self, site: LabSite, number: int) -> None:
         super().__init__(site, number)

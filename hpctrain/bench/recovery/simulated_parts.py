@@ -102,7 +102,7 @@ class SimulatedMesh:
             self._send(node, message)
 
     def is_near(self, node: str) -> bool:
-        """Return True: each agent has a connection to each other."""
+        """Return True: each agent has a connection to every other agent."""
         return True
 
     def take_messages(self) -> list[tuple[str, AgreementMessage]]:
@@ -248,7 +248,7 @@ class SimulatedThread(Executor):
 
 
 class MemoryStore(GenerationStore):
-    """The real store, on the files of the world."""
+    """The real `GenerationStore`, on the files of the simulated disk."""
 
     def __init__(self, process: SimulatedHost) -> None:
         super().__init__(FOLDER / GENERATIONS)
@@ -273,7 +273,7 @@ class MemoryStore(GenerationStore):
 
 
 class SimulatedSource:
-    """Makes records of generations whose members all hold ranks, but for the spares."""
+    """Makes records of generations in which all members but the spares hold ranks."""
 
     def __init__(self, process: SimulatedHost) -> None:
         self._process = process

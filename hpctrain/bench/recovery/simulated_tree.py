@@ -74,7 +74,7 @@ class SimulatedTree(SimulatedMesh):
         self._when_awake(joined)
 
     def note_closed(self, node: str, incarnation: str, leaves: bool = False) -> None:
-        """Note that the connection to an agent has closed, perhaps after the agent has said so."""
+        """Note that the connection to an agent has closed. `leaves` says whether the agent has announced this."""
 
         def closed() -> bool:
             if self._connected.get(node) != incarnation:

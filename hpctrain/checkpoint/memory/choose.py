@@ -24,7 +24,8 @@ class MemoryChoice:
     continued: tuple[int, ...]
     """Rank of the new plan -> the rank of the old plan on whose segment it continues; (): all get new segments."""
     holders: tuple[StateHolder, ...]
-    """The parts that are read, by rank of the old plan: of each rank one, of kind `live` if there is one."""
+    """The parts that are read: one of each rank of the old plan of which a part is left, in the order of ranks. A part
+    of kind `live` is preferred."""
 
 
 def pieces_of(plan: Plan) -> dict[int, Piece]:

@@ -40,9 +40,10 @@ def load_codec_state(
     """Return the state that this rank's reducer continues with, as `Reducer.load_state` takes it, and why a part of
     what the old ranks kept is dropped; None: all of it is kept. Collective.
 
-    With the same layout of ranks and the same codec, each rank gets the state of the old rank of its number. With
-    another layout, residuals of parameters are moved, and all other state (PowerSGD's factors, variances) starts as in
-    a new run. With another codec, or if either plan sums over one replica only, everything is dropped.
+    With the same layout of ranks and the same codec, each rank gets the state of the old rank of its number. With the
+    same codec and another layout, residuals of parameters are moved, and all other state (PowerSGD's factors,
+    variances) starts as in a new run. No residual can be moved if either plan has one replica, or shards over all
+    replicas. With another codec, everything is dropped.
 
     Args:
         segments: those that this rank has mapped.
@@ -111,8 +112,8 @@ def _lost(source: MemorySource, ranks: int) -> str | None:
 
 
 def _replicas(plan: Plan) -> int:
-    """Return over how many replicas a codec sums, each of which has residuals of whole parameters or of its shards of
-    them; 1: it sums in the reduce-scatter of sharded gradients."""
+    """Return over how many copies of the state a codec sums, each of which has residuals of whole parameters or of
+    shards of them. 1: there is one replica, or the codec sums in the reduce-scatter of sharded gradients."""
     return plan.dp // plan.shards
 
 

@@ -72,7 +72,7 @@ class LiveState:
         padded: Mapping[nn.Parameter, Tensor],
         bucket_bytes: int = BUCKET_BYTES,
     ) -> LiveState:
-        """Move parameters and moments into a new segment, which holds no step until `commit`.
+        """Move parameters and moments into a new segment, which counts as empty until `commit`.
 
         Args:
             descriptor: of an empty memfd.

@@ -36,7 +36,7 @@ _SPARE_BYTES = 1 << 16
 
 
 class MappedSegment:
-    """A segment whose bytes are tensors of this process. Changes are seen by every process that has the memory."""
+    """A segment whose bytes are tensors of this process. Every process that maps the same memory sees changes."""
 
     def __init__(self, descriptor: int, ranks: int = 0) -> None:
         """Map a segment.

@@ -58,7 +58,7 @@ def finish_everywhere(segments: Sequence[MappedSegment], step: int, group: dist.
         group: the ranks that restore together.
 
     Raises:
-        SegmentError: a segment cannot be brought to that step.
+        SegmentError: a segment cannot be brought to that step, or none has the step's gradient norm.
     """
     known = next((v for s in segments if (v := read_verdict(s.descriptor, step)) is not None), None)
     everyone: list[tuple[float, float, dict[str, Any] | None, bytes | None] | None] = [None] * dist.get_world_size(
@@ -123,7 +123,7 @@ class _SegmentReader(dcp.StorageReader):
     """Reads chunks in the memory of several ranks for DCP."""
 
     def __init__(self, store: ChunkStore, needed: Mapping[str, int]) -> None:
-        """`needed`: name of a tensor -> how many of its numbers this rank needs."""
+        """Read from `store`; `needed` says for the name of a tensor how many of its numbers this rank needs."""
         self._store = store
         self._needed = needed
         known: dict[str, TensorStorageMetadata] = {}

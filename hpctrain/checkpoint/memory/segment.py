@@ -173,7 +173,7 @@ class SegmentState:
     norm_step: int
     """Newest step whose verdict is known."""
     cursor: int
-    """Twice the number of buckets that are updated in this step, plus 1 while another one is being updated."""
+    """Twice the number of buckets that this step has updated, plus 1 while it updates the next one."""
 
     @property
     def finishable(self) -> bool:

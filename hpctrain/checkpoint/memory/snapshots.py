@@ -159,8 +159,8 @@ class SnapshotRing:
 
     def complete(self, step: int) -> int:
         """Return the step of this rank's newest snapshot if it is complete, here and on the neighbour's node; -1 while
-        it is being made, or before the first. If `every` was given, and the next snapshot is due after this step, wait
-        until the newest is complete.
+        it is being made, or before the first. If the interval is given (`every` of the constructor) and the next
+        snapshot is due after this step, wait until the newest is complete.
 
         Args:
             step: the step under way.
@@ -203,7 +203,7 @@ class SnapshotRing:
         self._pending = self._thread.submit(self._snapshot, step, own)
 
     def wait_copied(self) -> None:
-        """Wait until the state may change."""
+        """Wait until a snapshot that is being made has copied the state, so that the state may change."""
         self._copied.wait()
 
     def close(self) -> None:

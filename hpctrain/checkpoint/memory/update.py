@@ -172,7 +172,7 @@ def clip_factor(norm: Tensor, largest: float) -> Tensor:
 
     Args:
         norm: norm of the whole model's gradient, in double precision. NaN gives the factor 1.
-        largest: what the norm becomes at most.
+        largest: largest norm after clipping.
     """
     return (largest / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0)
 
