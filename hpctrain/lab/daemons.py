@@ -143,7 +143,12 @@ def _is_daemon(argv: Sequence[str], folder: Path, program: str | None) -> bool:
 
 
 def namespace_pids(machine: Machine, namespace: str) -> list[int]:
-    """Return the ids of all processes in a node's network namespace: slurmd, its job steps and their children."""
+    """Return the ids of all processes in a node's network namespace: slurmd, its job steps and their children; [] if
+    there is no such namespace.
+
+    Raises:
+        CommandError: `ip` cannot be run.
+    """
     done = machine.try_run(("ip", "netns", "pids", namespace))
     return [int(word) for word in done.stdout.split()] if done.code == 0 else []
 

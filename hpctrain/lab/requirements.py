@@ -96,6 +96,7 @@ def require_namespaces(machine: Machine) -> None:
 
     Raises:
         RefusedError: the kernel or the container forbids it.
+        CommandError: `ip` cannot be run.
     """
     done = machine.try_run(("ip", "netns", "add", FABRIC))
     if done.code != 0:

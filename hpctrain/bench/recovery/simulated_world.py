@@ -265,7 +265,11 @@ class SimulatedHost:
             self.world.at(delay_s, self._take_turn)
 
     def note_entered(self, record: Generation) -> None:
-        """Note that this process's agent has entered a generation."""
+        """Note that this process's agent has entered a generation.
+
+        Raises:
+            InvariantViolation: the generation's record breaks a rule.
+        """
         self.world.note_record(record)
         self.generation = record.number
         self.world.begun.setdefault(record.number, set()).add(self.incarnation)

@@ -123,6 +123,9 @@ class LiveState:
         Args:
             loss_scale: the loss scale after that step; None without one.
             reducer_state: what reducers keep between steps, by name.
+
+        Raises:
+            OSError: there is no memory for what reducers keep.
         """
         control = self.segment.control
         self.segment.write_slot(step, reducer_state)
@@ -141,6 +144,9 @@ class LiveState:
         Args:
             gradients: this rank's part of each parameter's gradient.
             row: the row of metrics.jsonl of the step, as far as it is known.
+
+        Raises:
+            OSError: there is no memory for what reducers keep, and the row.
         """
         self.segment.write_slot(step, reducer_state, row)
         for target, gradient in zip(self._gradients, gradients, strict=True):
