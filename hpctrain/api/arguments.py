@@ -79,12 +79,14 @@ def folder_of(run: LoadedRun | AnyPath) -> Path:
 
     Raises:
         InputError: there is no such run.
+        UntrustedError: the folder belongs to another user, or others can write to it.
+        FileError: the folder's run.yaml is wrong.
     """
     return run.folder if isinstance(run, LoadedRun) else load_run(run).folder
 
 
 def check_count(name: str, count: int | None) -> None:
-    """Check that a number of nodes is at least 1, or None.
+    """Check that a number is at least 1, or None.
 
     Args:
         name: function and argument, for the message.

@@ -136,6 +136,7 @@ def plan(
     Raises:
         FileError, InputError: a file or an argument is wrong.
         RefusedError: the model fits on no part of the nodes.
+        HpctrainError: the process that builds the run's model failed.
     """
     if max_memory is not None and not 0 < max_memory <= 1:
         raise InputError(f"plan: max_memory: found {max_memory}; allowed: above 0, at most 1")
@@ -200,7 +201,7 @@ def wait(run: LoadedRun | AnyPath, timeout_s: float | None = None, *, progress: 
 
     Raises:
         WaitTimeoutError: the run goes on after `timeout_s`; it is also a TimeoutError.
-        InputError: there is no such run.
+        InputError: there is no such run, or a file of it is damaged or not yours alone.
     """
     clock, say = SystemClock(), reporter(progress)
     deadline = None if timeout_s is None else clock.now() + timeout_s
@@ -233,6 +234,7 @@ def cancel(run: LoadedRun | AnyPath, *, at_once: bool = False) -> str:
         InputError: there is no such run, or nothing to stop.
         RefusedError: the run's job is on another cluster.
         CommandError: Slurm did not cancel the job.
+        StorageError: the run folder cannot be written.
     """
     with owner_only():
         return cancel_run(folder_of(run), at_once, SystemRunner(), SystemClock())

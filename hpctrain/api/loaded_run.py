@@ -129,6 +129,7 @@ class LoadedRun:
 
         Raises:
             FileError: a file of the run is damaged.
+            UntrustedError: the run folder or a file in it belongs to another user, or others can write to it.
         """
         return run_status(self.folder)
 
@@ -193,7 +194,7 @@ class LoadedRun:
             InputError: there is no such checkpoint, the data is missing or has another tokenizer than the run, or the
                 model cannot be cut so.
             CheckpointError: the checkpoint's files differ from what was written.
-            HpctrainError: the process failed.
+            HpctrainError: a process failed.
         """
         if not data:
             raise InputError("data: none was given; name corpus folders, or text")
@@ -226,6 +227,7 @@ class LoadedRun:
             InputError: there is no such checkpoint, or `output` may not be replaced.
             CheckpointError: the checkpoint's files differ from what was written.
             StorageError: the folder cannot be written.
+            HpctrainError: a process that writes the tensors failed.
         """
         if dtype not in BYTES:
             raise InputError(f"dtype: found {dtype!r}; allowed: {', '.join(BYTES)}")
@@ -240,7 +242,7 @@ class LoadedRun:
         """Write the run's report, one HTML file, and return its path. The report needs the package plotly.
 
         Raises:
-            InputError: plotly is not installed.
+            InputError: plotly is not installed, or a file of the run is damaged or not yours alone.
             StorageError: the file cannot be written.
         """
         path = Path(output)

@@ -65,6 +65,7 @@ def train(
         RefusedError: the model does not fit, the topology or the plan is of other nodes, or this is not the program's
             main thread.
         HpctrainError: the run ended before its last step; the message names the run folder.
+        StorageError: the run folder cannot be written.
     """
     _check_thread("train")
     check_count("train: nodes", nodes)
@@ -87,7 +88,8 @@ def resume(
     run: LoadedRun | AnyPath, nodes: int | None = None, *, settings: Mapping[str, Any] | None = None,
     on_step: Callable[[MetricRow], None] | None = None, progress: Progress | None = None,
 ) -> LoadedRun:  # fmt: skip
-    """Go on with a run from its newest checkpoint, as processes of this machine, until all steps are done.
+    """Go on with a run from its newest checkpoint, as processes of this machine, until all steps are done. An interrupt
+    and an exception of `on_step` act as in `train`.
 
     Args:
         run: the run, its folder or its name.
@@ -100,6 +102,7 @@ def resume(
         InputError: there is no such run, it is in use, or a setting may not change.
         RefusedError: every checkpoint that the run had saved is lost, or this is not the program's main thread.
         HpctrainError: the run ended before its last step.
+        StorageError: the run folder cannot be written.
     """
     _check_thread("resume")
     check_count("resume: nodes", nodes)

@@ -28,10 +28,11 @@ def cancel_run(folder: Path, at_once: bool, runner: Runner, clock: Clock) -> str
         at_once: do not wait for a checkpoint to be saved; steps since the last one may be lost.
 
     Raises:
-        InputError: there is nothing to stop, the run's local processes are on another machine, or others can write to
-            the folder.
+        InputError: there is nothing to stop, the run's local processes are on another machine, run.yaml has errors, or
+            the folder is not this user's alone.
         RefusedError: the run's job is on another cluster.
         CommandError: Slurm did not cancel the job.
+        StorageError: the run folder cannot be written.
     """
     folder = folder.resolve()
     check_trusted(folder)
@@ -52,6 +53,10 @@ def cancel_runs(
 
     Runs that wait are stopped before those that train: otherwise, in an array with a limit, one would start in place of
     each that ends.
+
+    Raises:
+        CommandError: Slurm does not say which runs wait; none was stopped.
+        UntrustedError: a run folder or its list of job ids is not this user's alone; none was stopped.
     """
     waiting = _waiting(folders, Slurm(runner))
 

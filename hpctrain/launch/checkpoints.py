@@ -103,6 +103,7 @@ def ask_worker(
     Raises:
         InputError: the worker reported wrong input.
         HpctrainError: the worker reported another error, or ended without an answer.
+        CommandError: the process cannot be started.
     """
     places = {"folder": str(folder.resolve()), "checkpoint": None if checkpoint is None else str(checkpoint.resolve())}
     code, answer = worker_reply(verb, places | question, runner, does)

@@ -50,7 +50,11 @@ def task_command(run: Run, folder: Path, command: Sequence[str]) -> str:
 
 def step_options(run: Run, folder: Path) -> str:
     """Return srun's options for a job step in the run's image, with a trailing space; '' unless pyxis (Slurm's plugin
-    for images) starts the image."""
+    for images) starts the image.
+
+    Raises:
+        InputError: a path cannot be passed to a container runtime.
+    """
     if run.container is None or run.container.runtime != "pyxis":
         return ""
     binds = entry.run_binds(run, folder, {})
@@ -66,8 +70,8 @@ def check_container(container: Container | None, local: bool, which: entry.Which
         which: returns the path of a program by name, or None, as shutil.which does.
 
     Raises:
-        InputError: the image or the source of a bind does not exist. Or a local run needs pyxis, or a program that
-            does not exist on this machine.
+        InputError: the image or the source of a bind does not exist; or a local run needs pyxis, or a program that does
+            not exist on this machine.
     """
     if container is None:
         return

@@ -58,7 +58,7 @@ def evaluate(
         step: step of the checkpoint; 0: the model before training; None: the newest complete checkpoint.
         split: the part of a corpus folder to evaluate; a text is evaluated as a whole.
         samples: most sequences to evaluate of each item of `data`; None: all.
-        processes: number of processes of this machine that share the sequences.
+        processes: number of processes of this machine that share the sequences; with GPUs, one a GPU.
         pp: number of pipeline stages into which each replica of the model is cut, a divisor of `processes`.
         progress: called with the phase in words, and how much of it is done and planned; every second in the phase
             that takes longest, from a thread of its own.

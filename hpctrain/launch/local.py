@@ -34,7 +34,7 @@ def local_nodes(count: int) -> list[str]:
 
 def local_environment(count: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment variables of one of `count` virtual nodes. Unless set already, OMP_NUM_THREADS is the
-    node's equal share of the cores that this process may use.
+    node's equal share of the cores that this process may use, and GLOO_SOCKET_IFNAME the loopback interface.
 
     Args:
         environ: variables to begin with; None: those of this process.
@@ -119,6 +119,10 @@ class LocalNodes:
             log: file for the process's output.
             extra: further arguments of the command.
             keep_fds: file descriptors that the process inherits.
+
+        Raises:
+            CommandError: the process cannot be started.
+            OSError: the log cannot be opened.
         """
         words = program("hpctrain.node") if self.run is None else python_command(self.run, "hpctrain.node")
         argv = [*words, verb, "--folder", str(self.folder), "--node", node]

@@ -46,6 +46,8 @@ def start(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> Lo
 
     Raises:
         StorageError: the run folder cannot be written.
+        InputError: `code` of the run file is no folder, or too large to be code.
+        CommandError: a process cannot be started; the run folder is left.
     """
     folder = make_folder(prepared, base, runner, clock)
     # The node processes hold the lock too: it becomes free when the last of them ends, even if this process dies.
@@ -68,6 +70,7 @@ def resume(
         FileError: the run file or an override is wrong.
         StorageError: the run folder cannot be written; the run's settings are unchanged.
         RefusedError: every checkpoint that the run had saved is lost.
+        CommandError: a process cannot be started; the run's settings are unchanged.
     """
     going = check_resumed(path, count, overrides, runner, from_seed)
     folder = RunFolder(going.path)
@@ -200,6 +203,10 @@ class LocalJob:
 
         Args:
             tick: called every POLL_S seconds while a process runs, and once afterwards.
+
+        Raises:
+            FileError, UntrustedError: events.jsonl or attempts.jsonl is damaged, or not this user's alone.
+            StorageError: attempts.jsonl cannot be written.
         """
         while self.running():
             tick()
@@ -245,6 +252,7 @@ def start_local_job(folder: RunFolder, count: int, lock: FileIO, runner: Runner,
     Raises:
         StorageError: the folder cannot be written.
         CommandError: a process cannot be started.
+        FileError, UntrustedError: a file of the run is damaged, or not this user's alone.
     """
     nodes = local_nodes(count)
     for line in folder.open_attempts():

@@ -140,7 +140,8 @@ def probe_local(
         folder: an empty folder for the probe's files and logs; the caller removes it.
 
     Raises:
-        HpctrainError: the first node's process ended with an error, whose last line is in the message, or hangs.
+        HpctrainError: the first node's process cannot be started, ended with an error, whose last line is in the
+            message, or hangs.
     """
     nodes = local_nodes(count)
     local = LocalNodes(folder, nodes, runner)
@@ -190,6 +191,8 @@ def with_site_defaults(job: ProbeJob, runner: Runner) -> tuple[ProbeJob, list[st
 
     A default is from the profile of this cluster in site.yaml, otherwise from a variable such as SBATCH_ACCOUNT. Inside
     an allocation the job is unchanged, because no job is submitted.
+
+    Raises FileError if site.yaml is wrong.
     """
     if "SLURM_JOB_ID" in os.environ:
         return job, []
@@ -330,8 +333,8 @@ def measure_topology(
         say: called with a line if only a part was measured.
 
     Raises:
-        InputError: the file cannot be written, or this probe has no use for the prior.
-        HpctrainError: the probe failed.
+        InputError, StorageError: the file cannot be written, or (InputError) this probe has no use for the prior.
+        HpctrainError: the probe failed, or srun is not on the path.
     """
     local = isinstance(where, int)
     _check_output(output)

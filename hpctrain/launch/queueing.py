@@ -52,7 +52,7 @@ def with_site(given: RunInputs, site: str | None, slurm: Slurm) -> tuple[RunInpu
         site: name of the profile in site.yaml; None: the first that matches this cluster.
 
     Raises:
-        FileError, InputError: site.yaml is wrong, or has no such profile.
+        FileError, InputError: site.yaml is wrong or has no such profile, or the run file is wrong.
     """
     defaults = site_defaults(site, slurm, os.environ)
     if defaults is None:
@@ -70,7 +70,8 @@ def prepare_submission(given: RunInputs, here: bool, slurm: Slurm, runner: Runne
     Raises:
         FileError, InputError: a file is wrong or missing; or `cluster.kind` is local on a machine with Slurm, and
             `here` is False.
-        RefusedError: the plan is provisional.
+        RefusedError: the plan is provisional, or does not fit the topology.
+        HpctrainError: the process that builds the model failed.
     """
     run = given.run()
     queued = run.cluster.kind == "slurm"
@@ -88,8 +89,11 @@ def check_for_queue(prepared: PreparedRun, slurm: Slurm, clock: Clock, say: Say)
     to be recorded, and what the check found. Nothing is written.
 
     Raises:
-        InputError: there is no Slurm here, or an option cannot be used.
-        RefusedError: no partition takes the job, the model does not fit, or a run that it waits for has failed.
+        InputError: there is no Slurm here, an option cannot be used, or the source of a bind does not exist.
+        RefusedError: no partition takes the job, the model does not fit, a run in the image would fail, or a run that
+            it waits for has failed.
+        HpctrainError: the image cannot be started.
+        CommandError: the controller does not answer, and the run waits for others.
     """
     run, lines = with_sbatch_variables(prepared.run, os.environ)
     say([*lines, *check_before_queueing(run)])
@@ -114,6 +118,7 @@ def queue_run(
         CommandError: sbatch refused the job; nothing is left of the run folder.
         KeptFolderError: the submission failed, and Slurm may have the job nevertheless; the run folder is left.
         StorageError: the run folder cannot be written.
+        InputError: there is no Slurm on the path, or `code` of the run file cannot be copied.
     """
     job = checked.asked
     folder = make_folder(prepared, runs_folder(), runner, clock)
@@ -135,6 +140,8 @@ def start_in_background(prepared: PreparedRun, runner: Runner, clock: Clock, say
     Raises:
         CommandError: the background process of the run (`hpctrain train --resume`) cannot be started.
         StorageError: the run folder cannot be written.
+        InputError: `code` of the run file cannot be copied, or cluster.device is cuda and there are fewer GPUs than
+            nodes.
     """
     count = fewest_nodes(prepared.run)
     say(check_gpus(count, prepared.run.cluster.device, os.environ))
@@ -147,7 +154,11 @@ def start_in_background(prepared: PreparedRun, runner: Runner, clock: Clock, say
 
 
 def script_to_be(job: Run) -> str:
-    """Return the job script of a run whose folder is not made yet."""
+    """Return the job script of a run whose folder is not made yet.
+
+    Raises:
+        InputError: as of `render_job`.
+    """
     return preview(job, runs_folder().resolve() / f"{job.name}-<time>")
 
 

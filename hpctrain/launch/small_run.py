@@ -46,6 +46,11 @@ def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: 
         spec: the run's model.
         rows: sequences in the global batch.
         keys: further keys of the run file.
+        seq_len: tokens of a sequence.
+
+    Raises:
+        OSError: the folder exists, or its parent folder does not.
+        StorageError: the run file cannot be written.
     """
     settings: dict[str, Any] = {
         "steps": NEVER,

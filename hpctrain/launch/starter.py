@@ -42,7 +42,7 @@ class Starter:
     batch: int = 16
     """Sequences per step."""
     lr: float = 1e-4
-    """Learning rate in the paper's experiments (section 4.1)."""
+    """Learning rate; the default is that of the paper's experiments (section 4.1)."""
     checkpoint_every: int = 50
     """Steps between two checkpoints."""
     data: str = "data"

@@ -60,7 +60,11 @@ class ScriptExecutor(SlurmExecutor):
 
 
 def preview(run: Run, folder: Path) -> str:
-    """Return the text of the job script that `submit_job` submits for the run in `folder`."""
+    """Return the text of the job script that `submit_job` submits for the run in `folder`.
+
+    Raises:
+        InputError: as of `render_job`.
+    """
     task = [*python_command(run, "submitit.core._submit", flags=["-u"]), str(folder / "submitit")]
     return render_job(run, folder, task_command(run, folder, task))
 
@@ -73,7 +77,7 @@ def submit_job(folder: RunFolder, run: Run, slurm: Slurm, exclude: Sequence[str]
         exclude: names of nodes that the job excludes, besides those in cluster.sbatch.
 
     Raises:
-        InputError: there is no Slurm on the path.
+        InputError: there is no Slurm on the path, or as of `render_job`.
         CommandError: sbatch refused the job; the message quotes sbatch.
         StorageError: the run folder cannot be written; the job is cancelled.
         KeptFolderError: the submission failed, and Slurm may have the job nevertheless.
@@ -113,6 +117,7 @@ def submit_array(
         CommandError: sbatch refused the array; the message quotes sbatch.
         StorageError: a folder cannot be written; the array is cancelled.
         KeptFolderError: the submission failed, and Slurm may have the array nevertheless.
+        InputError: as of `render_job`.
     """
     for folder, run in runs:
         write_text(folder.path / "job.sh", preview(run, folder.path), mode=0o755)

@@ -55,7 +55,11 @@ class CheckedSweep:
 
     def script_to_be(self) -> str:
         """Return the script of the job array with `<time>` in place of the times in the names of folders that do not
-        exist yet."""
+        exist yet.
+
+        Raises:
+            RefusedError, InputError: as of `render_array`.
+        """
         base = runs_folder().resolve()
         folders = [base / f"{item.name}-<time>" for item in self.named]
         return render_array(self.name, self.jobs, folders, base / f"{self.name}-<time>", self.limit)
@@ -202,6 +206,7 @@ def queue_sweep(sweep: CheckedSweep, slurm: Slurm, runner: Runner, clock: Clock,
         StorageError: a folder cannot be written; no folder of the sweep or its runs is left, and the array is
             cancelled.
         KeptFolderError: the submission failed, and Slurm may have the array nevertheless; the folders are left.
+        InputError: `code` of the run file cannot be copied.
     """
     base, jobs = runs_folder(), sweep.jobs
     with contextlib.ExitStack() as cleanup:

@@ -27,6 +27,7 @@ def worker_reply(
     Raises:
         HpctrainError: the process ended without an answer.
         CommandTimeoutError: the process took longer than `limit_s`.
+        CommandError: the process cannot be started.
     """
     done = runner.run([*WORKER, verb, json.dumps(question), *options], timeout_s=limit_s)
     try:

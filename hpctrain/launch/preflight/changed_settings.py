@@ -51,7 +51,7 @@ def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool =
         from_seed: whether the run begins again, so that the settings need not fit a checkpoint.
 
     Raises:
-        FileError: an override is wrong.
+        FileError: run.yaml or an override is wrong.
         InputError: an override changes a setting that must stay, or a number of steps to one that the newest checkpoint
             has reached already.
     """
@@ -87,8 +87,8 @@ def changes_text(folder: Path, run: Run) -> list[str]:
 def write_changed_settings(folder: RunFolder, run: Run) -> Iterator[None]:
     """Write `run` to the run folder's run.yaml; restore the old settings if the context ends with an error.
 
-    The old settings stay in the folder as run-<n>.yaml. If plans depend on a changed setting,
-    all plans in the folder are renamed.
+    The old settings stay in the folder as run-<n>.yaml. If plans depend on a changed setting, all plans in the folder
+    are renamed, and get their names back after an error.
 
     Raises:
         StorageError: the folder cannot be written.

@@ -49,6 +49,9 @@ def is_usable(topology: Topology, nodes: Sequence[str], now: float) -> bool:
     Args:
         nodes: names of the attempt's nodes.
         now: seconds since 1970.
+
+    Raises:
+        FileError: provenance.created of the topology is no time.
     """
     if topology.provenance.mode == "prior" or topology.verdict.status == "refuse":
         return False
@@ -86,7 +89,8 @@ def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: s
         source: path of the plan file, for the message.
 
     Raises:
-        FileError: the plan's batch or blocks differ from the run's; the message has every difference.
+        FileError: the plan's batch or blocks differ from the run's, or the model cannot be cut into so many stages or
+            tensor-parallel parts; the message has every mistake.
         InputError: a custom schedule is incomplete, or something in the plan cannot be executed.
         RefusedError: the plan is provisional, or uses other nodes.
     """
@@ -145,6 +149,10 @@ def drop_stale_topology(
     Returns:
         Reasons against the topology and the renaming, as lines for a person; [] if nothing is against the topology, or
         the folder has none. A topology that stays may have reasons against it too, such as another driver.
+
+    Raises:
+        UntrustedError: the topology, attempts.jsonl or the run folder is not this user's alone.
+        OSError: the topology cannot be renamed.
     """
     path = folder.path / "topology.json"
     if not path.exists():
@@ -200,6 +208,9 @@ def staleness(
         drivers: version of the GPU driver by node, for the nodes where it is known.
         now: seconds since 1970.
         max_age_days: a topology older than this is stale.
+
+    Raises:
+        FileError: provenance.created of a measured topology is no time.
     """
     words = _other_nodes(topology, nodes) if nodes is not None else []
     if topology.provenance.mode == "published":
@@ -219,6 +230,9 @@ def faults_since(topology: Topology, attempts: Sequence[Mapping[str, Any]], now:
     Args:
         attempts: lines of attempts.jsonl.
         now: seconds since 1970. If the topology's time is later, a clock was wrong, and every fault counts as newer.
+
+    Raises:
+        FileError: provenance.created of the topology is no time.
     """
     made = created_at(topology)
     return [

@@ -40,8 +40,8 @@ def measured_step(runs: Path, run: Run, nodes: frozenset[str], count: int, part:
     Args:
         runs: folder of run folders.
         run: the run that is to be queued.
-        nodes: nodes that its job may get.
-        count: nodes that it asks for.
+        nodes: names of the nodes that its job may get.
+        count: number of nodes that its job asks for.
         part: whether its job has only a part of each node; runs on whole nodes then do not count, nor the other way
             round.
     """

@@ -61,7 +61,8 @@ def resolve_run(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run
         InputError: the data folder is missing, not prepared or too small; the model's vocabulary is smaller than the
             data's; data.tokenizer is not that of the data; an imported model cannot be used; the run file holds a
             secret, or names one that is missing.
-        FileError: a token shard was cut short.
+        FileError: a token shard was cut short, or the Hugging Face folder `model.hf` cannot be used.
+        HpctrainError: the process that builds the model failed.
     """
     check_secrets(run, os.environ)
     run, spec = with_model_sizes(run, runner, code)
@@ -118,6 +119,7 @@ def prepare(given: RunInputs, runner: Runner, count: int | None = None, queued: 
     Raises:
         FileError, InputError: a file is wrong or missing.
         RefusedError: the topology or the plan is for other nodes, or the plan is provisional.
+        HpctrainError: the process that builds the model failed.
     """
     run, spec = resolve_run(given.run(), runner)
     check_container(run.container, not queued, shutil.which)
@@ -155,7 +157,8 @@ def make_folder(
         software: the software of this process, if it is known already; None: the function finds it out.
 
     Raises:
-        InputError: `code` is no folder, or too large to be code.
+        InputError: `code` of the run file is no folder, or too large to be code; or the folder's path holds a control
+            character.
         StorageError: the run folder cannot be written; nothing of it is left.
     """
     folder = create_run_folder(base, prepared.run, prepared.topology, prepared.plan, clock.wall())
@@ -182,6 +185,7 @@ def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tupl
     Raises:
         InputError: the data is not prepared, or something is wrong with the imported model.
         FileError: a Hugging Face folder cannot be used.
+        HpctrainError: the process that builds the model failed.
     """
     run = with_hf_folder(run, lambda error: built_by_transformers(run, error, runner))
     model = run.model

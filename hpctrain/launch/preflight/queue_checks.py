@@ -66,6 +66,7 @@ def check_before_queueing(run: Run) -> list[str]:
     Raises:
         RefusedError: a run in the image would fail.
         HpctrainError: the image cannot be started.
+        InputError: the source of a bind does not exist.
     """
     container = run.container
     if container is None or container.runtime == "pyxis" or run.cluster.node_range[0] < LARGE_NODES:

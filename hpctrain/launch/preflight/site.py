@@ -40,6 +40,9 @@ class SiteDefaults:
         Args:
             overrides: settings on the command line, written key=value; a key that they or the run file set is
                 not taken from the profile.
+
+        Raises:
+            FileError: the run file or an override is wrong.
         """
         taken = missing_keys(run_file, overrides, self.values)
         return [f"from profile '{self.profile}' of {self.path}: {', '.join(taken)}"] if taken else []

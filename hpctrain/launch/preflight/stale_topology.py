@@ -22,6 +22,9 @@ def stale_topology_text(
             does not compare nodes.
         now: seconds since 1970.
         max_age_days: a topology older than this is stale.
+
+    Raises:
+        FileError: provenance.created of the topology is no time.
     """
     if topology is None:
         return []

@@ -56,8 +56,9 @@ cluster.sbatch are not."""
 
 
 SHARED_NODE_OPTIONS = ("exclusive", "oversubscribe", "share")
-"""Options of sbatch that let other jobs onto the job's nodes; --exclusive does so with a value, as in
---exclusive=user. sbatch takes the last of --exclusive and these, and gives one CPU of a node where none are named."""
+"""Options of sbatch that let other jobs onto the job's nodes; --exclusive does so with a value, as in --exclusive=user.
+The last of these options and hpctrain's own --exclusive counts. A job that shares its nodes and names no number of CPUs
+gets one CPU of each."""
 
 
 def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_hand: bool = False) -> str:
@@ -71,7 +72,8 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         by_hand: whether a person submitted the batch job with another script, which has the #SBATCH lines.
 
     Raises:
-        InputError: cluster.sbatch, cluster.setup or the folder's path holds what cannot go into the script.
+        InputError: cluster.sbatch, cluster.setup or the folder's path holds what cannot go into the script, or with
+            pyxis a path cannot be bound into the image.
     """
     check_path(folder)
     # hpctrain does not have the script of a job that a person submitted, so that job is requeued, not submitted anew.
@@ -110,7 +112,11 @@ def direct_command(run: Run, folder: Path) -> str:
 
 def directives(run: Run, folder: Path) -> list[str]:
     """Return the options in the #SBATCH lines, one an item, as '--nodes=4'. Those of cluster.sbatch come last, because
-    sbatch takes the last of two equal options; the others are sorted."""
+    sbatch takes the last of two equal options; the others are sorted.
+
+    Raises:
+        InputError: as of `check_options`, or a value holds a line break or another control character.
+    """
     cluster = run.cluster
     options = [
         f"--job-name={run.name}",
@@ -258,6 +264,7 @@ def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, 
     Raises:
         StorageError: the run folder cannot be written.
         CommandError: bash cannot be started.
+        InputError: as of `render_job`.
     """
     script = folder.path / "job.sh"
     write_text(script, render_job(run, folder.path, direct_command(run, folder.path), submitted=False), mode=0o755)
@@ -330,7 +337,7 @@ def adopt_job(folder: Path, run: Run, job: str) -> list[str]:
     return the argv with which this process becomes the script.
 
     Raises:
-        InputError: cluster.setup cannot go into the script.
+        InputError: as of `render_job`; or the run's list of job ids is not this user's alone.
         StorageError: the run folder cannot be written.
     """
     script = folder / "job.sh"
