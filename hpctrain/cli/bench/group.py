@@ -82,7 +82,8 @@ def show(record: dict[str, Any], console: Console) -> None:
 
 def show_placement(record: dict[str, Any], console: Console) -> None:
     """Print the predicted step of each plan, and how much slower the step is if a plan of the same degrees takes the
-    devices in the order in which the nodes are listed, or in random orders.
+    devices in the order in which the nodes are listed, or in random orders. `record` is that of
+    `hpctrain.bench.planner.placement.measure`.
     """
     orders = record["settings"]["orders"]
     table = Table(
@@ -121,7 +122,8 @@ def _loss(replan: dict[str, Any] | None) -> tuple[str, str]:
 
 def show_own_runs(record: dict[str, Any], console: Console) -> None:
     """Print each run with the errors of its predicted time and memory, without and with the fitted profile; then the
-    mean errors over the runs to which the profile was not fitted.
+    mean errors over the runs to which the profile was not fitted. `record` is that of
+    `hpctrain.bench.planner.own_runs.measure`.
     """
     table = Table(
         "plan", "model", "step", "error %", "with profile", "peak", "error %", "with profile", "load", "",

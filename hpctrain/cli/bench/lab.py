@@ -15,6 +15,9 @@ def on_lab(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict[s
     Args:
         measure: called as `measure(machine, layout, *arguments, say)`; `say` prints on stderr what is being
             measured.
+
+    Raises:
+        InputError: this user is not root, no lab is up, or another command changes the lab.
     """
     from hpctrain.lab.layout import load_layout, state_folder
     from hpctrain.lab.machine import lab_lock, this_machine

@@ -41,7 +41,8 @@ def list_command(here: bool, as_json: bool) -> None:
 
     Runs here lie in ./runs and in $HPCTRAIN_RUNS. Runs elsewhere are read from $XDG_STATE_HOME/hpctrain/history.jsonl
     (by default in ~/.local/state). A run whose folder no longer exists has the state `gone`. In the JSON form, `job_id`
-    is the run's newest job, and null for a run of local processes.
+    is the run's newest job; for a run that `hpctrain submit` started on this machine, the id of its background process;
+    null for a run of `hpctrain train`.
 
     A sweep is one line that counts its runs by state; `hpctrain status SWEEP` shows them one by one. In the JSON form
     each run is an object, and `sweep` is the folder of its sweep, or null.

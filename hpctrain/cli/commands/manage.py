@@ -194,10 +194,10 @@ def prune_command(
 ) -> None:
     """List what old runs and checkpoints would free; remove it with --yes.
 
-    RUNS are run folders, names or job ids, also of sweeps; default: all runs in ./runs and in $HPCTRAIN_RUNS. Of
-    each run, all checkpoints but the newest verified one are listed, and unfinished files of killed writers. With
-    --older-than, old runs are listed as a whole, with their last checkpoint (`hpctrain prune RUN --older-than 0h
-    --yes` removes that run).
+    RUNS are run folders, names or job ids, also of sweeps; default: all runs in ./runs and in $HPCTRAIN_RUNS. Of each
+    run, all checkpoints but the newest verified one (or N, by --keep-checkpoints) are listed, and unfinished files of
+    killed writers. With --older-than, old runs are listed as a whole, with their last checkpoint (`hpctrain prune RUN
+    --older-than 0h --yes` removes that run).
 
     A run that may be alive is never touched: a process holds its folder, its job is in the queue (or Slurm cannot say),
     or its files changed in the last 15 minutes.

@@ -256,6 +256,11 @@ def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
     Args:
         job: id of the batch job in which this process runs.
         run: the run; None: read from its folder.
+
+    Raises:
+        InputError: the run folder is not this user's alone, or a file in it has errors.
+        StorageError: the run folder cannot be written.
+        CommandError: bash cannot be started.
     """
     folder = folder.resolve()
     check_trusted(folder)

@@ -28,6 +28,9 @@ def submit_sweep(
         given: the inputs that all runs share.
         points: what each run sets.
         limit: most runs that train at the same time; None: no limit.
+
+    Raises:
+        HpctrainError: as of `check_sweep` and `queue_sweep`.
     """
     runner, clock = SystemRunner(), SystemClock()
     sweep = check_sweep(given, points, limit, slurm, runner, clock, lambda lines: say(lines, as_json))

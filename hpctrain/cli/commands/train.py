@@ -54,8 +54,8 @@ def train_command(
     run_file: Path | None, count: int | None, topology: Path | None, plan: Path | None, run: Path | None,
     from_seed: bool, overrides: tuple[str, ...], profile: int | None, as_json: bool, dry_run: bool
 ) -> None:  # fmt: skip
-    """Train as local processes: N virtual nodes, each with an agent and its share of the machine: of its GPUs, with
-    a worker for each, or, if there are fewer GPUs than nodes, of its cores, with one worker.
+    """Train as local processes: N virtual nodes, each with an agent and its share of this machine's GPUs, with a worker
+    for each GPU. With fewer GPUs than nodes, all train on CPUs: each node has its share of the cores, and one worker.
 
     Ctrl-C saves a checkpoint and stops; a second Ctrl-C ends everything at once.
     """
@@ -157,6 +157,10 @@ def watch_job(
         steps: number of steps of the run.
         out: stream that shows the lines.
         on_row: called with each new row of metrics.
+
+    Raises:
+        FileError, UntrustedError: a file of the run is damaged, or not this user's alone.
+        StorageError: attempts.jsonl cannot be written.
     """
     clock = SystemClock()
     # After --resume, the run's files also hold earlier attempts.

@@ -59,6 +59,9 @@ def warn_if_stale(
         nodes: nodes that the run gets; None: the nodes of this process's allocation. A process outside an allocation
             does not compare nodes.
         max_age_days: a topology older than this is too old.
+
+    Raises:
+        FileError: provenance.created of the topology is no time.
     """
     for words in stale_topology_text(topology, nodes, SystemClock().wall(), max_age_days):
         click.echo(f"warning: {words}", err=True)

@@ -28,7 +28,12 @@ class RunType(click.ParamType[Path]):
     name = "run"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the run's folder; the error for an unknown run lists where it was looked up."""
+        """Return the run's folder.
+
+        Raises:
+            InputError: there is no such run; the message says where it was looked up.
+            UntrustedError: the folder is another user's, or others can write to it.
+        """
         return value if isinstance(value, Path) else find_run(value, os.environ, Path.cwd())
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
@@ -45,7 +50,13 @@ class RunsType(click.ParamType[NamedRuns]):
     name = "runs"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NamedRuns:
-        """Return the run, or the runs of the sweep; the error for an unknown one lists where it was looked up."""
+        """Return the run, or the runs of the sweep.
+
+        Raises:
+            InputError: there is no such run or sweep, and the message says where it was looked up; or none of the
+                sweep's runs is left, or its sweep.json cannot be used.
+            UntrustedError: a folder is another user's, or others can write to it.
+        """
         return value if isinstance(value, NamedRuns) else find_runs(value, os.environ, Path.cwd())
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
@@ -91,10 +102,14 @@ def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:
 
 
 def numbers_by_node(option: str, texts: Iterable[str]) -> dict[str, float]:
-    """Return the numbers by node, from texts that name node sets: ('n[1-2]=0.5',) -> {'n1': 0.5, 'n2': 0.5}.
+    """Return the numbers by node, from texts that name node sets: ('n[1-2]=0.5',) -> {'n1': 0.5, 'n2': 0.5}. Of several
+    sets with one node, the last one counts.
 
     Args:
         option: option that gave the texts, for errors.
+
+    Raises:
+        InputError: as of `numbers_by_name` and `node_names`.
     """
     return {
         node: value for names, value in numbers_by_name(option, texts).items() for node in node_names(option, names)

@@ -90,7 +90,8 @@ def option_name(param: click.Parameter | None) -> str:
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """The values of Slurm's options on the command line; None for an option that was not given."""
+    """The values of Slurm's options on the command line; None for an option that was not given. Making it raises
+    InputError if `gpus` and `gpus_per_node` name different types."""
 
     partition: str | None = None
     account: str | None = None
@@ -144,7 +145,8 @@ class SlurmOptions:
             environ: its SBATCH_PARTITION names the partition if the run names none.
 
         Raises:
-            InputError: the GPUs do not divide over the nodes, or the run uses no GPUs.
+            InputError: the GPUs do not divide over the nodes, `cluster.nodes` is a range where it decides, or the run
+                uses no GPUs.
             RefusedError: no node that the job may get has GPUs.
         """
         cluster = run.cluster
@@ -230,9 +232,10 @@ class SlurmOptions:
             name: name of the job without `--job-name`.
 
         Raises:
-            InputError: `--nodes` is a range, or the GPUs do not divide over the nodes.
+            InputError: `--nodes` is a range, options contradict each other, or the GPUs do not divide over the nodes.
             RefusedError: no node that the job may get has GPUs.
             CommandError: the number of nodes depends on how many GPUs a node has, and Slurm does not answer.
+            FileError: site.yaml is wrong.
         """
         # The keys of a run file are checked together, as in a run file.
         keys = {key: value for key in ("nodes", "nodelist", "exclude") if (value := getattr(self, key)) is not None}

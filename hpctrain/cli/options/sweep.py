@@ -52,6 +52,7 @@ def expand_sweep(sweeps: Sequence[str], file: Path | None, overrides: Sequence[s
     Raises:
         InputError: a value is wrong, a key is given twice or may not be swept, two runs are equal, or there are too
             many.
+        FileError: the CSV file cannot be read, or a row in it is wrong.
     """
     if not sweeps and file is None:
         return []

@@ -1,2 +1,1 @@
-"""What several commands print: the status of runs, the reasons of a plan, the checks before a job is queued; and the
-console."""
+"""What commands print on a terminal: a console that escapes control characters, progress, and the reasons of a plan."""

@@ -41,7 +41,8 @@ class PastRun(Document):
     folder: str
     """Absolute path of the run folder."""
     job_id: str | None = None
-    """Id of the job that was submitted; absent for a run of local processes."""
+    """Id of the job that was submitted, or of the background process of a run that `submit` started on this machine;
+    absent for a run of `train`."""
     cluster: str | None = None
     """Slurm's name of the cluster; absent if unknown."""
 
