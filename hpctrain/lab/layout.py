@@ -174,9 +174,11 @@ class LabLayout:
             )
 
     def index(self, name: str) -> int:
+        """Return the position of a node in the spec, from 0."""
         return self.names.index(name)
 
     def node(self, name: str) -> LabNode:
+        """Return the node's part of the spec."""
         return self.spec.nodes[self.index(name)]
 
     def namespace(self, name: str) -> str:
@@ -188,6 +190,7 @@ class LabLayout:
         return f"hpctv{self.index(name)}"
 
     def address(self, name: str) -> str:
+        """Return the node's IPv4 address in the lab's network."""
         return str(self.spec.address(self.index(name)))
 
     def bridge(self, name: str) -> str:

@@ -46,9 +46,11 @@ class StateMemory:
     owner: SegmentOwner
     plan: Plan
     clip_norm: float | None
+    """Norm to which gradients are clipped; None: they are not."""
     pipeline: Pipeline
     optimizer: torch.optim.Optimizer
     group: dist.ProcessGroup
+    """All ranks of the generation, with gloo."""
     folder: Path
     """The run folder."""
     fits: bool

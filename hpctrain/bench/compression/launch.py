@@ -54,6 +54,7 @@ class LaunchSettings:
 
     @property
     def dense_steps(self) -> int:
+        """Warm-up steps of the methods that have a warm-up: the first steps, which sum gradients exactly."""
         return max(1, self.warm_steps - 2)
 
 

@@ -62,6 +62,7 @@ class MethodRow:
     loss: float | None
     """Mean loss on validation text after the last step; None where it is infinite or NaN."""
     steps: int
+    """Number of measured steps."""
     choice: str | None
     """The codec's mode that the method auto chose; None for other methods."""
     planned_step_s: dict[str, float] | None

@@ -42,8 +42,11 @@ class ScheduleOutcome:
     """Simulated seconds from the end of the disturbances until all nodes that must train did; None in a schedule of the
     kind `any`."""
     simulated_s: float = 0.0
+    """Simulated seconds of the whole schedule."""
     turns: int = 0
+    """Turns of all agents."""
     messages: int = 0
+    """Messages between agents, heartbeats included."""
 
 
 def run_seed(seed: int) -> ScheduleOutcome:

@@ -159,9 +159,11 @@ class SaveMethods:
         return self._trainer.saver.busy()
 
     def state_bytes(self) -> int:
+        """Return the bytes of the state that is saved."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors().values())
 
     def finish(self) -> None:
+        """Wait until hpctrain's save is done, and check that it succeeded."""
         saved = self._trainer.saver.finished(wait=True)
         assert saved is None or saved.error is None, saved
 

@@ -86,6 +86,7 @@ class TrainedStep:
     """End of the step, seconds since 1970."""
     step_time_s: float
     loss: float
+    """Mean loss of the global batch in nats."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class LabSite:
         return self.run([self.layout.slurm.program(name), *words], check).stdout.strip()
 
     def pids(self, node: str) -> set[int]:
+        """Return the ids of all processes of a node."""
         return set(namespace_pids(self.machine, self.layout.namespace(node)))
 
 

@@ -80,6 +80,7 @@ class RecoverySettings:
     """Steps of the run without faults, with whose losses those after faults are compared; 0: no such run."""
 
     def count(self, system: str) -> int:
+        """Return the number of faults of each case for a system."""
         return self.repeats if system.startswith(OWN) else self.others
 
 

@@ -34,6 +34,7 @@ class LargeJobRow:
     entered_s: float
     """Simulated seconds from the loss until all other agents had entered it."""
     turns: int
+    """Turns of all agents from the loss until all others had entered the next generation."""
     messages: int
     """Messages between agents; a relayed message counts on each of its connections."""
     neighbours: int

@@ -42,6 +42,7 @@ class SegmentOwner:
     generation: int
     rank: int
     plan_sha256: str
+    """SHA-256 of the plan to which `rank` belongs, as hex."""
     ranks: int = 0
     """How many ranks the plan has."""
 

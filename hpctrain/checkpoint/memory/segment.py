@@ -74,6 +74,7 @@ class IndexEntry(Part):
     dtype: Annotated[str, Field(pattern="^[a-z0-9_]{1,32}$")]
     """torch's name of the dtype, as 'float32'."""
     item_bytes: Annotated[int, Field(ge=1, le=16)]
+    """Bytes of one number."""
     shape: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 62)]], Field(max_length=64)]
     """Shape of the whole parameter."""
     chunk_offsets: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 62)]], Field(max_length=64)]
@@ -121,7 +122,7 @@ class SegmentIndex(Part):
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """The header of a segment."""
+    """The header of a segment of `rank` of the plan with `plan_sha256`; `index_crc` is the CRC-32 of the index."""
 
     STRUCT: ClassVar[struct.Struct] = _HEADER
 
