@@ -23,7 +23,7 @@ Answer = TypeVar("Answer")
 
 
 def run_ranks(body: Callable[..., Answer], world: int, *arguments: object) -> Answer:
-    """Call `body(rank, world, *arguments)` in `world` new processes, and return its result on rank 0.
+    """Call `body(rank, world, *arguments)` in `world` new processes, and return what it returned on rank 0.
 
     The machine's cores are divided equally among the processes.
 

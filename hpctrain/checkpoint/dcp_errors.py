@@ -25,7 +25,7 @@ def quiet_alone() -> Iterator[None]:
 
 def failure_reason(error: dcp.api.CheckpointException, path: Path) -> str:
     """Return why DCP could not write to the folder `path`, in one line. The reason is the file system's error if it
-    also refuses a test file in the folder now, else the error of the first rank that failed."""
+    also refuses a test file in the folder now, else the error of the lowest rank that failed."""
     refusal = _refusal(path)
     if refusal is not None:
         return f"{path}: cannot write: {refusal}"
@@ -34,7 +34,7 @@ def failure_reason(error: dcp.api.CheckpointException, path: Path) -> str:
 
 
 def first_failure(error: dcp.api.CheckpointException) -> tuple[int, BaseException]:
-    """Return the number of the first rank that failed, and its error."""
+    """Return the lowest rank that failed, and its error."""
     return min(causes_of(error).items(), key=lambda item: item[0])
 
 

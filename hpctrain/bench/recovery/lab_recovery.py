@@ -125,7 +125,11 @@ def training_as_json(training: TrainingSettings) -> dict[str, Any]:
 
 def summary(lines: Sequence[dict[str, Any]], settings: RecoverySettings) -> dict[str, Any]:
     """Return the rows of the record, and the ratios of hpctrain's times to those of the other systems, over the pairs
-    of faults with the same number."""
+    of faults with the same number.
+
+    Args:
+        lines: the samples as JSON objects; a line with the losses of the run without faults is left out.
+    """
     samples = [FaultSample(**line) for line in lines if "losses" not in line]
     rows: list[RecoveryRow] = []
     ratios: list[ComparisonRow] = []

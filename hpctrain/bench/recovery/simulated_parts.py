@@ -197,7 +197,7 @@ class SimulatedThread(Executor):
         """Called with the result of each call; True kills the process before the agent has it."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Begin a call."""
+        """Begin a call, whose result the future gets at a later simulated time."""
         future: Future[Any] = Future()
         self._waiting.append((future, lambda: fn(*args, **kwargs)))
         self._go_on()

@@ -134,7 +134,8 @@ class SimulatedTree(SimulatedMesh):
         world.at(world.chance.uniform(*world.links.delay_s), answer)
 
     def _reach(self, node: str, incarnation: str, act: Callable[[SimulatedTree], None]) -> None:
-        """Let something happen at another process, as soon as it is reached."""
+        """Call `act` with the connections of the agent of another node, once a message would reach the node; never if
+        the agent is another incarnation by then."""
         world = self._world
 
         def arrive() -> None:

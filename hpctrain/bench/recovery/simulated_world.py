@@ -42,7 +42,7 @@ class InvariantViolation(AssertionError):  # noqa: N818 - it names what it is in
 
 
 class SimulatedPlan(NamedTuple):
-    """As much of a plan as an agent reads."""
+    """The part of a plan that an agent reads."""
 
     ranks: tuple[Any, ...]
     pp: int = 1

@@ -101,7 +101,7 @@ def _no_replicas(source: MemorySource, plan: str) -> str:
 
 
 def _lost(source: MemorySource, ranks: int) -> str | None:
-    """Return how many of the ranks that wrote the state have nothing in any memory; None if all have.
+    """Return in words how many of the ranks that wrote the state have no part left in any memory; None if each has one.
 
     Args:
         ranks: how many ranks wrote it, as the segments' slots say; 0: they kept nothing. The plan in the segments'
@@ -192,8 +192,8 @@ def _moved(
 
 
 def _targets(held: set[int], old: int, new: int) -> dict[int, int]:
-    """Return old replica whose residuals are held -> the new replica that gets them: the one in its place, or after
-    the loss of replicas the one of the same number among those that are left.
+    """Return old replica whose residuals are held -> the new replica that gets them: the one of the same number. If
+    there are fewer new replicas than old ones, the held old replicas are dealt out over the new ones in turn.
 
     Args:
         held: the old replicas.

@@ -173,8 +173,8 @@ class MappedSegment:
         return room[:count]
 
     def _room(self, parity: int, size: int) -> tuple[int, Tensor]:
-        """Return offset and bytes of a slot with at least `size` bytes; the segment grows if the last one is too
-        small."""
+        """Return the offset and the memory of a slot with at least `size` bytes; the segment grows if the present slot
+        of this parity is too small."""
         if parity not in self._slots or self._slots[parity][1].numel() < size:
             offset = -(-os.fstat(self.descriptor).st_size // PAGE) * PAGE
             room = -(-(size + _SPARE_BYTES) // PAGE) * PAGE

@@ -111,7 +111,7 @@ class AdamSettings(Part):
 
 
 class SegmentIndex(Part):
-    """The index of a segment."""
+    """The index of a segment: which tensors are in it and where, and the settings of its optimizer."""
 
     optimizer: AdamSettings
     bucket_bytes: Annotated[int, Field(ge=1 << 14, lt=1 << 40)]
@@ -122,7 +122,7 @@ class SegmentIndex(Part):
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """The header of a segment of `rank` of the plan with `plan_sha256`; `index_crc` is the CRC-32 of the index."""
+    """The header of a segment of `rank` of the plan with hash `plan_sha256`. Offsets are in bytes."""
 
     STRUCT: ClassVar[struct.Struct] = _HEADER
 

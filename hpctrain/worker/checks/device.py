@@ -50,8 +50,8 @@ def check_device(order: CheckOrder) -> CheckResult:
 
 
 def check_attention(order: CheckOrder) -> CheckResult:
-    """Compare each attention kernel of torch, forward and backward, with the same attention in fp64, and return the
-    largest differences, as shares of the largest value in fp64.
+    """Compare each attention kernel of torch, forward and backward, with the same attention in fp64, and return each
+    kernel's largest difference, as a share of the largest value in fp64.
 
     Raises:
         HpctrainError: a kernel's error is above `ATTENTION_ERROR`, or no kernel runs on the device.
