@@ -171,6 +171,7 @@ def submit(
         RefusedError: no partition takes the job, the model does not fit, or this process is inside of a job.
         CommandError: sbatch refused the job.
         StorageError: the run folder cannot be written.
+        HpctrainError: the process that builds the run's model failed, or the run's image cannot be started.
     """
     say, runner, clock = line_reporter(progress), SystemRunner(), SystemClock()
     slurm = Slurm(runner)

@@ -58,6 +58,7 @@ def submit_sweep(
             this process is inside of a job.
         CommandError: sbatch refused the job array.
         StorageError: a folder cannot be written; no folder of the sweep or its runs is left.
+        HpctrainError: the process that builds a run's model failed, or the image cannot be started.
     """
     if not 1 <= len(runs) <= RUNS_MAX:
         raise InputError(f"submit_sweep: runs: found {len(runs)}; allowed: 1 to {RUNS_MAX}")

@@ -69,8 +69,10 @@ def resume(
         InputError: the folder is in use, holds no run, or others can write to it; or a setting may not change.
         FileError: the run file or an override is wrong.
         StorageError: the run folder cannot be written; the run's settings are unchanged.
-        RefusedError: every checkpoint that the run had saved is lost.
+        RefusedError: every checkpoint that the run had saved is lost, or the plan in the folder is provisional.
         CommandError: a process cannot be started; the run's settings are unchanged.
+        HpctrainError: the process that builds the model failed.
+        OSError: topology.json cannot be renamed.
     """
     going = check_resumed(path, count, overrides, runner, from_seed)
     folder = RunFolder(going.path)
@@ -112,6 +114,7 @@ def check_resumed(
     Raises:
         InputError: the folder holds no run, or others can write to it; or a setting may not change.
         FileError: the run file or an override is wrong.
+        HpctrainError: the process that builds the model failed.
     """
     path = path.resolve()
     check_path(path)
@@ -136,6 +139,7 @@ def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:
 
     Raises:
         FileError, InputError: the plan cannot be run.
+        RefusedError: the plan is provisional.
     """
     plan_file = newest_plan(path)
     if plan_file is not None:

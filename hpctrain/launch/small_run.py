@@ -24,7 +24,12 @@ NEVER = 10**9
 
 
 def make_corpus(folder: Path) -> None:
-    """Write a corpus of hpctrain's own source text, which every machine has. Its tokens are bytes."""
+    """Write a corpus of hpctrain's own source text, which every machine has. Its tokens are bytes.
+
+    Raises:
+        InputError: the folder is not empty, or another command is at work there.
+        StorageError: the corpus cannot be written.
+    """
     prepare([Path(hpctrain.__file__).parent], folder, PrepareOptions(valid_fraction=0.1, limit_bytes=400_000))
 
 

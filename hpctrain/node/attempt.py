@@ -66,6 +66,7 @@ def begin(argv: list[str]) -> int:
         InputError: the run folder belongs to another user, others can write to it, or a file in it has errors.
         CommandError: Slurm does not say whether the run's newest job has ended.
         StorageError: the run folder cannot be written.
+        OSError: topology.json cannot be renamed.
     """
     options = _parse("begin", argv)
     folder, job = RunFolder(options.folder), job_of_process(os.environ)
@@ -247,6 +248,7 @@ def _queue_again(folder: RunFolder, run: Run, job: str, slurm: Slurm, same_job: 
 
     Raises:
         CommandError: Slurm refused, or the controller does not answer.
+        UntrustedError: the run folder or its list of job ids is not this user's alone.
     """
     if job != job_id(folder.path):
         return  # another node was slow to end the attempt of a lost script, and had queued it
@@ -301,6 +303,7 @@ def _close_unfinished(folder: RunFolder, run: Run, number: int, job: str | None,
 
     Raises:
         StorageError: the run folder cannot be written.
+        FileError, UntrustedError: a file of the run has errors; or it or the run folder is not this user's alone.
     """
     events, now = read_events(folder.path / "events.jsonl", number), SystemClock().wall()
     state = read_attempt_state(folder, run, number, None, events)

@@ -314,6 +314,7 @@ class GenerationMaker:
 
         Raises:
             RefusedError: the run had saved a checkpoint.
+            FileError, UntrustedError: events.jsonl has errors, or is not this user's alone.
         """
         events = read_events(self.folder / "events.jsonl")
         step = saved_step(events)

@@ -127,6 +127,7 @@ def _in_job(
 
     Raises:
         RefusedError: the job does not run.
+        InputError: the named node is not one of the job's nodes.
     """
     attempts = RunFolder(folder).attempts()
     job = job_id(folder)
@@ -154,6 +155,7 @@ def _here(
 
     Raises:
         RefusedError: the run is not running, or runs on another machine.
+        InputError: the named node is not one of the attempt's nodes.
     """
     holder = lock_holder(folder)
     if holder is None:

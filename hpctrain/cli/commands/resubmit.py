@@ -193,7 +193,8 @@ def _go_on_as_own_job(folder: Path) -> NoReturn:
     A job that Slurm requeued already is the run's job. Any other job becomes the run's job, if the run has ended.
 
     Raises:
-        InputError: the run has not ended, and its job is another one.
+        InputError: the run has not ended, and its job is another one; or as of `become_job`, whose other errors are
+            raised, too.
     """
     job = begin_own_job()
     if job_id(folder) != job:

@@ -71,7 +71,11 @@ def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool =
 
 def changes_text(folder: Path, run: Run) -> list[str]:
     """Return lines that tell a person which settings of `run` differ from those in the run folder, under which name
-    the old settings are kept, and which plans `write_changed_settings` renames; [] without differences."""
+    the old settings are kept, and which plans `write_changed_settings` renames; [] without differences.
+
+    Raises:
+        FileError, UntrustedError: run.yaml has errors; or it or the folder is not this user's alone.
+    """
     before = run_of(folder)
     old, new = before.to_json(), run.to_json()
     keys = [key for key in _changed(old, new) if key != "optimizer.steps_changed"]
@@ -92,6 +96,7 @@ def write_changed_settings(folder: RunFolder, run: Run) -> Iterator[None]:
 
     Raises:
         StorageError: the folder cannot be written.
+        FileError, UntrustedError: run.yaml has errors; or it or the folder is not this user's alone.
     """
     path = folder.path / "run.yaml"
     before, text = run_of(folder.path), read_owned(path).decode("utf-8")
@@ -125,7 +130,12 @@ def _plan_inputs(run: Run) -> list[object]:
 
 def put_stale_plans_aside(folder: RunFolder, before: Run, after: Run) -> list[tuple[Path, Path]]:
     """Rename the plans in a run folder if a setting that plans depend on differs between `before` and `after`; return
-    the old and the new path of each renamed plan."""
+    the old and the new path of each renamed plan.
+
+    Raises:
+        FileError, UntrustedError: attempts.jsonl has errors; or it or the folder is not this user's alone.
+        OSError: a plan cannot be renamed.
+    """
     if _plan_inputs(after) == _plan_inputs(before):
         return []
     attempt = len(folder.attempts())
