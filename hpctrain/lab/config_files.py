@@ -158,7 +158,7 @@ class CpuController:
         return self.node_group(name) / "cgroup.procs"
 
     def limit_files(self, group: Path, cores: float) -> list[tuple[Path, str]]:
-        """Return the (file, text) pairs to write so that the cgroup `group` gets the time of `cores` cores."""
+        """Return the (file, text) pairs to write so that the cgroup `group` gets the time of at most `cores` cores."""
         quota_us = round(cores * PERIOD_US)
         if self.version == 1:
             return [(group / "cpu.cfs_period_us", str(PERIOD_US)), (group / "cpu.cfs_quota_us", str(quota_us))]

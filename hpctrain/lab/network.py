@@ -156,7 +156,7 @@ def shape_commands(layout: LabLayout, name: str, direction: Direction, rate: str
 
 
 def link_command(layout: LabLayout, name: str, up: bool) -> Command:
-    """Return the command that sets a node's link up or down, at the bridge's end."""
+    """Return the command that sets a node's link up (or with `up` false down), at the bridge's end."""
     return _ip(FABRIC, "link", "set", layout.port(name), "up" if up else "down")
 
 

@@ -50,7 +50,7 @@ def make_deterministic() -> None:
     """Make torch choose deterministic algorithms. Call this before anything runs on a CUDA device.
 
     An operation without a deterministic algorithm raises an error that names it. The order of samples, the initial
-    weights and sums over ranks need no setting: with one plan they are always deterministic.
+    weights and sums over ranks need no setting: under one and the same plan they are always deterministic.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     torch.use_deterministic_algorithms(True)

@@ -158,7 +158,8 @@ class StateMemory:
             raise self._unusable(segments, error) from error
 
     def _compressed(self) -> list[tuple[int, IndexEntry]]:
-        """Return number and place of this rank's parameters whose gradients the codec may compress."""
+        """Return for each of this rank's parameters whose gradient the codec may compress its number among them all and
+        its entry of the index."""
         layers: Layers = getattr(self.plan.codec, "layers", "all")
         index = describe(self.pipeline.parameters(), self.optimizer, self.clip_norm, self._padded(), BUCKET_BYTES)
         entries = enumerate(index.entries)

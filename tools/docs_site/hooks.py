@@ -23,14 +23,15 @@ _TEXT_ABOVE_LIST = re.compile(r"^(?! {4}|[-*|>#]|\d+\. )(\S.*)\n(?=- |1\. )", re
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Replace each folder in the navigation by its pages, and name the anchors of headings as viewers of git do."""
+    """Replace each folder in the navigation by its pages, name the anchors of headings as viewers of git do, and return
+    the configuration."""
     config.nav = with_pages(config.nav, Path(config.docs_dir))
     config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from outside docs/."""
+    """Add the pages from outside docs/, and return all files."""
     for page, source in FROM_OUTSIDE.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     return files

@@ -139,8 +139,8 @@ def simulated_probe(
     progress: Callable[[str, int, int], None] | None = None,
     clock: SimulatedClock | None = None,
 ) -> ProbeOutcome:
-    """Run a whole probe on a simulated fabric with the real coordinator. The times of the outcome are those of the
-    simulated clock.
+    """Run a whole probe on a simulated fabric with the real coordinator, and return its outcome, whose times are those
+    of the simulated clock.
 
     Args:
         failures: nodes that fail during the probe; None: none.

@@ -112,6 +112,10 @@ def train_all(
     The method `REFERENCE`, with which the others are compared, is trained with every seed even if it is not among
     `methods`.
 
+    Args:
+        path: the file of the rows.
+        progress: called with the number of trainings before the first one.
+
     Raises:
         InputError: the file has rows of other settings or another sample text, or this machine has no file for the
             sample text.

@@ -133,6 +133,7 @@ def measure(
 
     Args:
         places: the sites, each opened when its turn comes and closed after it.
+        progress: called with the methods, nodes and link of each launch before it begins.
         together: number of methods in one launch; their rows are stored when it ends. None: all of them.
 
     Raises:

@@ -212,6 +212,9 @@ def measure(
     """Shape the links of the lab's first two nodes to each rate in turn, and measure with the probe and with iperf3.
     Then restore the links' rates, and return the record of the bench.
 
+    Args:
+        progress: called with the rate and the nodes before each rate.
+
     Raises:
         InputError: iperf3 is not installed, or the lab has only one node.
         CommandError: a command failed.

@@ -50,7 +50,7 @@ class ScheduleOutcome:
 
 
 def run_seed(seed: int) -> ScheduleOutcome:
-    """Run the schedule of a seed.
+    """Run the schedule of a seed, and return its outcome.
 
     Raises:
         InvariantViolation: a rule was broken; the message names the faults of the schedule.

@@ -67,6 +67,7 @@ def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) ->
     """Kill the ranks `count` times, and check the checkpoints after each kill; return the record of the bench.
 
     Args:
+        progress: called with the number of kills before the first one.
         seed: seed of the moments of the kills and of the model.
 
     Raises:

@@ -67,7 +67,7 @@ class TrainingSettings:
 
 
 def spec_of(state_bytes: int) -> DecoderSpec:
-    """Return a model whose parameters and moments take at least `state_bytes` bytes."""
+    """Return the spec of a model whose parameters and moments take at least `state_bytes` bytes."""
     dim = 512 if state_bytes > 50e6 else 64
     for layers in range(1, 10_000):
         spec = DecoderSpec(layers=layers, dim=dim, heads=dim // 64, vocab=BYTES_VOCABULARY)
@@ -110,7 +110,7 @@ class LabSite:
         return {**os.environ, **own, **runs, **torchrun}
 
     def run(self, argv: Sequence[str], check: bool = True) -> CommandResult:
-        """Run a command with the jobs' environment.
+        """Run a command with the jobs' environment, and return its exit code and output.
 
         Raises:
             CommandError: with `check`, the command failed.

@@ -210,7 +210,8 @@ class _LabBench:
                     break
 
     def _fault(self, job: TrainingJob, case: str, system: str, number: int) -> FaultSample:
-        """Cause a fault at a random moment, the same for all systems, and wait until the job has caught up."""
+        """Cause a fault at a random moment, the same for all systems, wait until the job has caught up, and return what
+        the fault cost."""
         site, settings, clock = self._site, self._settings, self._site.machine.clock
         chance = random.Random(f"{case} {number}")
         begin = (job.steps() or [TrainedStep(0, 0, 0.0, 0.0, 0.0)])[-1].step

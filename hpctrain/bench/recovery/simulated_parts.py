@@ -81,7 +81,7 @@ class SimulatedMesh:
         self._arrived.append((node, incarnation))
 
     def exchange(self, now: float, announcement: Announcement, at_once: bool = False) -> None:
-        """Take in what has arrived, and send a heartbeat if one is due."""
+        """Take in what has arrived, and send a heartbeat if one is due, or in any case with `at_once`."""
         arrived, self._arrived = self._arrived, []
         for node, content in arrived:
             if isinstance(content, Announcement):
@@ -106,7 +106,7 @@ class SimulatedMesh:
         return True
 
     def take_messages(self) -> list[tuple[str, AgreementMessage]]:
-        """Return what has arrived since the last call."""
+        """Return (sender, message) for each message of the agreement that has arrived since the last call."""
         messages, self._messages = self._messages, []
         return messages
 
@@ -178,7 +178,7 @@ class SimulatedGroup:
         """Never called: no schedule asks a run to stop."""
 
     def kill(self) -> bool:
-        """End the workers."""
+        """End the workers. Return True: none of them stays in a call of the system."""
         self._process.training = self._exit_code = self.hangs_since = None
         self._process.note_end()
         return True

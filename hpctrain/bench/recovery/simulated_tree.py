@@ -46,7 +46,7 @@ class SimulatedTree(SimulatedMesh):
         return self._routing.views()
 
     def take_messages(self) -> list[tuple[str, AgreementMessage]]:
-        """Return what has arrived since the last call."""
+        """Return (sender, message) for each message of the agreement that has arrived since the last call."""
         return self._routing.take_messages()
 
     def send(self, nodes: Collection[str], message: AgreementMessage) -> None:
@@ -88,7 +88,8 @@ class SimulatedTree(SimulatedMesh):
         self._when_awake(closed)
 
     def exchange(self, now: float, announcement: Announcement, at_once: bool = False) -> None:
-        """Take in what arrived during a pause, dial, and send what is due."""
+        """Take in what arrived during a pause, dial, and send what is due; with `at_once` also a heartbeat that is not
+        due yet."""
         waiting, self._waiting = self._waiting, []
         for act in waiting:
             act()
@@ -151,6 +152,6 @@ class SimulatedTree(SimulatedMesh):
 
 
 def tree_of(process: Any) -> SimulatedTree:
-    """Return the connections of a process in a tree."""
+    """Return the connections of the agent of a process, in a world whose agents form a tree."""
     assert isinstance(process.mesh, SimulatedTree), "all processes of a world are in the tree or none is"
     return process.mesh

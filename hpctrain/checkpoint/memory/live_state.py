@@ -73,7 +73,8 @@ class LiveState:
         padded: Mapping[nn.Parameter, Tensor],
         bucket_bytes: int = BUCKET_BYTES,
     ) -> LiveState:
-        """Move parameters and moments into a new segment, which counts as empty until `commit`.
+        """Move parameters and moments into a new segment, and return them as a `LiveState`. The segment counts as empty
+        until `commit`.
 
         Args:
             descriptor: of an empty memfd.
@@ -106,8 +107,8 @@ class LiveState:
         clip_norm: float | None,
         padded: Mapping[nn.Parameter, Tensor],
     ) -> LiveState:
-        """Make parameters and moments the bytes of a segment that has the state of a step. Nothing is copied. The other
-        arguments are those of `fill`.
+        """Make parameters and moments the bytes of a segment that has the state of a step, and return them as a
+        `LiveState`. Nothing is copied. The other arguments are those of `fill`.
 
         Raises:
             SegmentError: the segment is of other parameters, or of another optimizer.

@@ -367,8 +367,8 @@ class Control:
 
 
 def read_slot_index(descriptor: int, slot: tuple[int, int]) -> tuple[dict[str, tuple[str, list[int], int, int]], int]:
-    """Return name -> (dtype, shape, offset, bytes) of a slot's tensors, and the place in the segment from which offsets
-    count: the end of the slot's index, rounded up to `ALIGNMENT`.
+    """Return name -> (dtype, shape, offset, bytes) of the tensors of a slot (offset, bytes), and where in the segment
+    their offsets begin: at the end of the slot's index, rounded up to `ALIGNMENT`.
 
     Raises:
         SegmentError: the slot is damaged.

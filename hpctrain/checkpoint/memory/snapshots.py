@@ -56,8 +56,8 @@ class _Layout:
     """How many ranks the plan has."""
 
     def prepare(self, pair: Pair) -> tuple[MappedSegment, MappedSegment]:
-        """Map the memory for two snapshots. Snapshots of the same rank, plan and generation that lie there already
-        stay. Gradients and undo area of a snapshot are never written, and so take no memory."""
+        """Map the memory for two snapshots, and return both. Snapshots of the same rank, plan and generation that lie
+        there already stay. Gradients and undo area of a snapshot are never written, and so take no memory."""
         for descriptor in pair:
             if os.pread(descriptor, PAGE, 0) != self.head[:PAGE]:
                 os.ftruncate(descriptor, 0)

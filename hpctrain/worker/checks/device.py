@@ -35,8 +35,8 @@ KERNELS = {
 
 
 def check_device(order: CheckOrder) -> CheckResult:
-    """Multiply matrices on the device, in a process that the fork server forked: CUDA works there only if it was not
-    used before the fork.
+    """Multiply matrices on the device, in a process that the fork server forked, and return the device's name as the
+    figure. CUDA works there only if it was not used before the fork.
 
     Raises:
         HpctrainError: the product is wrong.

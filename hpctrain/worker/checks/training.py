@@ -39,7 +39,7 @@ PLAN_FILE = "given.json"
 
 
 def check_reference(order: CheckOrder) -> CheckResult:
-    """Train five steps in one process in fp32. The losses are the reference of the other checks.
+    """Train five steps in one process in fp32, and return the losses. They are the reference of the other checks.
 
     Raises:
         HpctrainError: the loss did not fall, or is not finite.
@@ -51,7 +51,7 @@ def check_reference(order: CheckOrder) -> CheckResult:
 
 
 def check_plan(order: CheckOrder) -> CheckResult:
-    """Train by a plan. The losses must be those of one process, within `TOLERANCE`.
+    """Train by a plan, and return the losses. They must be those of one process, within `TOLERANCE`.
 
     Raises:
         HpctrainError: they are not.
@@ -60,7 +60,7 @@ def check_plan(order: CheckOrder) -> CheckResult:
 
 
 def check_precision(order: CheckOrder) -> CheckResult:
-    """Train in bf16 or fp16. The losses must be those of fp32, within `PRECISION_TOLERANCE`.
+    """Train in bf16 or fp16, and return the losses. They must be those of fp32, within `PRECISION_TOLERANCE`.
 
     Raises:
         HpctrainError: they are not.
@@ -70,8 +70,8 @@ def check_precision(order: CheckOrder) -> CheckResult:
 
 
 def check_compiled(order: CheckOrder) -> CheckResult:
-    """Train with blocks that torch.compile compiled. The losses must be those without compile, within ten times
-    `TOLERANCE`.
+    """Train with blocks that torch.compile compiled, and return the losses. They must be those without compile, within
+    ten times `TOLERANCE`.
 
     Raises:
         HpctrainError: they are not.
@@ -81,7 +81,7 @@ def check_compiled(order: CheckOrder) -> CheckResult:
 
 def check_checkpoint(order: CheckOrder) -> CheckResult:
     """Save a checkpoint while the next step changes the weights, then load it into the same trainer. The loaded
-    weights must be the saved ones, bit by bit.
+    weights must be the saved ones, bit by bit. Return the checkpoint's size and the time that the step waited for it.
 
     Raises:
         HpctrainError: they are not, the step changed no weight, or the checkpoint cannot be written or loaded.
