@@ -142,7 +142,7 @@ class RecoveryRow:
     n: int
     """Faults after which the job made further steps."""
     not_recovered: int
-    """Faults after which it did not, within the limit."""
+    """Faults after which the job made no further step within the limit."""
     step_s: float
     """Median duration of a step before the faults."""
     median_s: float | None = None

@@ -99,7 +99,7 @@ def _save(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, step:
 
 
 def _load(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the newest saved state, if there is one, and return the number of its step."""
+    """Load the newest saved state, if there is one. Return the number of its step, and 0 without a saved state."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)

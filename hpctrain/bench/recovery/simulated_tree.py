@@ -33,7 +33,7 @@ class SimulatedTree(SimulatedMesh):
 
     @property
     def turn_s(self) -> float:  # type: ignore[override]
-        """Longest time until the next turn of the agent."""
+        """Longest time until the next turn of the agent, in simulated seconds."""
         return FORWARD_S if self._routing.has_news else HEARTBEAT_S
 
     @property

@@ -123,7 +123,7 @@ class BucketedUpdate:
 
         Args:
             step: the step that the update ends.
-            verdict: its verdict, which the segment has. If the norm is not finite, nothing changes.
+            verdict: its verdict, which the segment has. If the norm is not finite, no weight changes.
             gradients: number of a parameter in the index -> its flat gradient, reduced and not clipped. The returned
                 tensors are clipped in place.
         """
