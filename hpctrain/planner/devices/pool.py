@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -106,19 +107,20 @@ class DevicePool:
 
 
 def make_device_pool(run: Run, topology: Topology, profile: CalibrationProfile | None = None) -> DevicePool:
-    """Return the pool of devices of the requested kind, on nodes that are not excluded, are no spares and reach each
-    other.
+    """Return the pool of devices of the requested kind, on nodes that are not excluded, are no spares, reach each other
+    and have figures of the links between them.
 
     Args:
         profile: factors from measured steps, applied to the probed figures of devices and links; None: no factors.
 
     Raises:
         RefusedError: no device of the requested kind remains, or there are no more usable nodes than spares.
-        InputError: a figure that the cost model needs is missing.
+        InputError: a figure that the cost model needs is missing, or no two nodes have a link with figures.
     """
     notes: list[str] = []
     kind = _device_kind(run, topology)
-    nodes = _usable_nodes(run, topology, kind, notes)
+    costs = LinkCost(topology)
+    nodes = _connected(_usable_nodes(run, topology, kind, notes), topology, costs, notes)
     devices: list[DeviceSpec] = []
     for node in nodes:
         for device in _devices(run, topology, node, kind):
@@ -126,7 +128,7 @@ def make_device_pool(run: Run, topology: Topology, profile: CalibrationProfile |
     devices = _without_spares(devices, run.recovery.spares, notes)
     if profile is not None:
         devices = [device.slower(profile.compute.get(device.type, 1.0)) for device in devices]
-    links = Links(LinkCost(topology), 1.0 if profile is None else profile.communication or 1.0)
+    links = Links(costs, 1.0 if profile is None else profile.communication or 1.0)
     return DevicePool(tuple(devices), links, tuple(dict.fromkeys(notes)), profile)
 
 
@@ -153,10 +155,36 @@ def _usable_nodes(run: Run, topology: Topology, kind: str, notes: list[str]) -> 
         )
     if excluded:
         notes.append(f"Left out on the probe's advice: {', '.join(excluded)}.")
-    apart = vertex_cover([node.id for node in nodes], topology.fabric.broken)
+    return nodes
+
+
+def _connected(nodes: list[Node], topology: Topology, costs: LinkCost, notes: list[str]) -> list[Node]:
+    """Return the nodes without as few as possible of them, so that the link between any two is not broken and has
+    figures.
+
+    Args:
+        notes: gets sentences that name the nodes that are left out.
+
+    Raises:
+        InputError: of several nodes, no two have a link with figures.
+    """
+    names = [node.id for node in nodes]
+    apart = vertex_cover(names, topology.fabric.broken)
     if apart:
         notes.append(f"Left out because the probe could not measure links between them and others: {', '.join(apart)}.")
-    return [node for node in nodes if node.id not in apart]
+    names = [name for name in names if name not in apart]
+    unknown = costs.unknown_pairs(names)
+    if unknown and len(unknown) == math.comb(len(names), 2):
+        pair = " and ".join(unknown[0])
+        raise InputError(
+            f"topology: fabric.links: no alpha_s and beta_s_per_byte between {pair}, nor between any other nodes; run "
+            "`hpctrain probe`, or plan for one node with --nodelist"
+        )
+    if unmeasured := vertex_cover(names, unknown):
+        notes.append(
+            f"Left out because the topology has no figures of links between them and others: {', '.join(unmeasured)}."
+        )
+    return [node for node in nodes if node.id not in {*apart, *unmeasured}]
 
 
 def _devices(run: Run, topology: Topology, node: Node, kind: str) -> Sequence[Device]:

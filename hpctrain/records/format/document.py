@@ -110,7 +110,7 @@ class Document(Part):
         if not self.schema_:
             object.__setattr__(self, "schema_", expected)
         elif self.schema_ != expected:
-            raise ValueError(f"schema is {self.schema_!r}, this version reads {expected!r}")
+            raise ValueError(f"schema: found {self.schema_!r}; this version reads {expected!r}")
 
     def sha256(self) -> str:
         """Return the SHA-256 of the content in hexadecimal digits, independent of white space and key order."""

@@ -5,27 +5,28 @@ from __future__ import annotations
 from pydantic import Field
 
 from hpctrain.records.format.document import Part
+from hpctrain.records.topology.figures import Count, Level, PositiveSecondsPerByte, Rate, Ratio, Seconds, SecondsPerByte
 
 
 class Latency(Part):
     """Latency of a small message over one link: half the round trip."""
 
-    min: float
+    min: Seconds
     """Minimum, seconds."""
-    p50: float
+    p50: Seconds
     """Median, seconds."""
-    p95: float
+    p95: Seconds
     """95th percentile, seconds."""
 
 
 class BackendFigures(Part):
     """Model of a message over torch's communication backend: time = alpha + beta × bytes for messages of all sizes."""
 
-    alpha_s: float
+    alpha_s: Seconds
     """Start-up time of a message, seconds."""
-    beta_s_per_byte: float = Field(gt=0)
+    beta_s_per_byte: PositiveSecondsPerByte
     """Time per byte of a message, seconds."""
-    break_bytes: int | None = None
+    break_bytes: Count | None = None
     """Smallest measured size in bytes of a large message, if small and large messages lie on different lines; None if
     no such break was found. With a break, `alpha_s` is fitted to the small messages and `beta_s_per_byte` to the large
     ones.
@@ -45,21 +46,21 @@ class LinkFigures(Part):
 
     latency_s: Latency | None = None
     """Latency of a small message."""
-    isolated_bytes_per_s: float | None = None
+    isolated_bytes_per_s: Rate | None = None
     """Isolated bandwidth: measured by the receiver, while only `concurrency` pairs sent."""
-    loaded_bytes_per_s: float | None = None
+    loaded_bytes_per_s: Rate | None = None
     """Loaded bandwidth: measured while all pairs of the round sent."""
-    concurrency: int | None = None
+    concurrency: Count | None = None
     """Number of pairs that sent while `isolated_bytes_per_s` was measured."""
-    alpha_s: float | None = None
+    alpha_s: Seconds | None = None
     """Start-up time of a TCP message, seconds: alpha in time = alpha + beta × bytes."""
-    beta_s_per_byte: float | None = None
+    beta_s_per_byte: SecondsPerByte | None = None
     """Time per byte of a TCP message, seconds: beta in time = alpha + beta × bytes."""
-    break_bytes: int | None = None
+    break_bytes: Count | None = None
     """Smallest measured size in bytes of a large message, if small and large messages lie on different lines; None if
     no such break was found. With a break, `alpha_s` is fitted to the small messages and `beta_s_per_byte` to the large
     ones."""
-    jitter: float | None = None
+    jitter: Ratio | None = None
     """95th percentile of the latency divided by its median."""
     cpu_contended: bool | None = None
     """Whether a CPU, and not the network, limited the bandwidth."""
@@ -70,7 +71,7 @@ class LinkFigures(Part):
     backend: dict[str, BackendFigures] = {}
     """Training backend (gloo, nccl) -> figures of messages over it. If present, the planner uses them in place of the
     TCP figures."""
-    n: int | None = None
+    n: Count | None = None
     """Number of slices of the transfer whose median rate is `isolated_bytes_per_s`."""
     inferred: bool = False
     """Whether the figures were not measured, but taken from the link class."""
@@ -110,15 +111,15 @@ class LinkClass(Part):
 
     id: str
     """Name of the class; `class` of a link is this name."""
-    alpha_s: float
+    alpha_s: Seconds
     """Start-up time of a TCP message, seconds: alpha in time = alpha + beta × bytes."""
-    beta_s_per_byte: float
+    beta_s_per_byte: SecondsPerByte
     """Time per byte of a TCP message, seconds: beta in time = alpha + beta × bytes."""
-    pairs: int
+    pairs: Count
     """Number of measured pairs from which the figures were taken."""
     backend: dict[str, BackendFigures] = {}
     """Training backend (gloo, nccl) -> figures of messages over it."""
-    level: int | None = None
+    level: Level | None = None
     """The class has the pairs whose lowest common cluster of nodes is at this level of switches (1: next to the nodes).
     0: pairs without a common cluster. Absent: all pairs."""
 

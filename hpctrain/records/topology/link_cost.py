@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import combinations
 
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Topology
@@ -10,7 +12,9 @@ from hpctrain.records.topology.topology import Topology
 INTRA_NODE_LATENCY_S = 5e-6
 """Assumed alpha of a message between two devices of one node: a kernel launch on each side. A probe does not measure
 it."""
-
+INTRA_NODE_BYTES_PER_S = 1e10
+"""Assumed bandwidth of messages between two devices of one node if neither this bandwidth nor the memory bandwidth of
+any device was measured."""
 
 Cost = tuple[float, float]
 """(alpha in seconds, beta in seconds per byte) of a message: time = alpha + beta × bytes."""
@@ -19,6 +23,7 @@ Cost = tuple[float, float]
 class LinkCost:
     """Times of messages between the nodes of a topology, as alpha and beta of time = alpha + beta × bytes. The figures
     of a pair are those of its link, else of the pair matrix, else of its link class, else of the slowest link class.
+    Without link classes, a pair without figures is unknown.
 
     A run's messages go over its training backend. If the backend was measured for only some pairs of a link class, the
     TCP figures of the other pairs are multiplied by the class's ratio of backend to TCP, so that all figures are
@@ -38,21 +43,29 @@ class LinkCost:
                     self._costs[ends] = cost if figures.backend else _over_backend(cost, usual)
                 elif usual is not None:
                     self._costs[ends] = usual.cost()
-        known = [entry.cost() for entry in classes.values()] or list(self._costs.values())
+        known = [entry.cost() for entry in classes.values()]
         self._levels = {entry.level: entry for entry in topology.fabric.classes}
         self._clusters: dict[str, list[tuple[int, str]]] = {}
         for cluster in sorted(topology.fabric.clusters, key=lambda cluster: cluster.level):
             for member in cluster.members:
                 self._clusters.setdefault(member, []).append((cluster.level, cluster.id))
-        # A pair without any figure gets the slowest class: a plan should not rely on an unknown link.
+        # A pair without any figure gets the slowest class: a plan should not rely on an unknown link. Without classes
+        # such a pair stays unknown: nobody knows whether its nodes reach each other at all.
         self._default = max(known, key=lambda cost: cost[1]) if known else None
         speeds = [d.memory_bytes_per_s for n in topology.nodes for d in n.devices if d.memory_bytes_per_s]
-        self._intra = (INTRA_NODE_LATENCY_S, 1.0 / min(speeds)) if speeds else (INTRA_NODE_LATENCY_S, 0.0)
+        self._intra = (INTRA_NODE_LATENCY_S, 1.0 / min(speeds, default=INTRA_NODE_BYTES_PER_S))
         self._within = {
             node.id: (INTRA_NODE_LATENCY_S, 1.0 / node.intra_bytes_per_s)
             for node in topology.nodes
             if node.intra_bytes_per_s
         }
+
+    def unknown_pairs(self, nodes: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the pairs of `nodes` for which the topology has, in one of the two directions, neither figures nor a
+        link class."""
+        if self._default is not None:
+            return []
+        return [(a, b) for a, b in combinations(nodes, 2) if self.find(a, b) is None or self.find(b, a) is None]
 
     def between(self, a: str, b: str) -> Cost:
         """Return (alpha in seconds, beta in seconds per byte) of messages from node `a` to node `b`. If `a` is `b`,

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from hpctrain.base.atomic import write_bytes
 from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.input_file import read_input
+from hpctrain.records.topology.figures import RATE_MAX, SECONDS_MAX
 
 Array = npt.NDArray[np.float32]
 
@@ -68,7 +69,7 @@ class PairMatrix:
         [source, target]. A pair without a size sweep has its latency as alpha and the inverse of its bandwidth as beta;
         figures that were not measured are NaN."""
         rate = self.rate
-        per_byte = np.divide(1.0, rate, where=rate > 0, out=np.full_like(rate, np.nan))
+        per_byte = np.divide(1.0, rate, where=rate >= 1, out=np.full_like(rate, np.nan))
         alpha, beta = self.figures["alpha_s"], self.figures["beta_s_per_byte"]
         fitted = ~np.isnan(alpha) & ~np.isnan(beta)
         return np.where(fitted, alpha, self.figures["latency_p50_s"]), np.where(fitted, beta, per_byte)
@@ -157,6 +158,13 @@ def _array(stored: zipfile.ZipFile, name: str, kind: np.dtype[Any], shape: tuple
     return np.frombuffer(data, dtype, offset=start).reshape(shape, order=order)
 
 
+def _figure_max(name: str) -> float:
+    """Return the highest value that the figure `name` of a pair matrix may have."""
+    if name.endswith("bytes_per_s"):
+        return RATE_MAX
+    return SECONDS_MAX if name.endswith("_s") else 1.0
+
+
 def read_pairs(path: Path, sha256: str, nodes: Sequence[str], topology: Path) -> PairMatrix:
     """Return the pair matrix in the file at `path`, if the file has the hash `sha256`.
 
@@ -165,7 +173,8 @@ def read_pairs(path: Path, sha256: str, nodes: Sequence[str], topology: Path) ->
         topology: path of the topology.json that refers to `path`, for errors.
 
     Raises:
-        FileError: the file is missing, unreadable, has another hash, or is of other nodes.
+        FileError: the file is missing, unreadable, has another hash, is of other nodes, or has a figure that is
+            negative, infinite or above every real one.
     """
     try:
         data = read_input(path, _bytes_at_most(nodes))
@@ -185,4 +194,11 @@ def read_pairs(path: Path, sha256: str, nodes: Sequence[str], topology: Path) ->
         raise FileError(topology, [FieldError("fabric.matrix.file", why)]) from None
     if names != list(nodes):
         raise FileError(topology, [FieldError("fabric.matrix.file", f"{path} is of other nodes than the topology")])
+    for name, array in figures.items():
+        most = _figure_max(name)
+        allowed = np.isnan(array) | ((array >= 0) & (array <= most))
+        if not allowed.all():
+            row, column = np.argwhere(~allowed)[0]
+            why = f"{path}: {name} from {names[row]} to {names[column]}: found {array[row, column]}"
+            raise FileError(topology, [FieldError("fabric.matrix.file", f"{why}; allowed: 0 to {most:g}; probe again")])
     return PairMatrix(names, figures)

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from hpctrain.records.format.document import Document, Part
 from hpctrain.records.format.node_name import DEVICE_NAME, NODE_NAME, DeviceId
 from hpctrain.records.topology.evidence import HostFacts, Nic, NvlinkPeer, PcieLink
+from hpctrain.records.topology.figures import (
+    Bytes,
+    Count,
+    Level,
+    PositiveSeconds,
+    PositiveSecondsPerByte,
+    Rate,
+    Ratio,
+    Seconds,
+)
 from hpctrain.records.topology.link import Link, LinkClass
+from hpctrain.records.topology.names import DEVICE_TYPE, check_known, distinct
 
 if TYPE_CHECKING:
     from hpctrain.records.topology.pair_matrix import PairMatrix
@@ -39,11 +50,11 @@ class Provenance(Part):
     """Seed for the order of the probe's rounds."""
     notes: list[str] = []
     """Sources of figures that were not measured, and further remarks for readers of the file."""
-    rounds_done: int = 0
+    rounds_done: Count = 0
     """Number of rounds that were measured."""
-    rounds_planned: int = 0
+    rounds_planned: Count = 0
     """Number of rounds that the probe planned to measure."""
-    wall_s: float | None = None
+    wall_s: Seconds | None = None
     """Duration of the probe, seconds."""
     job_id: str | None = None
     """Id of the Slurm job that ran the probe."""
@@ -62,15 +73,15 @@ class CodecSeconds(Part):
     """Seconds that a device computes for one number of a gradient, for each codec that a probe measures; the time of
     messages is not included."""
 
-    bf16: float = Field(gt=0)
+    bf16: PositiveSecondsPerByte
     """Codec bf16: rounding, summing in fp32, and copying back."""
-    quantized: float = Field(gt=0)
+    quantized: PositiveSecondsPerByte
     """Codec int4: encoding as integers of 4 bits, summing, encoding and decoding the sums, and storing the rounding
     error."""
-    topk: float = Field(gt=0)
+    topk: PositiveSecondsPerByte
     """Codec topk: selecting 7 % of the numbers, encoding, decoding and applying a message of them, and storing the
     residual."""
-    power_sgd: float = Field(gt=0)
+    power_sgd: PositiveSecondsPerByte
     """Codec power_sgd at rank 4: computing both thin matrices with orthonormal columns, decoding their product, and
     storing the residual."""
 
@@ -82,13 +93,13 @@ class Device(Part):
     """Name of the device within the node: cpu0, cuda1."""
     type: str
     """Type of the device, a key of `device_types`."""
-    flops: dict[str, float] = {}
+    flops: dict[str, Rate] = {}
     """Precision (fp32, bf16) -> sustained FLOP/s of matrix products."""
-    memory_bytes: float | None = None
+    memory_bytes: Bytes | None = None
     """Bytes of the device's memory that a run may use."""
-    memory_bytes_per_s: float | None = None
+    memory_bytes_per_s: Rate | None = None
     """Bandwidth of copies within the device's memory; bytes read and bytes written both count."""
-    launch_s: float | None = None
+    launch_s: PositiveSeconds | None = None
     """Launch time: median seconds of one tiny operation. In the cost model, no operation takes less."""
     codec_s: CodecSeconds | None = None
     """Seconds that the device computes for one number of a gradient, by codec."""
@@ -102,11 +113,11 @@ class Device(Part):
     cpu_quota."""
     p2p: dict[str, Literal["ok", "no", "unknown"]] = {}
     """Other device of the node -> whether this device can read the other's memory."""
-    ecc_errors: int | None = None
+    ecc_errors: Count | None = None
     """Uncorrectable memory errors since the driver was loaded."""
     xid: int | None = None
     """Last error number (Xid) that the NVIDIA driver reported for the device."""
-    power_w: float | None = None
+    power_w: Ratio | None = None
     """Power drawn under load, in watts."""
     driver: str | None = None
     """Version of the device's driver."""
@@ -116,11 +127,11 @@ class Device(Part):
     """Network card with the shortest PCI path to the device: mlx5_0, eth0."""
     pci_path: list[str] | None = Field(default=None, min_length=1)
     """PCI addresses on the path from the CPU to the device: PCI switches first, the device last."""
-    host_to_device_bytes_per_s: float | None = None
+    host_to_device_bytes_per_s: Rate | None = None
     """Bandwidth of copies from page-locked memory of the host."""
-    device_to_host_bytes_per_s: float | None = None
+    device_to_host_bytes_per_s: Rate | None = None
     """Bandwidth of copies to page-locked memory of the host."""
-    copy_bytes_per_s: dict[str, float] = {}
+    copy_bytes_per_s: dict[str, Rate] = {}
     """Other device of the node -> bandwidth of a copy from this device to it, without other copies at the same time."""
 
 
@@ -160,7 +171,7 @@ class Node(Part):
     """Host name of the machine."""
     devices: list[Device]
     """The node's devices."""
-    intra_bytes_per_s: float | None = None
+    intra_bytes_per_s: Rate | None = None
     """Bandwidth of messages from one device of the node to another."""
     nics: list[Nic] | None = None
     """The node's network cards."""
@@ -175,7 +186,7 @@ class NodeCluster(Part):
 
     id: str
     """Name of the cluster."""
-    level: int = 1
+    level: Level = 1
     """Level of the cluster's switch in the tree of switches; 1 is next to the nodes."""
     parent: str | None = None
     """Name of the cluster of the next higher level that contains this cluster."""
@@ -184,7 +195,7 @@ class NodeCluster(Part):
     source: str = "measured"
     """How the cluster is known: measured, slurm (declared by Slurm), or prior (from the topology that the probe was
     given as its prior)."""
-    oversubscription: float | None = None
+    oversubscription: Ratio | None = None
     """Bandwidth from a node of the cluster to a node outside while only this pair sends, divided by the bandwidth of
     the pair while all members of the cluster send to another cluster."""
 
@@ -214,7 +225,7 @@ class Fabric(Part):
     pair."""
     matrix: MatrixFile | None = None
     """The file with the pair matrix, the figures of all pairs; only with more than 64 nodes."""
-    held_out_error: float | None = None
+    held_out_error: Ratio | None = None
     """Median relative error of the message times that the link classes predict (0.05 is 5 %), over measured pairs that
     were not used to make the classes."""
 
@@ -242,7 +253,7 @@ class Topology(Document):
 
     provenance: Provenance
     """How, when and by which probe the file was made."""
-    device_types: dict[str, DeviceType]
+    device_types: dict[Annotated[str, Field(pattern=DEVICE_TYPE)], DeviceType]
     """Name of a type -> type of device; `type` of a device is such a name."""
     nodes: list[Node] = Field(min_length=1)
     """All nodes that took part in the probe."""
@@ -255,20 +266,25 @@ class Topology(Document):
 
     @model_validator(mode="after")
     def _check(self) -> Topology:
-        names = [node.id for node in self.nodes]
-        if len(set(names)) != len(names):
-            raise ValueError(f"nodes: a name is given twice: {sorted(n for n in set(names) if names.count(n) > 1)}")
-        for node in self.nodes:
-            for device in node.devices:
+        nodes = distinct("nodes", "name", [node.id for node in self.nodes])
+        for number, node in enumerate(self.nodes):
+            distinct(f"nodes[{number}].devices", "name", [device.id for device in node.devices])
+            for place, device in enumerate(node.devices):
                 if device.type not in self.device_types:
-                    raise ValueError(f"node {node.id}: device type {device.type!r} is not in device_types")
-        for field, pairs in (
-            ("links", [(link.a, link.b) for link in self.fabric.links]),
-            ("broken", self.fabric.broken),
-        ):
-            for end in (end for pair in pairs for end in pair):
-                if end not in names:
-                    raise ValueError(f"fabric.{field}: {end!r} is not a node of this file")
+                    raise ValueError(f"nodes[{number}].devices[{place}].type: {device.type!r} is not in device_types")
+        fabric = self.fabric
+        distinct("fabric.classes", "id", [entry.id for entry in fabric.classes])
+        distinct("fabric.classes", "level", [str(entry.level) for entry in fabric.classes if entry.level is not None])
+        distinct("fabric.clusters", "id", [cluster.id for cluster in fabric.clusters])
+        for number, cluster in enumerate(fabric.clusters):
+            check_known(f"fabric.clusters[{number}].members", cluster.members, nodes)
+        pairs = [(link.a, link.b) for link in fabric.links]
+        for field, ends in (("links", pairs), ("broken", fabric.broken)):
+            for number, pair in enumerate(ends):
+                check_known(f"fabric.{field}[{number}]", pair, nodes)
+                if pair[0] == pair[1]:
+                    raise ValueError(f"fabric.{field}[{number}]: found {pair[0]!r} twice; expected two nodes")
+        distinct("fabric.links", "pair", [" and ".join(sorted(pair)) for pair in pairs])
         return self
 
     @property

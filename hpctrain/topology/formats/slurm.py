@@ -76,12 +76,10 @@ def _switches(topology: Topology) -> dict[str, tuple[list[str], list[str]]]:
     """
     clusters = topology.fabric.clusters
     parents = {cluster.id: cluster.parent for cluster in clusters}
-    if len(parents) != len(clusters):
-        raise InputError("fabric.clusters: a name is given twice; each cluster needs a name of its own")
     inner = list(dict.fromkeys(parent for parent in parents.values() if parent is not None))
     _check_names([*(node.id for node in topology.nodes), *parents, *inner])
     leaves = {cluster.id: list(cluster.members) for cluster in clusters if cluster.id not in inner}
-    _check_members(topology, clusters, leaves)
+    _check_members(leaves)
     loose = [node.id for node in topology.nodes if not any(node.id in members for members in leaves.values())]
     if loose:
         leaves[_unused_name("loose" if leaves else "all", parents)] = loose
@@ -103,11 +101,7 @@ def _check_names(names: list[str]) -> None:
             raise InputError(f"fabric.clusters: Slurm cannot read the name {name!r}; allowed: letters, digits, . _ -")
 
 
-def _check_members(topology: Topology, clusters: Iterable[NodeCluster], leaves: dict[str, list[str]]) -> None:
-    known = {node.id for node in topology.nodes}
-    strange = [name for cluster in clusters for name in cluster.members if name not in known]
-    if strange:
-        raise InputError(f"fabric.clusters: {strange[0]!r} is not a node of this file; take it out of its cluster")
+def _check_members(leaves: dict[str, list[str]]) -> None:
     place: dict[str, str] = {}
     for leaf, members in leaves.items():
         for name in members:

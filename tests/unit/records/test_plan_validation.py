@@ -129,7 +129,7 @@ def test_a_ring_all_reduce_sends_what_it_sends() -> None:
         ("", r"plan\.json:1: not valid JSON"),
         ('{\n "pp": 1,\n}', r"plan\.json:\d: not valid JSON"),
         ("[]", r"plan\.json: found \[\]; keys are expected below it"),
-        (json.dumps({**PLAN, "schema": "hpctrain.run/v1"}), r"schema is 'hpctrain\.run/v1', this version reads"),
+        (json.dumps({**PLAN, "schema": "hpctrain.run/v1"}), r"schema: found 'hpctrain\.run/v1'; this version reads"),
     ],
 )
 def test_a_file_that_is_no_plan_is_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -204,9 +204,13 @@ def test_some_of_the_nodes_keep_their_measurements() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"id": "b"', '"id": "a"', r"nodes: a name is given twice: \['a'\]"),
-        ('"type": "x86"', '"type": "arm"', "node a: device type 'arm' is not in device_types"),
-        ('"b": "b"', '"b": "z"', r"fabric\.links: 'z' is not a node of this file"),
+        ('"id": "b"', '"id": "a"', "nodes: name 'a' is given twice"),
+        ('"id": "cpu1"', '"id": "cpu0"', r"nodes\[0\]\.devices: name 'cpu0' is given twice"),
+        ('"id": "right"', '"id": "left"', r"fabric\.clusters: id 'left' is given twice"),
+        ('["c"]', '["d"]', r"fabric\.clusters\[1\]\.members: 'd' is not a node of this file"),
+        ('"b": "b"', '"b": "a"', r"fabric\.links\[0\]: found 'a' twice; expected two nodes"),
+        ('"type": "x86"', '"type": "arm"', r"nodes\[0\]\.devices\[0\]\.type: 'arm' is not in device_types"),
+        ('"b": "b"', '"b": "z"', r"fabric\.links\[0\]: 'z' is not a node of this file"),
         ('"kind": "cpu"', '"kindd": "cpu"', r"device_types\.x86\.kindd: unknown key; did you mean 'kind'"),
         ('"kind": "cpu"', '"kind": "tpu"', r"device_types\.x86\.kind: found 'tpu'"),
         ('"alpha_s": 0.0001', '"alpha": 0.0001', r"fabric\.links\[0\]\.ab\.alpha: unknown key; did you mean 'alpha_s'"),

@@ -87,7 +87,7 @@ recovery:
             ":5: compression.mode: found 'topq'; allowed: 'none', 'bf16', 'int8'",
         ),
         ("compression: {mode: topk, layers: 3}", ":5: compression.layers: found 3; allowed: all, non_attention, or a"),
-        ("schema: hpctrain.run/v9", ": schema is 'hpctrain.run/v9', this version reads 'hpctrain.run/v1'"),
+        ("schema: hpctrain.run/v9", ": schema: found 'hpctrain.run/v9'; this version reads 'hpctrain.run/v1'"),
     ],
 )
 def test_one_mistake_is_one_line(tmp_path: Path, line: str, expected: str) -> None:

@@ -119,12 +119,6 @@ def test_a_file_without_clusters_is_one_switch() -> None:
     ("clusters", "words"),
     [
         ([NodeCluster(id="a b", members=["n1"])], "Slurm cannot read the name 'a b'"),
-        ([NodeCluster(id="a", members=["n1"]), NodeCluster(id="a", members=["n2"])], "a name is given twice"),
-        (
-            [NodeCluster(id="a", parent="r", members=["n1"]), NodeCluster(id="a", parent="r", members=["n2"])],
-            "a name is given twice",
-        ),
-        ([NodeCluster(id="a", members=["n9"])], "'n9' is not a node of this file"),
         (
             [NodeCluster(id="a", members=["n1"]), NodeCluster(id="b", members=["n1"])],
             "'n1' is in 'a' and in 'b'; a node hangs on one switch",
@@ -151,7 +145,7 @@ def figures(draw: st.DrawFn) -> LinkFigures:
         isolated_bytes_per_s=draw(st.none() | rates),
         loaded_bytes_per_s=draw(st.none() | rates),
         alpha_s=draw(st.none() | seconds),
-        beta_s_per_byte=draw(st.none() | seconds),
+        beta_s_per_byte=draw(st.none() | st.floats(1e-12, 1)),
         n=draw(st.none() | st.integers(1, 99)),
         inferred=draw(st.booleans()),
     )
