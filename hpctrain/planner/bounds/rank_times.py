@@ -183,6 +183,8 @@ class PipelinePasses:
             if option.schedule_spec.name in V_SHAPED_SCHEDULES:
                 wrap = 0.0
             one_way = option.virtual_stages * one_way + (option.virtual_stages - 1) * wrap
+        self.serial_s = self._between_s if unit_counts.least_nodes(option.dims.pp) > 1 else 0.0
+        """Seconds between two messages of a replica on its slowest way from one pipeline rank to the next."""
         self.one_way_s = one_way
         """Seconds of the messages of a forward pass through all stages."""
         forward, backward = _whole_s(cost, unit_counts, option)
@@ -202,10 +204,11 @@ class PipelinePasses:
         """Return the least seconds until a replica has done `micro_batches` micro-batches.
 
         With 1f1b the first rank holds at most `pp` micro-batches, so it starts another micro-batch only after the
-        backward of an earlier one. With other schedules, only one micro-batch's way forward and back is counted.
+        backward of an earlier one. With other schedules, only one micro-batch's way forward and back is counted. If a
+        replica needs several nodes, the micro-batches' messages between two nodes also follow each other.
         """
         trips = -(-micro_batches // self.option.dims.pp) if self.option.schedule_spec.name == "1f1b" else 1
-        return trips * self.both_s
+        return max(trips * self.both_s, self.both_s + (micro_batches - 1) * self.serial_s)
 
 
 def warmup_forwards(option: Option) -> FloatArray:
@@ -230,8 +233,7 @@ def _hops_s(cost: CostModel, unit_counts: UnitCounts, micro_batch: int) -> tuple
     # During the search all stages have one message codec, which is used only between nodes.
     within = work.message_bytes(micro_batch, unit_counts.tp, "none")
     between = work.message_bytes(micro_batch, unit_counts.tp, work.messages_behind(0))
-    senders = unit_counts.tp if unit_counts.within_nodes else 1
-    crossing_s = unit_counts.alpha + unit_counts.between_beta * senders * between
+    crossing_s = unit_counts.alpha + unit_counts.message_beta * between
     if not unit_counts.within_nodes:
         return 0.0, crossing_s
     return min(crossing_s, *(alpha + beta * within for alpha, beta in unit_counts.inside)), crossing_s

@@ -42,7 +42,13 @@ class UnitCounts:
         device_ids = {unit.node: unit.device_ids[0] for unit in units}
         self.inside = {cost.links.between(device_id, device_id) for device_id in device_ids.values()}
         """The distinct (alpha, beta) of links within nodes."""
-        self.alpha, self.between_beta = cost.links.least()
+        self.alpha, beta = cost.links.least()
+        senders = self.tp if self.within_nodes else 1
+        cards = cost.links.ports.most_cards
+        self.message_beta = beta * max(1.0, senders / cards)
+        """The least seconds per byte of stage messages that leave a node together, one from each device of a group."""
+        self.ring_beta = beta * senders / cards
+        """The least seconds per byte of the rings that leave a node together, one from each device of a group."""
 
     def least_nodes(self, size: int) -> int:
         """Return the smallest number of nodes that together hold `size` tensor-parallel groups."""
@@ -57,8 +63,8 @@ class UnitCounts:
             apart: whether the groups lie in several nodes; if False, they lie in one node where that is possible.
         """
         if size <= self.most_in_a_node and not apart:
-            return 0.0, min(self.between_beta, self.within_beta) if self.between_beta else 0.0
-        return self.alpha, self.between_beta * chunks * (self.tp if self.within_nodes else 1)
+            return 0.0, min(chunks * self.ring_beta, self.within_beta) if self.ring_beta else 0.0
+        return self.alpha, self.ring_beta * chunks
 
 
 def counts_all_reduce(work: Workload, dp: int) -> bool:

@@ -22,7 +22,6 @@ from hpctrain.planner.devices.constants import COST_CONSTANTS, DEFAULT_CODEC_S, 
 from hpctrain.planner.devices.links import (
     Links,
     message_alpha_beta,
-    ring_all_reduce_s,
     ring_hops,
     scalar_all_reduce_s,
 )
@@ -98,7 +97,10 @@ class CostModel:
 
     def _kind(self, unit: TensorParallelGroup) -> UnitKind:
         hops = ring_hops(unit.device_ids) if len(unit.devices) > 1 else []
-        costs = [(0.0, 0.0), *(self.links.between(a, b) for a, b in hops)]
+        costs = [(0.0, 0.0)]
+        for a, b in hops:
+            alpha, beta = self.links.between(a, b)
+            costs.append((alpha, beta * (unit.contention if a.node != b.node else 1.0)))
         return unit.group_spec, max(a for a, _ in costs), max(b for _, b in costs)
 
     def module_times(self, unit: TensorParallelGroup, micro_batch: int) -> ModuleTimes:
@@ -127,8 +129,8 @@ class CostModel:
     def send_s(
         self, source: TensorParallelGroup, target: TensorParallelGroup, micro_batch: int, messages: Messages = "none"
     ) -> float:
-        """Return the seconds of a stage message from one tensor-parallel group to another, without encoding and
-        decoding (`message_cast_s`); 0 within one group.
+        """Return the seconds of a stage message from one tensor-parallel group to another if no other group sends,
+        without encoding and decoding (`message_cast_s`); 0 within one group.
 
         Args:
             micro_batch: sequences of a micro-batch.
@@ -138,6 +140,23 @@ class CostModel:
             return 0.0
         alpha, beta = self._alpha_beta(source, target)
         return alpha + beta * self.work.message_bytes(micro_batch, len(source.devices), messages)
+
+    def stage_message_s(
+        self, placement: Placement, replica: int, source: int, target: int, micro_batch: int, messages: Messages
+    ) -> float:
+        """Return the seconds of a stage message while all replicas send theirs, without encoding and decoding
+        (`message_cast_s`); 0 within one pipeline rank.
+
+        Args:
+            source: pipeline rank that sends.
+            target: pipeline rank that receives, next to `source`.
+            micro_batch: sequences of a micro-batch.
+            messages: codec of the message.
+        """
+        if source == target:
+            return 0.0
+        alpha, beta = self.placement_links(placement).message_alpha_beta(replica, source, target)
+        return alpha + beta * self.work.message_bytes(micro_batch, len(placement[0][0].devices), messages)
 
     def messages(self, a: TensorParallelGroup, b: TensorParallelGroup, stage: int) -> Messages:
         """Return the codec of the messages between stage `stage` on group `a` and the next stage on group `b`; 'none'
@@ -194,7 +213,7 @@ class CostModel:
         """Return [stage] -> time of the all-reduce of its gradients over the replicas; with hybrid sharding, over the
         shard groups.
 
-        All stages reduce at about the same time, so rings that leave a node together share its bandwidth.
+        All stages reduce at about the same time, so their rings share cards and uplinks.
 
         Args:
             shares: [stage] -> the part of the model that the stage holds.
@@ -228,21 +247,19 @@ class CostModel:
         slowest = slowest_codec([placement[replica][rank] for replica in placement.representatives])
         return codec.reduce_scatter_share * float(getattr(slowest, codec.measured_as))
 
-    def tied_all_reduce_s(self, first: TensorParallelGroup, last: TensorParallelGroup) -> float:
-        """Return the seconds to sum the two gradients of a tied embedding; 0 if it is not tied, or if one group holds
-        both ends.
+    def tied_all_reduce_s(self, placement: Placement, first: int, last: int) -> float:
+        """Return the seconds to sum the two gradients of a tied embedding, in all replicas at the same time; 0 if it is
+        not tied, or if one pipeline rank holds both ends.
 
         Args:
-            first: tensor-parallel group of the first stage.
-            last: tensor-parallel group of the last stage.
+            first: pipeline rank of the first stage.
+            last: pipeline rank of the last stage.
         """
-        if not self.work.spec.tied or first is last:
+        if not self.work.spec.tied or first == last:
             return 0.0
-        numbers = self.work.spec.end_parameters(len(first.devices), first=True, last=False)
+        numbers = self.work.spec.end_parameters(len(placement[0][first].devices), first=True, last=False)
         size = float(self.work.framework.gradient_bytes * numbers)
-        return max(
-            ring_all_reduce_s(self.links, pair, size) for pair in zip(first.device_ids, last.device_ids, strict=True)
-        )
+        return self.placement_links(placement).end_ring_group(first, last).all_reduce_s(size, 1)
 
     def norm_all_reduce_s(self, placement: Placement) -> float:
         """Return the seconds of the all-reduce of one number over all devices, which clipping by the gradient's norm

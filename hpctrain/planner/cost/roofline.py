@@ -172,7 +172,9 @@ def _tensor_parallel(
         return PassTime(), PassTime()
     size = float(work.stage_boundary_bytes(micro_batch))
     hop_s = constants.collective_ops * unit.launch_s
-    reduce = 2 * ring_all_reduce_s(links, unit.device_ids, size, hop_s, constants.hierarchical_all_reduce)
+    reduce = 2 * ring_all_reduce_s(
+        links, unit.device_ids, size, hop_s, constants.hierarchical_all_reduce, unit.contention
+    )
     forward, backward = (PassTime(0.0, ops * unit.launch_s, reduce) for ops in constants.tensor_parallel_ops)
     recompute = work.memory_options.recompute
     again = recompute == "full" or (recompute == "selective" and work.framework.selective_sends_again)

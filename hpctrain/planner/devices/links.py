@@ -5,10 +5,30 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hpctrain.base.errors import InputError
+from hpctrain.planner.devices.contention import DirectedLoad, Port, SharedPorts
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.topology.link_cost import LinkCost
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """Links and ports that simultaneous messages between two tensor-parallel groups take."""
+
+    alpha: float
+    """Largest alpha of the links, in seconds."""
+    beta: float
+    """Largest beta of the links, in seconds per byte, of a message that shares nothing."""
+    load: tuple[tuple[tuple[Port, bool], float], ...]
+    """What these messages add to the load of ports, as items of a `DirectedLoad`; empty within a node."""
+
+    def factor(self, load: DirectedLoad) -> float:
+        """Return the factor on beta of the slowest message under the load of all messages that are sent at the same
+        time, these included.
+        """
+        return max((load[way] for way, _ in self.load), default=1.0)
 
 
 class Links:
@@ -17,12 +37,15 @@ class Links:
     Args:
         costs: alpha and beta of each pair of nodes.
         factor: factor on every alpha and beta, which a profile of measured steps gives.
+        ports: what messages share; None: one card a node.
     """
 
-    def __init__(self, costs: LinkCost, factor: float = 1.0) -> None:
+    def __init__(self, costs: LinkCost, factor: float = 1.0, ports: SharedPorts | None = None) -> None:
         self._costs = costs
+        self.ports = ports or SharedPorts()
         self._factor = factor
         self._known: dict[tuple[DeviceId, DeviceId], tuple[float, float]] = {}
+        self._routes: dict[tuple[tuple[str, ...], tuple[str, ...]], Route] = {}
 
     def between(self, source: DeviceId, target: DeviceId) -> tuple[float, float]:
         """Return (alpha in seconds, beta in seconds per byte) between two devices.
@@ -43,6 +66,25 @@ class Links:
             self._known[source, target] = cost
         return cost
 
+    def route(self, sources: tuple[DeviceId, ...], targets: tuple[DeviceId, ...]) -> Route:
+        """Return the links and ports of simultaneous messages of equal size, one from every source to its target.
+
+        Args:
+            targets: the target of each source, in the order of `sources`.
+
+        Raises:
+            InputError: the topology says nothing about a link.
+        """
+        key = self.ports.cards(sources), self.ports.cards(targets)
+        route = self._routes.get(key)
+        if route is None:
+            pairs = list(zip(sources, targets, strict=True))
+            costs = [self.between(a, b) for a, b in pairs]
+            load = tuple(self.ports.load(pairs).items())
+            route = Route(max(alpha for alpha, _ in costs), max(beta for _, beta in costs), load)
+            self._routes[key] = route
+        return route
+
     def least(self) -> tuple[float, float]:
         """Return the smallest alpha in seconds and the smallest beta in seconds per byte over all pairs of nodes; the
         alpha and the beta may be those of different pairs.
@@ -52,9 +94,8 @@ class Links:
 
 
 def message_s(links: Links, sources: Sequence[DeviceId], targets: Sequence[DeviceId], size_bytes: float) -> float:
-    """Return the seconds until every source has sent `size_bytes` to its target, if all start together.
-
-    Messages that leave a node together share its bandwidth.
+    """Return the seconds until every source has sent `size_bytes` to its target, if all start together and nobody else
+    sends.
 
     Args:
         targets: the target of each source, in the order of `sources`.
@@ -67,10 +108,11 @@ def message_s(links: Links, sources: Sequence[DeviceId], targets: Sequence[Devic
 
 
 def message_alpha_beta(links: Links, sources: Sequence[DeviceId], targets: Sequence[DeviceId]) -> tuple[float, float]:
-    """Return (alpha in seconds, beta in seconds per byte) of simultaneous messages from every source to its target.
+    """Return (alpha in seconds, beta in seconds per byte) of simultaneous messages from every source to its target, if
+    nobody else sends.
 
     If each message has `size` bytes, the slowest one has arrived after `alpha + beta * size` seconds. Messages that
-    leave a node together share its bandwidth, which makes beta larger.
+    leave or enter a node together share its network card, which makes beta larger.
 
     Args:
         targets: the target of each source, in the order of `sources`.
@@ -80,20 +122,17 @@ def message_alpha_beta(links: Links, sources: Sequence[DeviceId], targets: Seque
     """
     if len(sources) == 1:
         return links.between(sources[0], targets[0])
-    pairs = list(zip(sources, targets, strict=True))
-    if len(ends := {(source.node, target.node) for source, target in pairs}) == 1:
-        # The usual case: all sources are on one node, and all targets are on one node.
-        ((one, other),) = ends
-        alpha, beta = links.between(sources[0], targets[0])
-        return alpha, beta * (len(pairs) if one != other else 1)
-    leaving = [source.node for source, target in pairs if source.node != target.node]
-    sharing = max((leaving.count(node) for node in leaving), default=1)
-    costs = [links.between(source, target) for source, target in pairs]
-    return max(alpha for alpha, _ in costs), max(beta for _, beta in costs) * sharing
+    route = links.route(tuple(sources), tuple(targets))
+    return route.alpha, route.beta * route.factor(dict(route.load))
 
 
 def ring_all_reduce_s(
-    links: Links, device_ids: Sequence[DeviceId], size_bytes: float, hop_s: float = 0.0, by_node: bool = False
+    links: Links,
+    device_ids: Sequence[DeviceId],
+    size_bytes: float,
+    hop_s: float = 0.0,
+    by_node: bool = False,
+    contention: float = 1.0,
 ) -> float:
     """Return the seconds of a ring all-reduce: 2(n−1)(alpha + size/n·beta) for n devices, by the slowest link of the
     ring.
@@ -102,6 +141,7 @@ def ring_all_reduce_s(
         hop_s: seconds added to each hop's alpha.
         by_node: use rings within each node and then between nodes, if nodes have equally many of the devices and these
             rings are faster than one ring. NCCL's trees take about as long; they cross the network less often.
+        contention: factor on beta between nodes, because other groups use the same cards and uplinks.
 
     Raises:
         InputError: the topology says nothing about a link.
@@ -112,19 +152,27 @@ def ring_all_reduce_s(
     alpha, beta, alpha_within, beta_within = 0.0, 0.0, 0.0, 0.0
     for source, target in ring_hops(device_ids):
         a, b = links.between(source, target)
-        alpha, beta = max(alpha, a), max(beta, b)
         if source.node == target.node:
             alpha_within, beta_within = max(alpha_within, a), max(beta_within, b)
+        else:
+            b *= contention
+        alpha, beta = max(alpha, a), max(beta, b)
     ring = 2 * (n - 1) * (alpha + hop_s + beta * size_bytes / n)
     counts = Counter(device_id.node for device_id in device_ids)
     if not by_node or len(set(counts.values())) > 1 or len(counts) in (1, n):
         return ring
     nodes, per_node = len(counts), n // len(counts)
     inside = 2 * (per_node - 1) * (alpha_within + hop_s + beta_within * size_bytes / per_node)
-    # All network cards of a node together are as fast as the link to another node, however many of the node's devices
-    # send.
+    # All devices of a node together send as much as one ring between the nodes would.
     outside = 2 * (nodes - 1) * (alpha + hop_s + beta * size_bytes / nodes)
     return min(ring, inside + outside)
+
+
+def ring_contention(links: Links, rings: Sequence[Sequence[DeviceId]]) -> list[float]:
+    """Return, for each of the rings, the factor on beta between nodes if all rings run at the same time; 1 within a
+    node."""
+    load = links.ports.ring_load(rings)
+    return [max(links.ports.factor(load, a, b) for a, b in ring_hops(ring)) for ring in rings]
 
 
 def scalar_all_reduce_s(alpha: float, devices: int) -> float:
@@ -135,15 +183,6 @@ def scalar_all_reduce_s(alpha: float, devices: int) -> float:
         alpha: seconds of a message of size 0.
     """
     return 2 * math.ceil(math.log2(devices)) * alpha
-
-
-def rings_crossing_nodes(rings: Sequence[Sequence[DeviceId]]) -> dict[str, int]:
-    """Return node -> number of rings with a hop that leaves the node; nodes that no ring leaves are absent."""
-    count: dict[str, int] = {}
-    for ring in rings:
-        for node in {a.node for a, b in ring_hops(ring) if a.node != b.node}:
-            count[node] = count.get(node, 0) + 1
-    return count
 
 
 def ring_hops(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:

@@ -6,12 +6,13 @@ They are computed once for each placement, because they do not depend on cut, mi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise, permutations
 
-from hpctrain.planner.devices.links import Links, message_alpha_beta, ring_hops, rings_crossing_nodes
+from hpctrain.planner.devices.contention import DirectedLoad, Load
+from hpctrain.planner.devices.links import Links, Route, ring_hops
 from hpctrain.planner.devices.tensor_parallel_group import Placement, class_numbers, first_of_each
 from hpctrain.records.format.node_name import DeviceId
 
@@ -31,8 +32,8 @@ class RingGroup:
     size: int
     costs: tuple[tuple[float, float, float], ...]
     """One entry for each distinct ring: (alpha, beta within nodes, beta between nodes), in s and s/byte, each the
-    largest of the ring's links. The beta of a link between nodes is first multiplied by the number of rings whose
-    messages leave the same node.
+    largest of the ring's links. The beta of a link between nodes is first multiplied by the factor by which all rings
+    together share cards and uplinks.
     """
 
     def all_reduce_s(self, size_bytes: float, chunks: int) -> float:
@@ -60,14 +61,14 @@ class PlacementLinks:
         self.links = links
         self.shard_ring_groups = cache(self._shard_ring_groups)
         self.replicate_ring_groups = cache(self._replicate_ring_groups)
+        self.busiest_port_beta = cache(self._busiest_port_beta)
 
     @cached_property
     def link_patterns(self) -> tuple[int, ...]:
-        """[replica] -> number of its link pattern. Replicas with equal devices and equal links between their stages
+        """[replica] -> number of its link pattern. Replicas with equal devices and equal costs of their stage messages
         have the same number.
         """
-        classes = self.placement.replica_classes
-        return class_numbers((number, self._hops(replica)) for replica, number in enumerate(classes))
+        return class_numbers(zip(self.placement.replica_classes, self._hops, strict=True))
 
     @cached_property
     def representatives(self) -> tuple[int, ...]:
@@ -112,40 +113,94 @@ class PlacementLinks:
             for column in zip(*self.placement, strict=True)
         ]
 
-    def _hops(self, replica: int) -> tuple[HopCost, ...]:
-        """Return the costs of messages between neighbouring pipeline ranks of a replica, rank by rank.
+    def message_alpha_beta(self, replica: int, source: int, target: int) -> tuple[float, float]:
+        """Return (alpha, beta), in s and s/byte, of a stage message of a replica from one pipeline rank to the next or
+        the one before, while all other replicas send theirs.
 
-        They include the hop from the last rank to the first, which interleaved stages need. With one pipeline rank
-        there are none.
+        Args:
+            source: pipeline rank that sends.
+            target: another pipeline rank, next to `source`; the last rank is next to the first.
         """
-        row = self.placement[replica]
-        return tuple(
-            (
-                message_alpha_beta(self.links, a.device_ids, b.device_ids),
-                message_alpha_beta(self.links, b.device_ids, a.device_ids),
-            )
-            for a, b in pairwise((*row, row[0]))
-            if a is not b
-        )
+        hops = self._hops[replica]
+        return hops[source][0] if (source + 1) % len(hops) == target else hops[target][1]
+
+    def end_ring_group(self, first: int, last: int) -> RingGroup:
+        """Return the rings of two devices each between the pipeline ranks `first` and `last`, in all replicas, which
+        all-reduce the gradient of a tied embedding at the same time.
+        """
+        pairs = [
+            pair for row in self.placement for pair in zip(row[first].device_ids, row[last].device_ids, strict=True)
+        ]
+        (group,) = _ring_groups(self.links, [pairs])
+        return group
+
+    def _busiest_port_beta(self, rank_of_stage: tuple[int, ...]) -> float:
+        """Return the seconds per byte of a stage message in which the busiest card or uplink carries, in one direction,
+        all messages of one micro-batch of every replica.
+
+        Args:
+            rank_of_stage: [stage] -> its pipeline rank.
+        """
+        pp = len(self.placement[0])
+        # A port carries the messages of a hop once in each direction: forward in one, back in the other.
+        counts = Counter(a if (a + 1) % pp == b else b for a, b in pairwise(rank_of_stage) if a != b)
+        busy: Load = {}
+        for rank, count in counts.items():
+            for route in self._routes[rank]:
+                for (port, _), part in route.load:
+                    busy[port] = busy.get(port, 0.0) + count * part * route.beta
+        return max(busy.values(), default=0.0)
+
+    @cached_property
+    def _routes(self) -> list[list[Route]]:
+        """[pipeline rank][replica] -> route of messages to the next rank; from the last rank to the first one, which
+        interleaved stages need. With one pipeline rank there are none.
+        """
+        pp = len(self.placement[0])
+        return [
+            [self.links.route(row[rank].device_ids, row[(rank + 1) % pp].device_ids) for row in self.placement]
+            for rank in range(pp if pp > 1 else 0)
+        ]
+
+    @cached_property
+    def _hops(self) -> list[tuple[HopCost, ...]]:
+        """[replica] -> the costs of messages between neighbouring pipeline ranks, rank by rank, as in `_routes`.
+
+        The messages of all replicas between the same two ranks are sent at the same time. Messages back pass the same
+        cards and uplinks in the other direction, so they share as much.
+        """
+        by_rank = []
+        for rank, routes in enumerate(self._routes):
+            load: DirectedLoad = {}
+            for route in routes:
+                for way, part in route.load:
+                    load[way] = load.get(way, 0.0) + part
+            costs: dict[Route, HopCost] = {}
+            for route, row in zip(routes, self.placement, strict=True):
+                if route not in costs:
+                    factor = route.factor(load)
+                    back = self.links.route(row[(rank + 1) % len(row)].device_ids, row[rank].device_ids)
+                    costs[route] = (route.alpha, route.beta * factor), (back.alpha, back.beta * factor)
+            by_rank.append([costs[route] for route in routes])
+        return list(zip(*by_rank, strict=True)) if by_rank else [()] * len(self.placement)
 
 
 def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[DeviceId]]], pairs: bool = False) -> list[RingGroup]:
-    every = [ring for rank in by_rank for ring in rank]
-    leaving: Mapping[str, float] = _pairs_leaving(every) if pairs else rings_crossing_nodes(every)
+    every, ports = [ring for rank in by_rank for ring in rank], links.ports
+    load = ports.all_to_all_load(every) if pairs else ports.ring_load(every)
     groups = []
     for rings in by_rank:
         costs = set()
-        # Rings through the same nodes have the same costs.
-        for device_ids in {tuple(device_id.node for device_id in ring): ring for ring in rings}.values():
+        # Rings through the same cards have the same costs.
+        for device_ids in {tuple(map(ports.card, ring)): ring for ring in rings}.values():
             alpha = within = between = 0.0
             for source, target in _crossed(device_ids) if pairs else ring_hops(device_ids):
                 a, b = links.between(source, target)
                 alpha = max(alpha, a)
-                node = source.node
-                if node == target.node:
+                if source.node == target.node:
                     within = max(within, b)
                 else:
-                    between = max(between, b * leaving.get(node, 1))
+                    between = max(between, b * ports.factor(load, source, target))
             costs.add((alpha, within, between))
         groups.append(RingGroup(len(rings[0]), tuple(sorted(costs))))
     return groups
@@ -163,22 +218,3 @@ def _crossed(device_ids: Sequence[DeviceId]) -> list[tuple[DeviceId, DeviceId]]:
         return ring_hops(device_ids)
     within = [(a, b) for a, b in ring_hops(device_ids) if a.node == b.node]
     return [*within, *permutations(by_node.values(), 2)]
-
-
-def _pairs_leaving(groups: Sequence[Sequence[DeviceId]]) -> dict[str, float]:
-    """Return node -> bytes that leave the node in the all-to-alls of all groups, divided by the bytes that would leave
-    the node in a reduce-scatter over one ring. A node whose groups lie wholly within it is absent.
-
-    If k of a group's n devices are on a node and each device has a tensor of B bytes, k·(n−k)/n·B bytes leave the node
-    in the all-to-all, and (n−1)/n·B bytes leave it over a ring.
-
-    Args:
-        groups: the devices of each all-to-all.
-    """
-    count: dict[str, float] = {}
-    for device_ids in groups:
-        n = len(device_ids)
-        for node, ranks_here in Counter(device_id.node for device_id in device_ids).items():
-            if ranks_here < n:
-                count[node] = count.get(node, 0.0) + ranks_here * (n - ranks_here) / (n - 1)
-    return count

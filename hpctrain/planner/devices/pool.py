@@ -10,6 +10,7 @@ from functools import cached_property
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.net.vertex_cover import vertex_cover
 from hpctrain.planner.devices.constants import COST_CONSTANTS, HPCTRAIN_FRAMEWORK, CostConstants, Framework
+from hpctrain.planner.devices.contention import SharedPorts
 from hpctrain.planner.devices.links import Links
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.profile import CalibrationProfile
@@ -128,7 +129,8 @@ def make_device_pool(run: Run, topology: Topology, profile: CalibrationProfile |
     devices = _without_spares(devices, run.recovery.spares, notes)
     if profile is not None:
         devices = [device.slower(profile.compute.get(device.type, 1.0)) for device in devices]
-    links = Links(costs, 1.0 if profile is None else profile.communication or 1.0)
+    slower = 1.0 if profile is None else profile.communication or 1.0
+    links = Links(costs, slower, SharedPorts(topology))
     return DevicePool(tuple(devices), links, tuple(dict.fromkeys(notes)), profile)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
-from hpctrain.planner.devices.links import Links, message_s
+from hpctrain.planner.devices.links import Links, message_s, ring_contention
 from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
 from hpctrain.records.topology.topology import CodecSeconds
 
@@ -44,10 +44,11 @@ class TensorParallelGroup:
 
     Args:
         index: number of the group among all groups, in the topology's order.
+        contention: factor on beta between the group's nodes, because other groups use the same cards and uplinks.
     """
 
-    def __init__(self, index: int, devices: tuple[DeviceSpec, ...]) -> None:
-        self.index, self.devices = index, devices
+    def __init__(self, index: int, devices: tuple[DeviceSpec, ...], contention: float = 1.0) -> None:
+        self.index, self.devices, self.contention = index, devices, contention
         self.device_ids = tuple(device.device_id for device in devices)
         self.kind, self.node = devices[0].kind, devices[0].node
         self.flops = min(device.flops for device in devices)
@@ -142,7 +143,23 @@ def make_tensor_parallel_groups(pool: DevicePool, tp: int) -> list[TensorParalle
     else:
         for devices in nodes.values():
             groups += _groups(devices, tp)
-    return [TensorParallelGroup(index, group) for index, group in enumerate(groups)]
+    return sharing_groups(groups, pool.links)
+
+
+def sharing_groups(groups: Sequence[tuple[DeviceSpec, ...]], links: Links) -> list[TensorParallelGroup]:
+    """Return the tensor-parallel groups of these devices. Groups across nodes all send at the same time, so that they
+    share cards and uplinks.
+
+    Raises:
+        InputError: groups lie across nodes, and the topology says nothing about a link.
+    """
+    contention = [1.0] * len(groups)
+    if any(device.node != group[0].node for group in groups for device in group):
+        contention = ring_contention(links, [[device.device_id for device in group] for group in groups])
+    return [
+        TensorParallelGroup(index, group, factor)
+        for index, (group, factor) in enumerate(zip(groups, contention, strict=True))
+    ]
 
 
 def interchangeable_classes(

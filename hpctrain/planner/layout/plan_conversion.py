@@ -11,8 +11,9 @@ from hpctrain.base.errors import InputError
 from hpctrain.planner.cost.memory_options import MemoryOptions, memory_options_of_plan
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
+from hpctrain.planner.devices.links import Links
 from hpctrain.planner.devices.pool import DeviceSpec, make_device_pool
-from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.devices.tensor_parallel_group import Placement, sharing_groups
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.model.imported_spec import Spec
@@ -112,7 +113,7 @@ def layout_of_plan(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Cost
     )
     pool = make_device_pool(free, topology.only(plan.nodes).model_copy(update={"verdict": Verdict()}), plan.profile)
     devices = {device.device_id: device for device in pool.devices}
-    layout = _layout(plan, devices, memory_options)
+    layout = _layout(plan, devices, pool.links, memory_options)
     if layout.shards != plan.shards:
         raise InputError(
             f"plan: shard: found {plan.shard}; the cost model knows sharding over all replicas and over those of a node"
@@ -149,13 +150,10 @@ def _why_unknown(plan: Plan, run: Run, spec: Spec) -> str | None:
     return None
 
 
-def _layout(plan: Plan, devices: dict[DeviceId, DeviceSpec], memory_options: MemoryOptions) -> Layout:
-    units: dict[tuple[DeviceId, ...], TensorParallelGroup] = {}
-    for replica in plan.replicas:
-        for device_ids in map(tuple, replica.devices):
-            units.setdefault(
-                device_ids, TensorParallelGroup(len(units), tuple(devices[device_id] for device_id in device_ids))
-            )
+def _layout(plan: Plan, devices: dict[DeviceId, DeviceSpec], links: Links, memory_options: MemoryOptions) -> Layout:
+    groups = dict.fromkeys(tuple(device_ids) for replica in plan.replicas for device_ids in replica.devices)
+    made = sharing_groups([tuple(devices[device_id] for device_id in group) for group in groups], links)
+    units = dict(zip(groups, made, strict=True))
     layout = Layout(
         placement=Placement(
             tuple(units[row] for row in plan.pipeline_rank_devices(replica)) for replica in range(plan.dp)

@@ -250,7 +250,8 @@ def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> tuple[CostM
         return encoded, predict(encoded, layout, whole=True)
 
     exact = chosen = predicted((full,) * len(stages))
-    if not any(crosses_nodes(a, b) for replica in layout.placement.representatives for a, b in _hops(layout, replica)):
+    replicas = cost.placement_links(layout.placement).representatives
+    if not any(crosses_nodes(a, b) for replica in replicas for a, b in _hops(layout, replica)):
         return *exact, []
     allowed = [full]
     for encoding, properties in MESSAGES.items():
@@ -276,19 +277,20 @@ def _soonest(cost: CostModel, layout: Layout, stage: int, allowed: Sequence[Mess
     """
     if stage == len(layout.blocks) - 1:
         return "none"
-    pairs = [_hops(layout, replica)[stage] for replica in layout.placement.representatives]
-    pairs = [(a, b) for a, b in pairs if crosses_nodes(a, b)]
+    a, b = layout.rank_of_stage[stage : stage + 2]
+    size = layout.micro_batch
+    replicas = cost.placement_links(layout.placement).representatives
+    crossing = [replica for replica in replicas if crosses_nodes(*_hops(layout, replica)[stage])]
 
     def seconds(encoding: Messages) -> float:
-        size = layout.micro_batch
         return max(
-            cost.send_s(a, b, size, encoding)
-            + cost.send_s(b, a, size, encoding)
-            + 2 * (cost.message_cast_s(a, size, encoding) + cost.message_cast_s(b, size, encoding))
-            for a, b in pairs
+            cost.stage_message_s(layout.placement, replica, a, b, size, encoding)
+            + cost.stage_message_s(layout.placement, replica, b, a, size, encoding)
+            + 2 * sum(cost.message_cast_s(layout.placement[replica][rank], size, encoding) for rank in (a, b))
+            for replica in crossing
         )
 
-    return min(allowed, key=seconds) if pairs else "none"
+    return min(allowed, key=seconds) if crossing else "none"
 
 
 def _hops(layout: Layout, replica: int) -> list[tuple[TensorParallelGroup, TensorParallelGroup]]:

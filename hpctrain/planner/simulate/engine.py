@@ -7,6 +7,7 @@ long, so two short tables are simulated and extrapolated linearly. The plan that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -40,6 +41,10 @@ class StageDurations(NamedTuple):
     weights: tuple[float, ...] = ()
     """Seconds of the backward for weights (W) alone; if empty, half of the whole backward."""
     blocking: bool = False
+    lanes: tuple[int, ...] = ()
+    """[message, as in `by_message`] -> number of its lane. Messages of a lane are sent one after the other, in the
+    order of `ActionProgram`. If empty, each message has a lane of its own.
+    """
 
     def without_sends(self) -> StageDurations:
         """Return the same durations with messages that take no time."""
@@ -55,6 +60,10 @@ class StageDurations(NamedTuple):
         """Return the seconds of the messages as one list: those that each stage sends to the next one, then those that
         each stage sends back to the one before it, each in the order of stages."""
         return [*self.send, *self.send_back]
+
+    def lane_of_message(self) -> Sequence[int]:
+        """Return the lane of each message, in the order of `by_message`."""
+        return self.lanes or range(2 * len(self.send))
 
 
 @dataclass(frozen=True)
@@ -87,15 +96,14 @@ class TimedAction(NamedTuple):
     """Index into `StageDurations.by_action`."""
     needs: int
     """Index, in `ActionProgram.actions`, of the action of another stage for which this action waits, or -1."""
-    message: int
-    """Index in `StageDurations.by_message` of the message for which this action waits, or -1."""
     sends: int
     """Index in `StageDurations.by_message` of the message that this action sends, or -1."""
 
 
 @dataclass(frozen=True)
 class ActionProgram:
-    """An action table whose actions are sorted so that each comes after the actions that it waits for."""
+    """An action table whose actions are sorted in the order in which they would start if all of them took equally long
+    and messages took no time. So each comes after the actions that it waits for."""
 
     actions: tuple[Action, ...]
     timed: tuple[TimedAction, ...]
@@ -165,18 +173,21 @@ def _rank_ends(program: ActionProgram, durations: StageDurations) -> tuple[float
 def _start_and_end_times(program: ActionProgram, durations: StageDurations) -> tuple[list[float], list[float]]:
     """Return the start and the end of each action of the program, in seconds from the start of the step."""
     by_action, by_message, blocking = durations.by_action(), durations.by_message(), durations.blocking
+    lanes = durations.lane_of_message()
     free = [0.0] * len(program.last)
-    starts, ends = [0.0] * len(program.timed), [0.0] * len(program.timed)
-    for index, (rank, duration, needs, message, sends) in enumerate(program.timed):
+    sent = [0.0] * (max(lanes, default=0) + 1)
+    starts, ends, arrivals = [0.0] * len(program.timed), [0.0] * len(program.timed), [0.0] * len(program.timed)
+    for index, (rank, duration, needs, sends) in enumerate(program.timed):
         start = free[rank]
-        if needs >= 0:
-            arrived = ends[needs] + by_message[message]
-            if arrived > start:
-                start = arrived
+        if needs >= 0 and arrivals[needs] > start:
+            start = arrivals[needs]
         starts[index] = start
-        ends[index] = free[rank] = start + by_action[duration]
-        if blocking and sends >= 0:
-            free[rank] += by_message[sends]
+        ends[index] = free[rank] = end = start + by_action[duration]
+        if sends >= 0:
+            lane = lanes[sends]
+            arrivals[index] = sent[lane] = max(end, sent[lane]) + by_message[sends]
+            if blocking:
+                free[rank] = sent[lane]
     return starts, ends
 
 
@@ -208,25 +219,45 @@ def compile_schedule(schedule: Schedule) -> ActionProgram:
     actions: list[Action] = []
     timed: list[TimedAction] = []
     last = [0] * len(schedule.ranks)
-    for index, (rank, action) in enumerate(execution_order(schedule, stages)):
+    for index, (rank, action) in enumerate(_by_start(execution_order(schedule, stages))):
         stage, kind, micro_batch = action
-        needs = sends = message = -1
+        needs = sends = -1
         if kind == "F":
             if stage > 0:
-                needs, message = index_of[stage - 1, "F", micro_batch], stage - 1
+                needs = index_of[stage - 1, "F", micro_batch]
             if stage < stages - 1:
                 sends = stage
             index_of[action] = index
         elif kind != "W":
             if stage < stages - 1:
-                needs, message = index_of[stage + 1, "B", micro_batch], stages - 1 + stage
+                needs = index_of[stage + 1, "B", micro_batch]
             if stage > 0:
                 sends = stages - 1 + stage - 1
             index_of[stage, "B", micro_batch] = index
         actions.append(action)
-        timed.append(TimedAction(rank, "FBIW".index(kind) * stages + stage, needs, message, sends))
+        timed.append(TimedAction(rank, "FBIW".index(kind) * stages + stage, needs, sends))
         last[rank] = index
     return ActionProgram(tuple(actions), tuple(timed), tuple(last))
+
+
+def _by_start(order: list[tuple[int, Action]]) -> list[tuple[int, Action]]:
+    """Return (pipeline rank, action) pairs sorted by their start if every action took one unit of time and messages
+    took none.
+
+    Args:
+        order: the pairs, each after those that its action waits for.
+    """
+    ends: dict[tuple[int, str, int], int] = {}
+    free: dict[int, int] = {}
+    starts = []
+    for rank, (stage, kind, micro_batch) in order:
+        needs = (stage - 1, "F", micro_batch) if kind == "F" else (stage + 1, "B", micro_batch)
+        start = max(free.get(rank, 0), 0 if kind == "W" else ends.get(needs, 0))
+        starts.append(start)
+        free[rank] = start + 1
+        if kind != "W":
+            ends[stage, "F" if kind == "F" else "B", micro_batch] = start + 1
+    return [order[index] for index in sorted(range(len(order)), key=starts.__getitem__)]
 
 
 @dataclass(frozen=True)

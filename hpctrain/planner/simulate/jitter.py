@@ -156,16 +156,19 @@ def _rank_ends(
         late: mean extra seconds of each message, in the order of `StageDurations.by_message`.
         late_turns: the result of `_late_turns`.
     """
-    by_action, by_message = durations.by_action(), durations.by_message()
+    by_action, by_message, lanes = durations.by_action(), durations.by_message(), durations.lane_of_message()
     free: list[FloatArray] = [np.zeros(noise.draws) for _ in program.last]
-    ends: list[FloatArray] = []
-    for action, (rank, duration, needs, message, _) in zip(program.actions, program.timed, strict=True):
+    sent: list[FloatArray] = [np.zeros(noise.draws) for _ in range(max(lanes, default=0) + 1)]
+    arrivals: dict[int, FloatArray] = {}
+    for index, (action, (rank, duration, needs, sends)) in enumerate(zip(program.actions, program.timed, strict=True)):
         start = free[rank]
         if needs >= 0:
-            start = np.maximum(start, ends[needs] + by_message[message] + noise.exponential(late[message]))
+            start = np.maximum(start, arrivals[needs])
         turns, mean = (0, 0.0) if action.kind == "W" else late_turns[action.stage]
         free[rank] = start + (noise.varied(by_action[duration]) + noise.gamma(turns, mean))
-        ends.append(free[rank])
+        if sends >= 0:
+            sent[lanes[sends]] = np.maximum(free[rank], sent[lanes[sends]]) + by_message[sends]
+            arrivals[index] = sent[lanes[sends]] + noise.exponential(late[sends])
     return free
 
 

@@ -4,14 +4,15 @@ time without simulation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.collectives import ShardCollectiveTimes, overlapped_share, shard_collective_times
-from hpctrain.planner.cost.model import CostModel, StageTime
-from hpctrain.planner.devices.tensor_parallel_group import class_numbers
+from hpctrain.planner.cost.model import CostModel, StageTime, crosses_nodes
+from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup, class_numbers
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.engine import StageDurations, Timeline, rank_ends, simulate
 from hpctrain.records.plan.gradient_codec import Messages
@@ -43,7 +44,8 @@ class SimulatedStep:
     lines: list[Timeline]
     """[replica] -> timeline."""
     sums: list[float]
-    """[pipeline rank] -> seconds from the rank's last backward in any replica until its gradients are all-reduced."""
+    """[pipeline rank] -> seconds from the rank's last backward in any replica until its gradients are all-reduced. They
+    include the wait for network cards that replicas share between different stages, which no timeline shows."""
     update: float
     """Seconds of the gradient norm and the optimizer after all all-reduces."""
 
@@ -69,10 +71,11 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
     }
     kinds = class_numbers(_replica_kinds(cost, layout))
     by_replica = [runs[number if len(runs) > 1 else 0] for number in kinds]
+    wait = max(0.0, _busiest_port_s(cost, layout) - max(line.makespan for line in lines.values()))
     return SimulatedStep(
         [run.durations for run in by_replica],
         [lines[run] for run in by_replica],
-        _all_reduce_by_rank_s(cost, layout, sharded),
+        [wait + seconds for seconds in _all_reduce_by_rank_s(cost, layout, sharded)],
         _update(cost, layout),
     )
 
@@ -91,10 +94,11 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
     ends = {run: _rank_ends(layout, run, whole) for run in runs}
     last = max(runs, key=lambda run: max(ends[run]))
     sums = _all_reduce_by_rank_s(cost, layout, sharded)
-    done = max(max(ended[rank] for ended in ends.values()) + sums[rank] for rank in range(layout.pp))
+    unhindered = max(ends[last])
+    wait = max(0.0, _busiest_port_s(cost, layout) - unhindered)
+    done = wait + max(max(ended[rank] for ended in ends.values()) + sums[rank] for rank in range(layout.pp))
 
-    pipeline = max(ends[last])
-    unhindered = pipeline
+    pipeline = wait + unhindered
     if layout.pp > 1:
         unhindered = max(_rank_ends(layout, last._replace(durations=last.durations.without_sends()), whole))
     busy, busiest = max((_busy(layout, last, rank), -rank) for rank in range(layout.pp))
@@ -155,9 +159,10 @@ def _runs(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) 
     ]
     if layout.memory_options.equal_micro_batches and len(runs) > 1:
         # Collectives in every micro-batch keep the replicas in step with the slowest.
-        *seconds, _ = zip(*(run.durations for run in runs), strict=True)
+        *seconds, _, _ = zip(*(run.durations for run in runs), strict=True)
         slowest = [tuple(map(max, zip(*by_run, strict=True))) for by_run in seconds]
-        by_name: dict[str, Any] = dict(zip(StageDurations._fields, slowest, strict=False))  # all but `blocking`
+        # All fields but `blocking` and `lanes`.
+        by_name: dict[str, Any] = dict(zip(StageDurations._fields, slowest, strict=False))
         return [runs[0]._replace(durations=runs[0].durations._replace(**by_name))]
     return runs
 
@@ -182,8 +187,8 @@ def _busy(layout: Layout, run: _ReplicaRun, rank: int) -> float:
 def lower_bound(cost: CostModel, layout: Layout) -> float:
     """Return a lower bound in seconds of the step time of a layout, for any action table.
 
-    The bound counts each rank's work, what must come before its first forward and after its last backward, the
-    all-reduce over replicas and the update.
+    The bound counts each rank's work and its messages to other nodes, what must come before its first forward and after
+    its last backward, the all-reduce over replicas and the update.
     """
     sharded = _shard_collective_times(cost, layout)
     sums, update, pp = _all_reduce_by_rank_s(cost, layout, sharded), _update(cost, layout), layout.pp
@@ -198,7 +203,33 @@ def lower_bound(cost: CostModel, layout: Layout) -> float:
             # With split backwards, a rank's last action may be a W, which no other rank waits for.
             tail = sums[rank] if split else max(sums[rank], way_out[rank] + sums[0])
             bound = max(bound, way_in[rank] + busy + tail)
-    return bound + update
+        bound = max(bound, run.micro_batches * max(_lane_s(durations), default=0.0))
+    return max(bound, _busiest_port_s(cost, layout)) + update
+
+
+def _busiest_port_s(cost: CostModel, layout: Layout) -> float:
+    """Return the seconds in which the busiest network card or uplink carries all stage messages of a step in one
+    direction. Replicas count as having as few micro-batches as any of them.
+
+    Messages of different stages overlap in time only by chance, so they are not slowed down by each other. But no step
+    is shorter than this.
+    """
+    if layout.pp == 1:
+        return 0.0
+    beta = cost.placement_links(layout.placement).busiest_port_beta(layout.rank_of_stage)
+    stages = range(len(layout.blocks) - 1)
+    size = min(
+        cost.work.message_bytes(layout.micro_batch, layout.tp, cost.work.messages_behind(stage)) for stage in stages
+    )
+    return min(layout.micro_batches) * beta * size
+
+
+def _lane_s(durations: StageDurations) -> list[float]:
+    """Return the seconds of one micro-batch's messages in each lane."""
+    lanes: dict[int, float] = {}
+    for lane, seconds in zip(durations.lane_of_message(), durations.by_message(), strict=True):
+        lanes[lane] = lanes.get(lane, 0.0) + seconds
+    return list(lanes.values())
 
 
 def _stage_durations(
@@ -223,14 +254,34 @@ def _stage_durations(
             for (f, b, i, w), (wait_f, wait_b, wait_i, wait_w), coding_s in zip(passes, waits, coding, strict=True)
         ]
     forward, backward, inputs, weights = zip(*passes, strict=True)
+    ranks = list(pairwise(layout.rank_of_stage))
+
+    def message_s(source: int, target: int, codec: Messages) -> float:
+        return cost.stage_message_s(layout.placement, replica, source, target, layout.micro_batch, codec)
+
     return StageDurations(
         forward,
         backward,
-        tuple(cost.send_s(a, b, layout.micro_batch, codec) for (a, b), codec in zip(hops, messages, strict=True)),
-        tuple(cost.send_s(b, a, layout.micro_batch, codec) for (a, b), codec in zip(hops, messages, strict=True)),
+        tuple(message_s(a, b, codec) for (a, b), codec in zip(ranks, messages, strict=True)),
+        tuple(message_s(b, a, codec) for (a, b), codec in zip(ranks, messages, strict=True)),
         inputs,
         weights,
         cost.work.framework.blocking_sends,
+        _lanes(cost, hops),
+    )
+
+
+def _lanes(cost: CostModel, hops: Sequence[tuple[TensorParallelGroup, TensorParallelGroup]]) -> tuple[int, ...]:
+    """Return `StageDurations.lanes`: the messages of a replica that leave a node by one network card follow each other,
+    forward and back; each message within a node has a lane of its own.
+
+    Args:
+        hops: [stage] -> (its tensor-parallel group in a replica, the group of the next stage).
+    """
+    ports = cost.links.ports
+    return class_numbers(
+        ports.cards(sender.device_ids) if crosses_nodes(sender, receiver) else message
+        for message, (sender, receiver) in enumerate([*hops, *((b, a) for a, b in hops)])
     )
 
 
@@ -284,8 +335,8 @@ def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCo
         by_stage = [stage_time.seconds - overlapped_s(cost, layout, stage_time.wire_s) for stage_time in sums]
     else:
         by_stage = [stage_time.per_step(layout.memory_options.zero) for stage_time in sharded]
-    tied = cost.tied_all_reduce_s(layout.unit(0, 0), layout.unit(0, len(layout.blocks) - 1))
     ends = (layout.rank_of_stage[0], layout.rank_of_stage[-1])
+    tied = cost.tied_all_reduce_s(layout.placement, *ends)
     return [
         sum(by_stage[stage] for stage in held) + tied * (rank in ends)
         for rank, held in enumerate(layout.stages_by_rank)

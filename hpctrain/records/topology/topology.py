@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -197,7 +197,16 @@ class NodeCluster(Part):
     given as its prior)."""
     oversubscription: Ratio | None = None
     """Bandwidth from a node of the cluster to a node outside while only this pair sends, divided by the bandwidth of
-    the pair while all members of the cluster send to another cluster."""
+    the pair while all members of the cluster send to another cluster. With n members, the uplink carries n divided by
+    this ratio pairs at full rate; predictions share it among more messages. Absent: as many as there are members."""
+
+    def only(self, names: Set[str]) -> NodeCluster:
+        """Return the cluster without members that are not in `names`, with the same rate of its uplink."""
+        members = [name for name in self.members if name in names]
+        ratio = self.oversubscription
+        if ratio is not None:
+            ratio = max(1.0, ratio * len(members) / len(self.members))
+        return self.model_copy(update={"members": members, "oversubscription": ratio})
 
 
 class MatrixFile(Part):
@@ -357,13 +366,11 @@ class Topology(Document):
         return [DeviceId.of(node.id, device.id) for node in self.nodes for device in node.devices]
 
     def only(self, names: Iterable[str]) -> Topology:
-        """Return the topology without nodes that are not in `names`, and without their links."""
+        """Return the topology without nodes that are not in `names`, and without their links. The uplink of a cluster
+        keeps its rate, so fewer members are less oversubscribed."""
         keep = set(names)
         links = [link for link in self.fabric.links if link.a in keep and link.b in keep]
-        clusters = [
-            cluster.model_copy(update={"members": [name for name in cluster.members if name in keep]})
-            for cluster in self.fabric.clusters
-        ]
+        clusters = [cluster.only(keep) for cluster in self.fabric.clusters]
         broken = [pair for pair in self.fabric.broken if keep.issuperset(pair)]
         update = {"links": links, "broken": broken, "clusters": [c for c in clusters if c.members], "matrix": None}
         fabric = self.fabric.model_copy(update=update)

@@ -15,6 +15,7 @@ from hpctrain.records.topology.topology import (  # fmt: skip
     DeviceType,
     Fabric,
     Node,
+    NodeCluster,
     Provenance,
     Topology,
     Verdict,
@@ -30,9 +31,12 @@ def topology_of(
     links: dict[tuple[int, int], tuple[float, float]] | None = None,
     default: tuple[float, float] = (5e-5, 1e-9),
     exclude: Sequence[str] = (),
+    racks: dict[tuple[int, ...], float] | None = None,
+    rails: int = 0,
     **fields: Any,
 ) -> Topology:
-    """Nodes local0, … with the given relative speeds; links are (alpha, beta), the same in both directions."""
+    """Nodes local0, … with the given relative speeds; links are (alpha, beta), the same in both directions. Racks are
+    the numbers of their nodes -> oversubscription of their uplink; with rails, devices share so many cards."""
     figures = {"memory_bytes": memory, "launch_s": 1e-6, **fields}
     nodes = [
         Node(
@@ -44,6 +48,7 @@ def topology_of(
                     type=f"type{speed}",
                     flops={"fp32": flops * speed},
                     memory_bytes_per_s=1e10 * speed,
+                    nic=f"eth{index % rails}" if rails else None,
                     **figures,
                 )
                 for index in range(devices)
@@ -59,6 +64,10 @@ def topology_of(
         fabric=Fabric(
             classes=[LinkClass(id="all", alpha_s=default[0], beta_s_per_byte=default[1], pairs=1)],
             links=[Link(a=f"local{a}", b=f"local{b}", ab=cost, ba=cost) for (a, b), cost in named.items()],
+            clusters=[
+                NodeCluster(id=f"rack{number}", members=[f"local{node}" for node in nodes], oversubscription=ratio)
+                for number, (nodes, ratio) in enumerate((racks or {}).items())
+            ],
         ),
         verdict=Verdict(exclude=list(exclude)),
     )

@@ -16,7 +16,7 @@ from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.search.space import SearchSpace
-from hpctrain.planner.simulate.predict import predict
+from hpctrain.planner.simulate.predict import lower_bound, predict
 from hpctrain.records.plan.plan import ParallelDims
 
 SAVINGS = (
@@ -73,17 +73,26 @@ def random_layout(search, rng):
     st.sampled_from([5.6e8, 6.5e8, 8e9]),
     st.sampled_from(SAVINGS),
     st.sampled_from([1, 16]),
+    st.sampled_from([0, 1, 2]),
+    st.sampled_from([1.0, 2.0, 4.0]),
     st.integers(0, 2**32),
 )
-def test_no_layout_ends_before_the_bound(topology, run, speeds, devices, link, memory, memory_options, wide, seed):
+def test_no_layout_ends_before_the_bound(
+    topology, run, speeds, devices, link, memory, memory_options, wide, rails, ratio, seed
+):
+    """Also where messages share cards and uplinks, or where devices have cards of their own."""
     asked = run(rows=12, seq_len=32 * wide, dims={"layers": 7, "dim": 64 * wide})
-    search = search_of(asked, topology(speeds, devices=devices, default=link, memory=memory), memory_options)
+    half = len(speeds) // 2
+    racks = {tuple(range(half)): ratio, tuple(range(half, len(speeds))): ratio}
+    made = topology(speeds, devices=devices, default=link, memory=memory, racks=racks, rails=rails)
+    search = search_of(asked, made, memory_options)
     rng = random.Random(seed)
     for number in range(15):
         layout = random_layout(search, rng)
         if layout is None or layout.memory_shortage(search.cost.memory):
             continue
         took = predict(search.cost, layout, whole=True).total
+        assert lower_bound(search.cost, layout) <= took * (1 + 1e-9)
         option = layout.option
         assert search.bounds.step_s(option) <= took * (1 + 1e-9)
         knapsack_bound = search.bounds.knapsack(option)

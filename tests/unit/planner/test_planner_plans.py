@@ -106,7 +106,7 @@ def test_of_many_devices_no_exchange_of_pipeline_ranks_beats_the_chosen_order(ru
     """The paper's cluster: its mixed nodes belong at the front of a pipeline; the order by speed has them last."""
     made = Topology.read(package_data_path("topology", "paper-32-gpu.json"))
     dims = {"layers": 12, "dim": 768, "heads": 12, "vocab": 32000}
-    fixed = {"mode": "fixed", "pp": 2, "dp": 16, "schedule": "interleaved_zero_bubble", "micro_batch": 16}
+    fixed = {"mode": "fixed", "pp": 4, "dp": 8, "schedule": "interleaved_zero_bubble", "micro_batch": 16}
     asked = run(rows=512, seq_len=512, precision="fp16", dims=dims, parallel=fixed)
     (work, _), pool = workload_of(asked, asked.spec()), make_device_pool(asked, made)
     search = SearchSpace(pool, CostModel(work, pool.links))

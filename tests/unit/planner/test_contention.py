@@ -1,0 +1,162 @@
+"""What simultaneous messages share: by hand, and against a simulation in which flows share every card fairly."""
+
+from __future__ import annotations
+
+import pytest
+from fair_flows import capacities, node_ports, pipelines_end_s
+
+from hpctrain.planner import make_plan
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.workload import workload_of
+from hpctrain.planner.devices.placement_links import PlacementLinks
+from hpctrain.planner.devices.pool import make_device_pool
+from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.simulate.predict import predict, simulate_step
+
+BETA = 1e-8
+PAIRS = {(0, 1): 2.0, (2, 3): 2.0}
+
+
+def placement_of(pool, nodes, dp, tp=1):
+    """The placement of `dp` replicas whose groups lie on these nodes, stage by stage."""
+    free = {}
+    for unit in make_tensor_parallel_groups(pool, tp):
+        free.setdefault(unit.node, []).append(unit)
+    units = [free[f"local{node}"].pop(0) for node in nodes]
+    return Placement(tuple(units[replica::dp]) for replica in range(dp))
+
+
+def scene_of(run, made, nodes, dp, schedule="1f1b", count=4, **dims):
+    asked = run(dims={"layers": 8, "dim": 256, "vocab": 320} | dims, seq_len=256, rows=2 * count * dp)
+    work, pool = workload_of(asked, asked.spec())[0], make_device_pool(asked, made)
+    placement = placement_of(pool, nodes, dp)
+    stages = len(placement[0]) * (2 if schedule == "interleaved_1f1b" else 1)
+    blocks = tuple(8 // stages + (stage < 8 % stages) for stage in range(stages))
+    return CostModel(work, pool.links), Layout(placement, schedule, 2, (count,) * dp, blocks, work.memory_options)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "racks", "factors"),
+    [
+        ((0, 1, 2, 3), None, (1, 1)),  # each replica on nodes of its own
+        ((0, 0, 1, 1), None, (2, 2)),  # two senders and two receivers
+        ((0, 0, 1, 2), None, (2, 2)),  # two senders
+        ((0, 1, 2, 2), None, (2, 2)),  # two receivers
+        ((0, 0, 0, 1), None, (None, 1)),  # the first replica stays within its node
+        ((0, 1, 1, 0), None, (1, 1)),  # one forward, and one the other way
+        ((0, 1, 2, 3), PAIRS, (2, 2)),  # both nodes of a rack send to the other rack
+        ((0, 2, 1, 3), PAIRS, (1, 1)),  # messages stay within racks
+        ((0, 2, 2, 3), PAIRS, (1, 1)),  # one of them leaves its rack
+        ((0, 0, 2, 2), PAIRS, (2, 2)),  # half of the rack's nodes, with two messages, which share their cards anyway
+        ((0, 1, 2, 3), {(0, 1): 8.0}, (2, 2)),  # a message alone has the whole uplink
+        ((0, 1, 2, 3), {(0, 1): None}, (1, 1)),  # a cluster that was never measured
+    ],
+)
+def test_messages_of_replicas_share_cards_and_uplinks(topology, run, nodes, racks, factors):
+    cost, layout = scene_of(run, topology((1,) * 4, devices=4, default=(0.0, BETA), racks=racks), nodes, 2)
+    size = cost.work.message_bytes(layout.micro_batch, 1, "none")
+    for replica, factor in enumerate(factors):
+        if factor is None:
+            continue
+        for ends in ((0, 1), (1, 0)):
+            seconds = cost.stage_message_s(layout.placement, replica, *ends, layout.micro_batch, "none")
+            assert seconds == pytest.approx(factor * BETA * size)
+
+
+def test_devices_with_cards_of_their_own_share_nothing(topology, run):
+    """Two cards a node, one for every second device: two of four messages share one."""
+    for rails, factor in ((0, 4), (2, 2), (4, 1)):
+        made = topology((1, 1), devices=4, default=(0.0, BETA), rails=rails)
+        pool = make_device_pool(run(), made)
+        links = PlacementLinks(placement_of(pool, (0,) * 4 + (1,) * 4, 4), pool.links)
+        assert links.message_alpha_beta(0, 0, 1) == pytest.approx((0.0, factor * BETA))
+        (group,) = PlacementLinks(placement_of(pool, (0, 1) * 4, 8), pool.links).replicate_ring_groups(1)
+        # A ring that visits the nodes in turns leaves each four times, over all of its cards.
+        assert group.costs[0][2] == pytest.approx(4 / max(rails, 1) * BETA)
+
+
+def test_rings_share_uplinks(topology, run):
+    """Two rings over two racks, one for each stage: each crosses each uplink once in each direction."""
+    for racks, factor in ((None, 1), (PAIRS, 2), ({(0, 1): 1.5, (2, 3): 1.5}, 1.5)):
+        made = topology((1,) * 4, default=(0.0, BETA), racks=racks)
+        pool = make_device_pool(run(), made)
+        links = PlacementLinks(placement_of(pool, (0, 2, 1, 3), 2), pool.links)
+        for group in links.replicate_ring_groups(1):
+            assert group.costs[0][2] == pytest.approx(factor * BETA)
+
+
+def test_all_to_alls_share_uplinks(topology, run):
+    pool = make_device_pool(run(), topology((1,) * 4, default=(0.0, BETA), racks=PAIRS))
+    (group,) = PlacementLinks(placement_of(pool, (0, 1, 2, 3), 4), pool.links).replicate_ring_groups(1, pairs=True)
+    # Each rack sends 2·2/4 of its tensors to the other one, a ring's hop 3/4; the uplink carries one message of two.
+    assert group.costs[0][2] == pytest.approx(4 / 3 * BETA)
+
+
+def test_groups_across_nodes_share_uplinks(topology, run):
+    """Two tensor-parallel groups, each across both racks."""
+    links = {(0, 2): (0.0, BETA / 2), (1, 3): (0.0, BETA / 2)}
+    for racks, factor in ((None, 1), (PAIRS, 2)):
+        made = topology((1,) * 4, default=(0.0, BETA), links=links, racks=racks)
+        groups = make_tensor_parallel_groups(make_device_pool(run(), made), 2)
+        assert {tuple(device.node for device in group.devices) for group in groups} == {
+            ("local0", "local2"),
+            ("local1", "local3"),
+        }
+        assert [group.contention for group in groups] == [factor] * 2
+
+
+def test_a_tied_embedding_is_summed_by_all_replicas_at_once(topology, run):
+    times = []
+    for nodes in ((0, 1, 2, 3), (0, 0, 1, 1)):
+        cost, layout = scene_of(run, topology((1,) * 4, devices=2, default=(0.0, BETA)), nodes, 2, tied=True)
+        times.append(cost.tied_all_reduce_s(layout.placement, 0, 1))
+    assert times[1] == pytest.approx(2 * times[0])
+    assert times[0] > 0
+
+
+def test_a_cluster_with_fewer_nodes_keeps_its_uplink(topology):
+    made = topology((1,) * 5, racks={(0, 1, 2, 3): 4.0, (4,): 1.0})
+    (left, alone) = made.only(["local0", "local1", "local4"]).fabric.clusters
+    assert (left.members, left.oversubscription, alone.oversubscription) == (["local0", "local1"], 2.0, 1.0)
+
+
+LAYOUTS = {
+    "stages on nodes of their own": ((0, 0, 1, 1), 2, None),
+    "three replicas": ((0, 0, 0, 1, 1, 1), 3, None),
+    "one replica runs the other way": ((0, 1, 1, 0), 2, None),
+    "two replicas run the other way": ((0, 0, 1, 1, 1, 1, 0, 0), 4, None),
+    "two stages on a node": ((0, 0, 0, 0, 1, 1, 1, 1), 2, None),
+    "racks": ((0, 1, 2, 3), 2, PAIRS),
+    "racks and two replicas a node": ((0, 0, 1, 1, 2, 2, 3, 3), 4, PAIRS),
+}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved_1f1b"])
+@pytest.mark.parametrize("beta", [1e-9, 3e-8, 1e-7, 1e-6])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_steps_are_those_of_flows_that_share_fairly(topology, run, name, beta, schedule):
+    """From messages that hardly matter to messages that take 8 to 16 times as long as a forward."""
+    nodes, dp, racks = LAYOUTS[name]
+    made = topology((1,) * 4, devices=4, default=(0.0, beta), racks=racks)
+    cost, layout = scene_of(run, made, nodes, dp, schedule, count=8)
+    members = [{f"local{node}" for node in rack} for rack in racks or ()]
+    ports = capacities([node.id for node in made.nodes], 1 / beta, members, 2 / 2.0 / beta)
+    fair = pipelines_end_s(cost, layout, node_ports(members), ports)
+    step, prediction = simulate_step(cost, layout), predict(cost, layout, whole=True)
+    pipelines = prediction.total - prediction.terms["optimizer"] - prediction.terms["data_parallel"]
+    assert pipelines == pytest.approx(fair, rel=0.14)
+    assert max(map(step.all_reduced_at, range(layout.pp))) + step.update == pytest.approx(prediction.total)
+
+
+def test_a_slow_network_keeps_pipelines_within_nodes(topology, run):
+    """Two nodes of two devices: pipelines across nodes would send twice as many messages at once as one alone."""
+    made = topology((1, 1), devices=2, default=(1e-5, 1e-7))
+    asked = run(
+        rows=128, seq_len=256, dims={"layers": 4, "dim": 64},
+        parallel={"mode": "fixed", "pp": 2, "dp": 2, "schedule": "1f1b", "micro_batch": 2},
+    )  # fmt: skip
+    plan = make_plan(asked, asked.spec(), made)
+    for replica in range(2):
+        (first,), (second,) = plan.pipeline_rank_devices(replica)
+        assert first.node == second.node
