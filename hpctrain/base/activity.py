@@ -11,11 +11,16 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 RECORD_BYTES = 256
 OPERATION_BYTES = 160
 _READS = 8
+
+
+WaitsFor = Literal["pp", "dp", "world", "device"]
+"""For whom an operation waits: for other stages (pp), for other replicas or shards (dp), for all ranks (world), or for
+this rank's GPU (device)."""
 
 
 class ActivityRecord(NamedTuple):
@@ -44,6 +49,11 @@ class Activity:
         self.annotate: Callable[[str], AbstractContextManager[object]] | None = None
         """Function that opens a span of the given name in torch's profile; None while no profiler runs."""
         self._page: mmap.mmap | None = None
+        self._waited: dict[WaitsFor, float] = {}
+        self._waited_s = 0.0
+        """Seconds of all waits so far."""
+        self._waiting_since = 0.0
+        self._hidden: list[tuple[float, float]] = []
 
     def share(self, descriptor: int) -> None:
         """Write the current and all later activity records of this process also to the shared memory `descriptor`,
@@ -55,15 +65,52 @@ class Activity:
         """Record that optimizer step number `step` has begun."""
         self.write(ActivityRecord(step, f"step {step}", False, time.monotonic()))
 
-    def doing(self, operation: str, waits: bool = False) -> _Operation:
+    def doing(self, operation: str, waits: WaitsFor | None = None) -> _Operation:
         """Return a context manager that records `operation` during its block, and then restores the previous record.
         While a profiler runs, the block is also a span of the profile. If the block raises an error, the record stays
         and shows what failed.
 
         Args:
-            waits: whether the operation ends only when another process does its part.
+            waits: for whom the operation waits: it ends only when another process, or the GPU, does its part.
         """
         return _Operation(self, operation, waits)
+
+    def take_waits(self) -> dict[WaitsFor, float]:
+        """Return for whom this process waited since the last call, in seconds of the host's time, and begin anew. Of an
+        operation within another one, the time counts for the inner one alone."""
+        waited, self._waited = self._waited, {}
+        return waited
+
+    def add_hidden(self, start_s: float, end_s: float) -> None:
+        """Count a message that was under way while this process computed. Call it while this process waits for the
+        message; what lies after the beginning of this wait does not count.
+
+        Args:
+            start_s: when the message was sent, in seconds on this machine's monotonic clock.
+            end_s: when it was complete.
+        """
+        self._hidden.append((start_s, min(end_s, self._waiting_since)))
+
+    def take_hidden_s(self) -> float:
+        """Return for how many seconds since the last call at least one message was under way while this process
+        computed, as `add_hidden` counted, and begin anew."""
+        total = reached = 0.0
+        for start, end in sorted(self._hidden):
+            total += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+        self._hidden.clear()
+        return total
+
+    def add_wait(self, waits: WaitsFor, seconds: float, before_s: float) -> None:
+        """Count an operation that waited.
+
+        Args:
+            seconds: its time.
+            before_s: the seconds of all waits when it began.
+        """
+        inner = self._waited_s - before_s
+        self._waited[waits] = self._waited.get(waits, 0.0) + seconds - inner
+        self._waited_s = before_s + seconds
 
     def write(self, doing: ActivityRecord) -> None:
         """Replace the current activity record by `doing`, also in the shared memory."""
@@ -78,9 +125,9 @@ class _Operation:
     """The context manager that `Activity.doing` returns. It is a class, because a generator
     (`contextlib.contextmanager`) would cost more time than writing the activity record."""
 
-    __slots__ = ("_activity", "_before", "_operation", "_span", "_waits")
+    __slots__ = ("_activity", "_before", "_inner_s", "_operation", "_span", "_start_s", "_waits")
 
-    def __init__(self, activity: Activity, operation: str, waits: bool) -> None:
+    def __init__(self, activity: Activity, operation: str, waits: WaitsFor | None) -> None:
         self._activity = activity
         self._operation = operation
         self._waits = waits
@@ -88,7 +135,10 @@ class _Operation:
     def __enter__(self) -> None:
         activity = self._activity
         self._before = activity.now
-        activity.write(ActivityRecord(self._before.step, self._operation, self._waits, time.monotonic()))
+        self._start_s, self._inner_s = time.monotonic(), activity._waited_s
+        if self._waits is not None and not self._before.waits:
+            activity._waiting_since = self._start_s
+        activity.write(ActivityRecord(self._before.step, self._operation, self._waits is not None, self._start_s))
         self._span = None if activity.annotate is None else activity.annotate(self._operation)
         if self._span is not None:
             self._span.__enter__()
@@ -97,6 +147,8 @@ class _Operation:
         if self._span is not None:
             self._span.__exit__(None, None, None)
         if kind is None:
+            if self._waits is not None:
+                self._activity.add_wait(self._waits, time.monotonic() - self._start_s, self._inner_s)
             self._activity.write(self._before)
 
 

@@ -170,9 +170,9 @@ class _AllGather(DefaultAllGather):
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         self._count(output_tensor.nbytes - input_tensor.nbytes)
-        with ACTIVITY.doing(self._operation, waits=True):
+        with ACTIVITY.doing(self._operation, waits="dp"):
             work = super().__call__(output_tensor, input_tensor, *args, **kwargs)
-        return None if work is None else TrackedWork([work], self._operation)
+        return None if work is None else TrackedWork([work], self._operation, waits="dp")
 
 
 @dataclass(eq=False)
@@ -195,7 +195,7 @@ class _ReduceScatter(DefaultReduceScatter):
     operation: str
 
     def __post_init__(self) -> None:
-        self._replicate_activity = ACTIVITY.doing(self.operation, waits=True)
+        self._replicate_activity = ACTIVITY.doing(self.operation, waits="dp")
 
     def __call__(
         self,
@@ -206,7 +206,7 @@ class _ReduceScatter(DefaultReduceScatter):
         async_op: bool = False,
     ) -> Any:
         part, work = output_tensor.nbytes, None
-        with ACTIVITY.doing(self.operation, waits=True):
+        with ACTIVITY.doing(self.operation, waits="dp"):
             if self.scatter is None:
                 self.count(input_tensor.nbytes - part)
                 work = super().__call__(output_tensor, input_tensor, group, op, async_op)

@@ -113,11 +113,11 @@ class LocalSgdReducer(Reducer):
         return 0
 
     def after_step(self, step: int) -> int:
-        with ACTIVITY.doing("outer sync", waits=True):
+        with ACTIVITY.doing("outer sync", waits="dp"):
             return self._outer_optimizer.after_step(step)
 
     def before_checkpoint(self) -> None:
-        with ACTIVITY.doing("outer sync for a checkpoint", waits=True):
+        with ACTIVITY.doing("outer sync for a checkpoint", waits="dp"):
             self._outer_optimizer.outer_sync()
 
 

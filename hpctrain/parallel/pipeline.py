@@ -154,7 +154,7 @@ class Pipeline:
         Call it after the reduction over replicas and before anything reads the gradients.
         """
         if self._tied:
-            with ACTIVITY.doing("sum the gradients of weights in several stages", waits=True):
+            with ACTIVITY.doing("sum the gradients of weights in several stages", waits="pp"):
                 self.stages[0].counters.sent_bytes += self._tied.all_reduce_gradients()
 
     def evaluate(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
@@ -176,7 +176,7 @@ class Pipeline:
         Arguments and errors are those of `Pipeline.step`; the call waits for the GPU. In training mode, dropout draws
         the random numbers that `Pipeline.step` draws with the same `random.step`.
         """
-        with ACTIVITY.doing("wait for the loss", waits=self.device.type == "cuda"):
+        with ACTIVITY.doing("wait for the loss", waits="device" if self.device.type == "cuda" else None):
             return float(self._run(tokens, targets, decoder_tokens, train=False))
 
     @property

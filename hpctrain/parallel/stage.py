@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from hpctrain.base.activity import ACTIVITY
+from hpctrain.base.activity import ACTIVITY, WaitsFor
 from hpctrain.compress.activation_codec import BoundaryCodec, build_activation_codec
 from hpctrain.records.plan.gradient_codec import Messages
 
@@ -81,6 +81,7 @@ class TrackedWork(dist.Work):
         operation: str,
         timeout: timedelta | None = None,
         device: torch.device | None = None,
+        waits: WaitsFor = "pp",
     ) -> None:
         """Combine messages that were started.
 
@@ -91,8 +92,10 @@ class TrackedWork(dist.Work):
             device: device of the messages. If it is a CUDA device, `wait` blocks until the messages themselves have
                 arrived, so that a hang shows which rank is waited for. Only the current stream is waited for, so this
                 rank's sends go on. None: `wait` does not block on CUDA.
+            waits: for whom `wait` waits.
         """
         super().__init__()
+        self._waits = waits
         self._works = works
         self._operation = operation
         self._timeout = timeout
@@ -108,7 +111,7 @@ class TrackedWork(dist.Work):
             RuntimeError: a message failed, or on a CPU took longer than the timeout.
         """
         limit = self._timeout if timeout is None else timeout
-        with ACTIVITY.doing(self._operation, waits=True):
+        with ACTIVITY.doing(self._operation, waits=self._waits):
             # Without a timeout gloo uses that of the process group, which is half an hour for the groups of a mesh.
             complete = [work.wait() if limit is None else work.wait(limit) for work in self._works]
             if self._device is not None and self._device.type == "cuda":
@@ -371,7 +374,7 @@ class InstrumentedStage(PipelineStage):
                 operations = to.encode_sends(operations)
         self.counters.sent_bytes += sum(op.tensor.numel() * op.tensor.element_size() for op in operations)
         operation = f"send {what} to rank {operations[0].peer}"
-        with ACTIVITY.doing(operation, waits=True):
+        with ACTIVITY.doing(operation, waits="pp"):
             self._sends.append(TrackedWork(self._post(operations), operation, self._message_timeout))
         return []
 

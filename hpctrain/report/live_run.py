@@ -18,6 +18,7 @@ from hpctrain.records.format.input_file import parse_json_line, read_jsonl
 from hpctrain.records.history.ledger import ATTEMPTS_FILE
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.run.run import Run, run_of
+from hpctrain.report.rank_times import read_last_rank_rows, slow_rank_text
 from hpctrain.report.status import RunStatus, State, decide_status, lock_held
 from hpctrain.slurm.job import JobInfo, needs_action, pending_job_text
 
@@ -147,7 +148,8 @@ class LiveRun:
             FileError, UntrustedError: attempts.jsonl cannot be read, or is not trusted.
         """
         attempts = read_jsonl(self.folder / ATTEMPTS_FILE)
-        return decide_status(self.run, self.events, list(self.rows), now, self.held, attempts)
+        slow_rank = slow_rank_text(read_last_rank_rows(self.folder))
+        return decide_status(self.run, self.events, list(self.rows), now, self.held, attempts, slow_rank=slow_rank)
 
 
 HORIZON_S = 300 * 86400.0

@@ -17,6 +17,7 @@ from hpctrain.records.history.provenance import (
     RunProvenance,
     read_environments,
 )
+from hpctrain.records.history.rank_log import RankRow
 from hpctrain.records.history.run_log import (
     Event,
     MetricRow,
@@ -28,6 +29,7 @@ from hpctrain.records.history.run_log import (
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology
+from hpctrain.report.rank_times import read_last_rank_rows
 from hpctrain.report.status import RunStatus, decide_status, lock_held
 from hpctrain.report.summaries import FaultRecovery, recoveries, steady_step_time
 
@@ -91,6 +93,8 @@ class RunView:
     """What the run was submitted with; None for a run of an earlier hpctrain."""
     environments: list[NodeEnvironment] = field(default_factory=list)
     """Software and devices of each node in each attempt."""
+    rank_rows: list[RankRow] = field(default_factory=list)
+    """Where the time of each rank went in the last steps of which metrics-ranks.jsonl tells."""
     damaged: list[str] = field(default_factory=list)
     """Lines that name the files that could not be read, each with the reason."""
 
@@ -139,6 +143,7 @@ def read_run_view(folder: Path, now: float) -> RunView:
         plans=_plans(folder, events, rows, damaged),
         provenance=_provenance(folder, damaged),
         environments=_or_damaged(read_environments, folder, damaged) or [],
+        rank_rows=read_last_rank_rows(folder),
         damaged=damaged,
     )
 

@@ -17,6 +17,7 @@ from hpctrain.records.history.ledger import ATTEMPTS_FILE, last_end_text
 from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.event_text import describe_event
+from hpctrain.report.rank_times import read_last_rank_rows, slow_rank_text
 from hpctrain.report.summaries import (
     FAULTS,
     HELD_OUT,
@@ -74,6 +75,8 @@ class RunStatus:
     """Tokens per second of the whole job in the last step."""
     mfu: float | None = None
     """Model FLOPs utilization of the last step, as in metrics.jsonl."""
+    slow_rank: str | None = None
+    """Which rank computes longer than its peers, if one does."""
     eta_s: float | None = None
     """Seconds to the last step at the present speed; None unless the run trains."""
     weights_sha256: str | None = None
@@ -127,7 +130,9 @@ def read_status(folder: Path, now: float) -> RunStatus:
     # Check the lock before the files: if the run ends in between, its files already say how it ended.
     events = read_events(folder / "events.jsonl")
     metrics = read_metrics(folder / "metrics.jsonl")
-    return decide_status(run, events, metrics, now, held, read_jsonl(folder / ATTEMPTS_FILE), _free_bytes(folder))
+    slow_rank = slow_rank_text(read_last_rank_rows(folder))
+    attempts = read_jsonl(folder / ATTEMPTS_FILE)
+    return decide_status(run, events, metrics, now, held, attempts, _free_bytes(folder), slow_rank)
 
 
 def _free_bytes(folder: Path) -> int | None:
@@ -159,7 +164,7 @@ def lock_held(folder: Path) -> bool:
 
 def decide_status(
     run: Run, events: Sequence[Event], metrics: Sequence[MetricRow], now: float, lock_held: bool,
-    attempts: Sequence[Mapping[str, Any]] = (), free: int | None = None,
+    attempts: Sequence[Mapping[str, Any]] = (), free: int | None = None, slow_rank: str | None = None,
 ) -> RunStatus:  # fmt: skip
     """Return the status of a run from what its files say, without asking Slurm.
 
@@ -170,6 +175,7 @@ def decide_status(
         lock_held: whether a process holds the run folder's lock.
         attempts: lines of attempts.jsonl.
         free: free bytes on the run folder's file system; None if unknown.
+        slow_rank: which rank computes longer than its peers; None if none does.
     """
     rows = last_row_of_each_step(list(metrics))
     # Take the last row and not the highest step: after a fault the run continues from an earlier step.
@@ -197,6 +203,7 @@ def decide_status(
         source_samples=row.source_samples if row else None,
         tokens_per_s=row.tokens_per_s if row else None,
         mfu=row.mfu if row else None,
+        slow_rank=slow_rank if state == "running" else None,
         eta_s=pace * (run.steps - row.step) if pace and row and state == "running" else None,
         weights_sha256=finished.data.get("weights_sha256") if finished else None,
         last_sign_s=age,

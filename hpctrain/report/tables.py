@@ -9,6 +9,7 @@ from hpctrain.records.history.provenance import attempt_values
 from hpctrain.records.history.run_log import Event
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Device, Node
+from hpctrain.report.rank_times import slowness
 from hpctrain.report.run_view import PlanUse, RunView
 from hpctrain.report.summaries import FAULTS, loss_words, robustness, steady_mfu, steady_step_time, steady_tokens_per_s
 
@@ -51,6 +52,24 @@ def submitted_with(view: RunView) -> list[tuple[str, str]]:
         ("packages", f"{len(provenance.packages)}, in requirements.lock: pip install -r requirements.lock"),
     ]
     return [(name, value) for name, value in rows if value is not None]
+
+
+MOST_RANKS = 64
+"""Most ranks of the table of ranks; of more, those that compute longest are shown."""
+
+
+def rank_rows(view: RunView) -> list[list[str]]:
+    """Return rows (rank, device, stages, times of a step, times as long as its peers) of the ranks in the last steps,
+    the one that computes longest first."""
+    rows = sorted(view.rank_rows, key=lambda row: -row.compute_s)[:MOST_RANKS]
+    return [
+        [
+            str(row.rank), row.device, ", ".join(map(str, row.stages)),
+            *map(format_seconds, (row.compute_s, row.wait_pp_s, row.wait_dp_s, row.hidden_dp_s, row.wait_world_s)),
+            or_absent(slowness(row, view.rank_rows), "{:.2f}".format),
+        ]
+        for row in rows
+    ]  # fmt: skip
 
 
 def software_by_attempt(view: RunView) -> tuple[list[int], list[tuple[str, list[str]]]]:

@@ -116,6 +116,8 @@ def status_lines(status: RunStatus, now: float) -> list[str]:
         lines.append("  samples  " + "  ".join(f"{name} {count:,}" for name, count in status.source_samples.items()))
     if status.weights_sha256 is not None:
         lines.append(f"  weights sha256 {status.weights_sha256}")
+    if status.slow_rank is not None:
+        lines.append(f"  {status.slow_rank}")
     if status.recoveries or status.lost_steps:
         lines.append(f"  recoveries {status.recoveries}  steps done twice {status.lost_steps}")
     return lines

@@ -217,7 +217,7 @@ def build(folder: Path, order: StartOrder) -> Trainer:
     torch.set_float32_matmul_precision("high" if run.tf32 else "highest")
     device = _device(plan.ranks[order.rank])
     timeout = collective_timeout(run)
-    with ACTIVITY.doing("join the process group", waits=True):
+    with ACTIVITY.doing("join the process group", waits="world"):
         _join(order, plan, device, timeout)
     base_bytes = peak_memory_bytes(device)
     coordinate = Coordinate.of(plan, order.rank)
@@ -235,7 +235,7 @@ def build(folder: Path, order: StartOrder) -> Trainer:
     prepare_moments(named, optimizer, fill=not starts_later(order))
     # A separate group: the collectives of the writer thread must not mix with those of training.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITER_TIMEOUT_S))
-    with ACTIVITY.doing("load the checkpoint", waits=True):
+    with ACTIVITY.doing("load the checkpoint", waits="world"):
         manifest = dropped = None
         memory = StateMemory.open(order, folder, run, plan, pipeline, optimizer, group)
         restored = memory.restore() if memory is not None else None
@@ -345,3 +345,20 @@ def _set_progress(
         if scaler is not None:
             scaler.state = restored.loss_scale
     set_optimizer_step(named, optimizer, restored.step - skipped)
+
+
+def manifest_of(trainer: Trainer) -> Manifest:
+    """Return the manifest of a checkpoint of the trainer's state, with an empty list of files."""
+    run = trainer.run
+    return Manifest(
+        step=trainer.step,
+        generation=trainer.generation,
+        samples=trainer.step * trainer.plan.sequences,
+        seed=run.seed,
+        run_sha256=run.sha256(),
+        model_sha256=run.spec().sha256(),
+        world_size=trainer.plan.world_size,
+        loss_scale=trainer.scaler.state if trainer.scaler is not None else trainer.past_scale,
+        reduction_sha256=trainer.plan.reduction_sha256 if trainer.plan.codec.has_state else None,
+        files=[],
+    )

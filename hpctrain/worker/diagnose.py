@@ -61,7 +61,7 @@ def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, tr
             same on every rank.
         training: True after a training step, False after a validation.
     """
-    with ACTIVITY.doing("diagnosis of a value that is no number", waits=True):
+    with ACTIVITY.doing("diagnosis of a value that is no number", waits="world"):
         share, forward = _forward(trainer, batch, training)
         of_rank = (share if trainer.coordinate.tp == 0 else 0.0, forward, _gradient(trainer))
         everyone: list[tuple[float, NonFinite | None, NonFinite | None]] = [of_rank] * trainer.plan.world_size

@@ -19,16 +19,16 @@ from hpctrain.checkpoint.state import collect, fingerprint
 from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
 from hpctrain.parallel.host_copy import HostCopy
 from hpctrain.parallel.stage import StageCounters
-from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.run.optimizer import learning_rate
 from hpctrain.worker import disk_full
 from hpctrain.worker.agent_channel import AgentChannel
 from hpctrain.worker.batch_loader import BatchLoader, BatchPrefetcher, SampleBatch
-from hpctrain.worker.build import Trainer, reducer_state_tensors
+from hpctrain.worker.build import Trainer, manifest_of, reducer_state_tensors
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.disk_full import PendingWrites
 from hpctrain.worker.live_step import begin_snapshot, keep_gradients, update_live, wait_copied
 from hpctrain.worker.profiling import profiled, trace_path
+from hpctrain.worker.rank_metrics import RankMetrics
 from hpctrain.worker.step_metrics import (
     CollectiveCounter,
     LocalStepInfo,
@@ -77,6 +77,7 @@ class Loop:
         self.saved_step = None if trainer.from_memory else trainer.step
         self._save_error: str | None = None
         self._metrics = MetricsLog(trainer.folder / "metrics.jsonl", trainer.fence)
+        self._ranks = RankMetrics(trainer.folder, trainer.fence, trainer.plan, trainer.generation)
         self._first = True
         self._first_validation = True
         self._tp_bytes = 0
@@ -112,7 +113,7 @@ class Loop:
             job = self._gather(loss_copy, counters, dp_bytes)
             with ACTIVITY.doing("keep the gradients"):
                 keep_gradients(trainer, trainer.live, job, time.perf_counter() - start, scale)
-        with ACTIVITY.doing("all-reduce of the gradient's norm", waits=True):
+        with ACTIVITY.doing("all-reduce of the gradient's norm", waits="world"):
             holders, keeps = trainer.pipeline.tied_holders(), trainer.live is not None
             total = gradient_norm(trainer.parameters, trainer.plan, holders, together=keeps)
         with ACTIVITY.doing("optimizer"):
@@ -225,7 +226,7 @@ class Loop:
             dp_bytes: bytes that this rank sent for the reduction over replicas.
         """
         stop = self.agent_channel.stop_wanted()
-        with ACTIVITY.doing("wait for the loss", waits=self.trainer.device.type == "cuda"):
+        with ACTIVITY.doing("wait for the loss", waits="device" if self.trainer.device.type == "cuda" else None):
             loss_share = loss_copy.value()
         return gather_step_metrics(self.trainer, loss_share, counters, dp_bytes, self._tp_bytes, stop)
 
@@ -256,11 +257,11 @@ class Loop:
         if scaler is not None and keeps:
             # Unscale first: residuals live longer than a loss scale, and a skipped step must not change them.
             scaler.unscale(gradients)
-            with ACTIVITY.doing("all-reduce of whether gradients overflowed", waits=True):
+            with ACTIVITY.doing("all-reduce of whether gradients overflowed", waits="world"):
                 if not finite_everywhere(gradients):
                     gradients[0].fill_(math.nan)  # so that the norm is NaN on every rank
                     return 0
-        with ACTIVITY.doing("reduce dp", waits=True):
+        with ACTIVITY.doing("reduce dp", waits="dp"):
             sent = trainer.reducer.reduce(gradients)
         if scaler is not None and not keeps:
             scaler.unscale(gradients)
@@ -344,7 +345,7 @@ class Loop:
         trainer.pipeline.take_counters()
         # Every tp rank computes the same loss, so only rank 0 of the tp group counts.
         losses *= trainer.coordinate.tp == 0
-        with ACTIVITY.doing("all-reduce of the validation's losses", waits=True):
+        with ACTIVITY.doing("all-reduce of the validation's losses", waits="world"):
             dist.all_reduce(losses)
         for loss, (loader, start) in zip(losses.tolist(), parts, strict=True):
             if not math.isfinite(loss):
@@ -360,8 +361,7 @@ class Loop:
             self.agent_channel.send(Compiling())
 
     def _batch(self, loader: BatchLoader, start: int, seed: int) -> SampleBatch:
-        """Return this replica's sequences of the global batch that starts at sample `start`, in the order that the
-        seed gives."""
+        """Return this replica's sequences of the global batch that starts at sample `start`, ordered by the seed."""
         first, count = self.trainer.rows
         return loader.batch(seed, start + first, count)
 
@@ -372,6 +372,7 @@ class Loop:
         trainer = self.trainer
         if trainer.coordinate.rank == 0:
             self._metrics.write(metric_row(trainer, trainer.step, job, info, self._peak_flops))
+            self._ranks.add(trainer.step, job.ranks)
         self.agent_channel.send(StepDone(step=trainer.step, loss=job.loss))
 
     def _report_saved(self, saved: SaveResult | None) -> None:
@@ -381,20 +382,3 @@ class Loop:
         self._save_error = saved.error
         if self.trainer.coordinate.rank == 0:
             self.agent_channel.send(CheckpointSaved(**asdict(saved)))
-
-
-def manifest_of(trainer: Trainer) -> Manifest:
-    """Return the manifest of a checkpoint of the trainer's state, with an empty list of files."""
-    run = trainer.run
-    return Manifest(
-        step=trainer.step,
-        generation=trainer.generation,
-        samples=trainer.step * trainer.plan.sequences,
-        seed=run.seed,
-        run_sha256=run.sha256(),
-        model_sha256=run.spec().sha256(),
-        world_size=trainer.plan.world_size,
-        loss_scale=trainer.scaler.state if trainer.scaler is not None else trainer.past_scale,
-        reduction_sha256=trainer.plan.reduction_sha256 if trainer.plan.codec.has_state else None,
-        files=[],
-    )

@@ -34,6 +34,7 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Topology
 from hpctrain.worker.batch_loader import UNNAMED_SET
 from hpctrain.worker.build import Trainer, peak_memory_bytes
+from hpctrain.worker.rank_metrics import WAITS, RankTimes, own_waits
 
 TAIL_LINES = 8
 """Rows at the end of metrics.jsonl among which the newest step's is: a row that was cut off may follow it."""
@@ -105,6 +106,8 @@ class StepFigures(NamedTuple):
     """Step of the newest snapshots of the state in memory; -1 unless those of all ranks are complete."""
     snapshot_every: int
     """Steps between two such snapshots: the largest interval that a rank asks for."""
+    ranks: RankTimes
+    """Where each rank's time went."""
 
 
 def gather_step_metrics(
@@ -141,13 +144,14 @@ def gather_step_metrics(
         "snapshot_step": -1 if trainer.ring is None else trainer.ring.complete(trainer.step + 1),
         "snapshot_every": 0 if trainer.ring is None else trainer.ring.interval(),
         **{name: compression.get(name, math.nan) for name in REDUCER_METRICS},
+        **own_waits(),
     }
     vector = torch.tensor([*figures.values(), *times], dtype=torch.float64)
     table = torch.empty(trainer.plan.world_size, len(vector), dtype=torch.float64)
-    with ACTIVITY.doing("all-gather of metrics", waits=True):
+    with ACTIVITY.doing("all-gather of metrics", waits="world"):
         dist.all_gather(list(table.unbind(0)), vector)
     columns = dict(zip(figures, table.unbind(1), strict=False))
-    return _combine(columns, table[:, len(figures) :].max(0).values.view(3, stages), trainer.plan)
+    return _combine(columns, table[:, len(figures) :].view(-1, 3, stages), trainer.plan)
 
 
 def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> StepFigures:
@@ -155,14 +159,14 @@ def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> 
 
     Args:
         columns: name of a figure -> its values by rank.
-        stage_times: seconds of computation of each stage, [3, stages], the largest over the ranks: all computation in
-            the first row, that of the forward passes in the second, that of the backward passes in the third.
+        stage_times: seconds of computation, [ranks, 3, stages]: of each stage all computation, that of the forward
+            passes, and that of the backward passes.
     """
     sums = {name: float(column.sum()) for name, column in columns.items()}
     micro_batches = [0] * plan.dp
     for replica, count in zip(columns["replica"].tolist(), columns["micro_batches"].tolist(), strict=True):
         micro_batches[int(replica)] = max(micro_batches[int(replica)], int(count))
-    compute, forward, backward = ([round(time_s, 6) for time_s in times] for times in stage_times.tolist())
+    compute, forward, backward = ([round(time_s, 6) for time_s in times] for times in stage_times.amax(0).tolist())
     row = {
         "loss": sums["loss"],
         "bytes_sent": BytesSent(dp=int(sums["dp_bytes"]), pp=int(sums["pp_bytes"]), tp=int(sums["tp_bytes"])),
@@ -175,7 +179,8 @@ def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> 
         "memory_bytes_max": float(columns["memory_bytes"].max()),
     }
     snapshot, every = int(columns["snapshot_step"].min()), int(columns["snapshot_every"].max())
-    return StepFigures(sums["loss"], sums["stop"] > 0, row, snapshot, every)
+    ranks = RankTimes(stage_times[:, 1:], {name: columns[name] for name in (*WAITS, "memory_bytes")})
+    return StepFigures(sums["loss"], sums["stop"] > 0, row, snapshot, every, ranks)
 
 
 def _compression_figures(columns: Mapping[str, Tensor]) -> CompressionFigures | None:

@@ -147,7 +147,7 @@ def _work(agent_channel: AgentChannel, folder: Path) -> int:
     if trainer.residuals_dropped is not None:
         agent_channel.send(ResidualsDropped(reason=trainer.residuals_dropped))
     done = train(trainer, agent_channel)
-    with ACTIVITY.doing("barrier at the end", waits=True):
+    with ACTIVITY.doing("barrier at the end", waits="world"):
         dist.barrier()
     dist.destroy_process_group()
     return 0 if done else EXIT_RESUMABLE

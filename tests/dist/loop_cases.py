@@ -29,6 +29,7 @@ from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage, initialise
+from hpctrain.records.history.rank_log import read_rank_log
 from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer, build
@@ -246,19 +247,32 @@ def bubble(folder: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
     return {"measured": rows[1].bubble_fraction, "stage_time_s": rows[1].stage_time_s, "step_s": rows[1].step_time_s}
 
 
+def slow_rank(folder: Path, rank: int, meeting: dist.Store) -> list[dict[str, Any]]:
+    """Two replicas, of which the second sleeps 0.1 s in each forward pass; and the rows of the whole job."""
+    place = folder / "slow_rank"
+    trainer = open_trainer(place, PLANS["dp2 uneven"][0], 0, None, rank, meeting)
+    if rank == 1:
+        trainer.pipeline.stages[0].submod.register_forward_pre_hook(lambda *_: time.sleep(0.1))
+    train(trainer, StoppingOrders(12))  # type: ignore[arg-type]
+    leave()
+    times = [row.stage_forward_s or [] for row in read_metrics(place / "metrics.jsonl")[1:11]]
+    whole = {"forward_s": sum(forward for (forward,) in times) / 10}
+    return [*(row.to_json() for row in read_rank_log(place)), whole]
+
+
 def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
     # One for all: the last rank that lets go of a store removes its file, in which others may already meet again.
     meeting = dist.FileStore(str(folder / "meeting"), world)
     results: dict[str, Any] = {"training": training(folder, rank, world, meeting)}
     if world > 1:
-        results |= {body.__name__: body(folder, rank, meeting) for body in (failing, ruined, bubble)}
+        results |= {body.__name__: body(folder, rank, meeting) for body in (failing, ruined, bubble, slow_rank)}
     return results
 
 
 def main(world: int, folder: Path) -> None:
     data = folder / "data"
     prepare([TEXT], data, PrepareOptions(valid_fraction=0.1, limit_bytes=200_000))
-    for name in [*CASES, "failing", "ruined", "bubble"]:
+    for name in [*CASES, "failing", "ruined", "bubble", "slow_rank"]:
         make_folder(folder / name, data)
     launch(every_case, world, str(folder))
 

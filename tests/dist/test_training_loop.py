@@ -54,3 +54,19 @@ def test_a_failed_validation_costs_neither_checkpoint_nor_row(of_two: dict[str, 
 @pytest.mark.slow
 def test_a_validation_loss_that_is_no_number_ends_the_run(of_two: dict[str, dict[str, Any]]) -> None:
     assert of_two["ruined"].startswith("validation after step 2, rank 0 (local0:cpu0): loss is nan; first in embedding")
+
+
+@pytest.mark.slow
+def test_the_log_of_the_ranks_says_who_is_slow_and_who_waits(of_two: dict[str, dict[str, Any]]) -> None:
+    """One mean over the ten steps after the first; the other replica waits where the slow one sleeps."""
+    first, second, whole = of_two["slow_rank"]
+    assert [(row["rank"], row["device"], row["step"], row["steps"]) for row in (first, second)] == [
+        (0, "local0:cpu0", 11, 10),
+        (1, "local1:cpu0", 11, 10),
+    ]
+    (slept,), (did_not,) = second["forward_s"], first["forward_s"]
+    assert slept >= 0.1
+    assert slept == pytest.approx(whole["forward_s"], abs=1e-5)
+    longer = slept + second["backward_s"][0] - did_not - first["backward_s"][0]
+    assert first["wait_dp_s"] + first["wait_world_s"] >= longer - 0.1
+    assert first["wait_pp_s"] == second["wait_pp_s"] == first["wait_device_s"] == 0

@@ -33,8 +33,8 @@ from hpctrain.checkpoint.state import collect
 from hpctrain.launch import small_run
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
-from hpctrain.worker.build import Trainer
-from hpctrain.worker.loop import Loop, manifest_of
+from hpctrain.worker.build import Trainer, manifest_of
+from hpctrain.worker.loop import Loop
 from hpctrain.worker.standalone import open_loop
 
 OURS, SYNCHRONOUS, TORCH_SAVE, TORCH_ASYNC = "ours", "ours, waited for", "torch dcp.save", "torch dcp.async_save"

@@ -14,7 +14,7 @@ from hpctrain.checkpoint import published
 from hpctrain.checkpoint.load import CheckpointReader
 from hpctrain.checkpoint.state import collect
 from hpctrain.records.plan.plan import Plan
-from hpctrain.worker.loop import manifest_of
+from hpctrain.worker.build import manifest_of
 from hpctrain.worker.standalone import open_loop
 
 

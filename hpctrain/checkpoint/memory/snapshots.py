@@ -172,7 +172,7 @@ class SnapshotRing:
             return -1
         if not self._pending.done() and (self._given is None or step < self._begun + self._given):
             return -1
-        with ACTIVITY.doing("wait for the snapshot of the state", waits=True):
+        with ACTIVITY.doing("wait for the snapshot of the state", waits="world"):
             self._pending.result()
         return self._begun
 

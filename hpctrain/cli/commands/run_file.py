@@ -31,6 +31,7 @@ from hpctrain.records.history.ledger import BadNode, Successor
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.history.past_runs import PastRun
 from hpctrain.records.history.provenance import NodeEnvironment, RunProvenance
+from hpctrain.records.history.rank_log import RankRow
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.history.selfcheck import SelfcheckReport
 from hpctrain.records.history.sweep import Sweep
@@ -147,8 +148,8 @@ def _summary_lines(started: WrittenStarter, starter: Starter) -> list[str]:
 
 _WRITTEN_BY_YOU: tuple[type[Document], ...] = (Run, Site, Recipe, LabSpec)
 _WRITTEN_BY_HPCTRAIN: tuple[type[Document], ...] = (
-    Topology, Plan, MetricRow, Event, Generation, WitnessEntry, Successor, BadNode, RunProvenance, NodeEnvironment,
-    Sweep, Manifest, CorpusIndex, PastRun, SelfcheckReport,
+    Topology, Plan, MetricRow, RankRow, Event, Generation, WitnessEntry, Successor, BadNode, RunProvenance,
+    NodeEnvironment, Sweep, Manifest, CorpusIndex, PastRun, SelfcheckReport,
 )  # fmt: skip
 KINDS = {model.schema_kind: model for model in (*_WRITTEN_BY_YOU, *_WRITTEN_BY_HPCTRAIN)}
 """Kind of a file that people write or read -> its model."""

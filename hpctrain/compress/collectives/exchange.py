@@ -73,11 +73,11 @@ def exchange(messages: list[Tensor], group: dist.ProcessGroup) -> tuple[list[Ten
     sizes = [message.numel() for message in messages]
     sizes_there = torch.tensor(sizes, dtype=torch.int64, device=outgoing.device)
     sizes_here = torch.empty_like(sizes_there)
-    with ACTIVITY.doing("all-to-all over dp, sizes", waits=True):
+    with ACTIVITY.doing("all-to-all over dp, sizes", waits="dp"):
         dist.all_to_all_single(sizes_here, sizes_there, group=group)
     expected: list[int] = sizes_here.tolist()
     incoming = outgoing.new_empty(sum(expected))
-    with ACTIVITY.doing("all-to-all over dp, sparse", waits=True):
+    with ACTIVITY.doing("all-to-all over dp, sparse", waits="dp"):
         dist.all_to_all_single(incoming, outgoing, expected, sizes, group=group)
     others = len(messages) - 1
     sent = sum(sizes) - sizes[dist.get_rank(group)] + others * _SIZE_BYTES
@@ -98,13 +98,13 @@ def gather(message: Tensor, group: dist.ProcessGroup) -> tuple[list[Tensor], int
     world = dist.get_world_size(group)
     size = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)
     sizes = size.new_empty(world)
-    with ACTIVITY.doing("all-gather over dp, sizes", waits=True):
+    with ACTIVITY.doing("all-gather over dp, sizes", waits="dp"):
         all_gather(sizes, size, group=group)
     expected: list[int] = sizes.tolist()
     largest = max(expected)
     filled = torch.cat([message, message.new_zeros(largest - message.numel())])
     incoming = message.new_empty(world * largest)
-    with ACTIVITY.doing("all-gather over dp, sparse", waits=True):
+    with ACTIVITY.doing("all-gather over dp, sparse", waits="dp"):
         all_gather(incoming, filled, group=group)
     messages = [part[:bytes_] for part, bytes_ in zip(incoming.split(largest), expected, strict=True)]
     return messages, (world - 1) * (largest + _SIZE_BYTES)

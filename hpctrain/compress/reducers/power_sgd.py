@@ -98,7 +98,7 @@ class PowerSgdReducer(CodecReducer):
         for matrix_batch in self._matrix_batches:
             orthonormalize(matrix_batch.p)
             matrix_batch.project_back([gradients[index] for index in matrix_batch.members])
-        with ACTIVITY.doing("all-reduce over dp, second factors", waits=True):
+        with ACTIVITY.doing("all-reduce over dp, second factors", waits="dp"):
             dist.all_reduce(self._q, group=self._group)
         for matrix_batch in self._matrix_batches:
             matrix_batch.apply([gradients[index] for index in matrix_batch.members])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.collectives.exchange import all_gather
+from hpctrain.compress.collectives.overlapped_work import OverlappedWork
 from hpctrain.compress.collectives.reduce_scatter import StepState
 from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler, unflatten_like
 from hpctrain.compress.reducers.reducer import CodecReducer
@@ -136,7 +137,8 @@ class ReduceScatterAllGather(CodecReducer):
         )
         self._codec.encode(self._bucket(number), tensors, outgoing)
         work = dist.all_to_all_single(incoming.flatten(), outgoing.flatten(), group=self._group, async_op=True)
-        self._in_reduce_scatter.append(_BucketInFlight(number, tensors, outgoing, incoming, work))
+        overlapped = OverlappedWork(work, outgoing.device)
+        self._in_reduce_scatter.append(_BucketInFlight(number, tensors, outgoing, incoming, overlapped))
         self._sent_bytes += 2 * (self._world - 1) * part_bytes
         if len(self._in_reduce_scatter) > BUCKETS_SCATTERED_AHEAD:
             self._start_all_gather()
@@ -148,15 +150,15 @@ class ReduceScatterAllGather(CodecReducer):
     def _start_all_gather(self) -> None:
         """Add up this rank's part of the bucket with the oldest all-to-all, and start the all-gather of the sums."""
         flight = self._in_reduce_scatter.pop(0)
-        with ACTIVITY.doing(f"all-to-all over dp, bucket {flight.number}", waits=True):
+        with ACTIVITY.doing(f"all-to-all over dp, bucket {flight.number}", waits="dp"):
             flight.work.wait()
         part = self._codec.reduce_part(self._bucket(flight.number), flight.incoming, self._rank)
         work = all_gather(flight.outgoing.flatten(), part, group=self._group, async_op=True)
-        self._in_all_gather.append(replace(flight, work=work, part=part))
+        self._in_all_gather.append(replace(flight, work=OverlappedWork(work, part.device), part=part))
 
     def _finish_all_gather(self) -> None:
         flight = self._in_all_gather.pop(0)
-        with ACTIVITY.doing(f"all-gather over dp, bucket {flight.number}", waits=True):
+        with ACTIVITY.doing(f"all-gather over dp, bucket {flight.number}", waits="dp"):
             flight.work.wait()
         self._codec.decode(self._bucket(flight.number), flight.outgoing, flight.tensors)
         self._pool.give_back(flight.outgoing, flight.incoming)
@@ -175,7 +177,7 @@ class _BucketInFlight:
     """
     incoming: Tensor
     """[ranks, bytes of a part], uint8: all ranks' messages about the part that this rank sums."""
-    work: dist.Work
+    work: OverlappedWork
     """The collective that goes on: the all-to-all, then the all-gather."""
     part: Tensor | None = None
     """Encoded sums of this rank's part, kept in memory until they are sent; None before the all-gather."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.buffers import BufferPool
+from hpctrain.compress.collectives.overlapped_work import OverlappedWork
 from hpctrain.compress.collectives.reduce_scatter import StepState
 from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler, unflatten_like
 from hpctrain.records.plan.compression import BUCKET_BYTES
@@ -154,7 +155,7 @@ class DenseReducer(Reducer):
             copy = self._pool.take(max(numbers, self._bucket_bytes // like.element_size()), like, like.dtype)
             flat = copy[:numbers]
             torch._foreach_copy_(unflatten_like(flat, tensors), tensors)
-        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        work = OverlappedWork(dist.all_reduce(flat, group=self._group, async_op=True), flat.device)
         self._in_flight.append(_BucketInFlight(number, tensors, flat, copy, work))
         self._sent_bytes += flat.numel() * flat.element_size()
 
@@ -190,7 +191,7 @@ class DenseReducer(Reducer):
         buffer.
         """
         flight = self._in_flight.pop(0)
-        with ACTIVITY.doing(f"all-reduce over dp, bucket {flight.number}", waits=True):
+        with ACTIVITY.doing(f"all-reduce over dp, bucket {flight.number}", waits="dp"):
             flight.work.wait()
         if flight.copy is not None:
             torch._foreach_copy_(flight.tensors, unflatten_like(flight.flat, flight.tensors))
@@ -209,7 +210,7 @@ class _BucketInFlight:
     """The bucket's gradients as one flat tensor, which the all-reduce sums in place."""
     copy: Tensor | None
     """Buffer to give back after the all-reduce; None if the gradients themselves are summed in place."""
-    work: dist.Work
+    work: OverlappedWork
     """The all-reduce, which may still run."""
 
 

@@ -88,7 +88,7 @@ class TagcReducer(CodecReducer):
         total = sum(choice.tensor.numel() for choice in choices)
         selected = torch.cat([choice.places + choice.start for choice in choices])
         numbers = torch.cat([choice.numbers() for choice in choices])
-        with ACTIVITY.doing("index over dp", waits=True):
+        with ACTIVITY.doing("index over dp", waits="dp"):
             union, index_bytes = union_of(selected, total, self._group)
         slots = torch.searchsorted(union, selected)
         sums, decoded, cells = self._sum(slots, numbers, len(union), total)
@@ -120,7 +120,7 @@ class TagcReducer(CodecReducer):
         peaks = torch.stack(
             [choice.values.abs().max() if len(choice.values) else choice.whole.new_zeros(()) for choice in choices]
         )
-        with ACTIVITY.doing("all-reduce over dp, largest numbers", waits=True):
+        with ACTIVITY.doing("all-reduce over dp, largest numbers", waits="dp"):
             dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=self._group)
         # If the peak is below 2^e, the sum over n ranks is below 2^(e + log2 n). The quantum makes this 2^30 quanta.
         above = math.ceil(math.log2(self._world)) - 30
@@ -148,7 +148,7 @@ class TagcReducer(CodecReducer):
             message[slots] = numbers
         else:
             message = fold(slots, numbers, count, cells := max(HASHES, int(total / ratio)))
-        with ACTIVITY.doing("all-reduce over dp, chosen numbers", waits=True):
+        with ACTIVITY.doing("all-reduce over dp, chosen numbers", waits="dp"):
             dist.all_reduce(message, group=self._group)
         if ratio == "auto":
             return message, torch.ones_like(message, dtype=torch.bool), count
@@ -159,7 +159,7 @@ class TagcReducer(CodecReducer):
         norms = torch._foreach_norm(tensors, dtype=torch.float32)
         self._norm = torch.stack(norms[-len(self._chosen) :]).norm()
         broken = (~torch.stack(norms).isfinite()).any().int()
-        with ACTIVITY.doing("all-reduce over dp, overflow", waits=True):
+        with ACTIVITY.doing("all-reduce over dp, overflow", waits="dp"):
             dist.all_reduce(broken, op=dist.ReduceOp.MAX, group=self._group)
         return not bool(broken)
 

@@ -151,7 +151,7 @@ class Moments:
         # Sent in fp32, because not every device sums in fp64.
         seen = torch.tensor(self._seen, dtype=torch.float64).clamp_min_(1)
         sums = (self._squares / seen).to(device, torch.float32)
-        with ACTIVITY.doing("all-reduce over dp, variances", waits=True):
+        with ACTIVITY.doing("all-reduce over dp, variances", waits="dp"):
             dist.all_reduce(sums, group=group)
         world = dist.get_world_size(group)
         return [total / world for total in sums.tolist()]

@@ -145,7 +145,7 @@ def test_what_the_workers_do_is_read_without_asking_them(group: WorkerGroup, run
     activity = Activity()
     activity.share(runner.workers[1].fds[-1])
     activity.begin_step(7)
-    with activity.doing("recv output of stage 0 mb 3 from rank 0", waits=True):
+    with activity.doing("recv output of stage 0 mb 3 from rank 0", waits="dp"):
         (found,) = group.doing(places)
     assert (found.rank, found.place, found.step, found.waits) == (5, "n1:cpu1", 7, True)
     assert found.operation == "recv output of stage 0 micro-batch 3 from rank 0"

@@ -29,9 +29,9 @@ def test_operations_nest_and_the_record_follows(record: int) -> None:
     activity = Activity()
     activity.share(record)
     activity.begin_step(3)
-    with activity.doing("reduce dp", waits=True):
+    with activity.doing("reduce dp", waits="dp"):
         outer = read_record(record)
-        with activity.doing("all-reduce over dp, bucket 2", waits=True):
+        with activity.doing("all-reduce over dp, bucket 2", waits="dp"):
             inner = read_record(record)
         assert read_record(record) == outer
     assert outer is not None
@@ -44,9 +44,44 @@ def test_operations_nest_and_the_record_follows(record: int) -> None:
     assert (after.operation, after.waits) == ("step 3", False)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr("hpctrain.base.activity.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_a_wait_within_another_counts_once(clock: list[float]) -> None:
+    activity = Activity()
+    with activity.doing("backward"):
+        clock[0] += 5
+        with activity.doing("gather of weights", waits="dp"):
+            clock[0] += 1
+    with activity.doing("reduce dp", waits="dp"):
+        clock[0] += 0.25
+        with activity.doing("whether gradients overflowed", waits="world"):
+            clock[0] += 2
+        clock[0] += 0.5
+    assert activity.take_waits() == {"dp": 1.75, "world": 2.0}
+    assert activity.take_waits() == {}
+
+
+def test_what_is_under_way_before_a_wait_is_hidden(clock: list[float]) -> None:
+    activity = Activity()
+    clock[0] += 10
+    with activity.doing("reduce dp", waits="dp"):
+        clock[0] += 3
+        with activity.doing("all-reduce over dp, bucket 0", waits="dp"):
+            activity.add_hidden(101.0, 104.0)
+            activity.add_hidden(103.0, 112.0)  # it ended within the wait, which is not hidden
+            activity.add_hidden(111.0, 112.0)  # sent within the wait
+    assert activity.take_hidden_s() == pytest.approx(9.0)
+    assert activity.take_hidden_s() == 0.0
+
+
 def test_what_failed_stays_in_the_record() -> None:
     activity = Activity()
-    with pytest.raises(OSError, match="gone"), activity.doing("outer"), activity.doing("recv", waits=True):
+    with pytest.raises(OSError, match="gone"), activity.doing("outer"), activity.doing("recv", waits="dp"):
         raise OSError("gone")
     assert activity.now.operation == "recv"
 

@@ -52,6 +52,12 @@ def test_it_is_starting_until_the_first_step_is_done(make, run):
     assert status.nodes == NODES
 
 
+def test_a_slow_rank_is_named_while_the_run_trains(make, run):
+    rows, slow = [make.row(1, 1)], "rank 1 is slow"
+    for at, held, told in ((1, True, slow), (1000, False, None)):
+        assert decide_status(run, [begin(make)], rows, make.start_s + at, held, slow_rank=slow).slow_rank == told
+
+
 def test_it_is_running_with_steps(make, run):
     status = decide(make, run, [begin(make)], [make.row(step, step) for step in range(1, 11)], at=10)
     assert (status.state, status.step, status.loss) == ("running", 10, make.row(10, 10).loss)
