@@ -37,7 +37,7 @@ def own_waits() -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class RankTimes:
+class StepTimesByRank:
     """Where each rank's time went in a step."""
 
     passes: Tensor
@@ -62,9 +62,9 @@ class RankMetrics:
         }
         self._generation = generation
         self._every = max(LEAST_STEPS, -(-plan.world_size // RANKS_A_STEP))
-        self._times: list[RankTimes] | None = None
+        self._times: list[StepTimesByRank] | None = None
 
-    def add(self, step: int, times: RankTimes) -> None:
+    def add(self, step: int, times: StepTimesByRank) -> None:
         """Add the times of a step. Those of the generation's first step are left out.
 
         Args:
@@ -84,7 +84,7 @@ class RankMetrics:
             with contextlib.suppress(StorageError):  # the training is worth more than these figures
                 append_line(self._path, "\n".join(lines))
 
-    def _rows(self, step: int, times: list[RankTimes]) -> list[RankRow]:
+    def _rows(self, step: int, times: list[StepTimesByRank]) -> list[RankRow]:
         passes = torch.stack([each.passes for each in times]).mean(0).tolist()
         means = {name: torch.stack([each.figures[name] for each in times]).mean(0).tolist() for name in WAITS}
         memory = torch.stack([each.figures["memory_bytes"] for each in times]).amax(0).tolist()

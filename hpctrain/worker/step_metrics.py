@@ -34,7 +34,7 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Topology
 from hpctrain.worker.batch_loader import UNNAMED_SET
 from hpctrain.worker.build import Trainer, peak_memory_bytes
-from hpctrain.worker.rank_metrics import WAITS, RankTimes, own_waits
+from hpctrain.worker.rank_metrics import WAITS, StepTimesByRank, own_waits
 
 TAIL_LINES = 8
 """Rows at the end of metrics.jsonl among which the newest step's is: a row that was cut off may follow it."""
@@ -106,7 +106,7 @@ class StepFigures(NamedTuple):
     """Step of the newest snapshots of the state in memory; -1 unless those of all ranks are complete."""
     snapshot_every: int
     """Steps between two such snapshots: the largest interval that a rank asks for."""
-    ranks: RankTimes
+    ranks: StepTimesByRank
     """Where each rank's time went."""
 
 
@@ -179,7 +179,7 @@ def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> 
         "memory_bytes_max": float(columns["memory_bytes"].max()),
     }
     snapshot, every = int(columns["snapshot_step"].min()), int(columns["snapshot_every"].max())
-    ranks = RankTimes(stage_times[:, 1:], {name: columns[name] for name in (*WAITS, "memory_bytes")})
+    ranks = StepTimesByRank(stage_times[:, 1:], {name: columns[name] for name in (*WAITS, "memory_bytes")})
     return StepFigures(sums["loss"], sums["stop"] > 0, row, snapshot, every, ranks)
 
 
