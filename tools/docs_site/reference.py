@@ -27,6 +27,7 @@ FILES = {
     "topology": "topology.json",
     "plan": "plan.json",
     "metric": "metrics.jsonl",
+    "rank_metric": "metrics-ranks.jsonl",
     "event": "events.jsonl",
     "generation": "generations/gen-*.json",
     "witness": "generations/witness-*.json",
