@@ -89,8 +89,8 @@ def layout_of_plan(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Cost
     """Return the plan's layout on the devices of the topology, with the constants that the plan was predicted with.
 
     Raises:
-        InputError: the plan is for other devices or another run, the topology lacks a figure, or an edit of the plan
-            cannot be predicted by the cost model.
+        InputError: the plan is for other devices or another run, it uses both nodes of a broken link, the topology
+            lacks a figure, or an edit of the plan cannot be predicted by the cost model.
     """
     missing = [device_id for device_id in plan.ranks if device_id not in set(topology.device_ids())]
     if missing:
@@ -113,6 +113,8 @@ def layout_of_plan(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Cost
     )
     pool = make_device_pool(free, topology.only(plan.nodes).model_copy(update={"verdict": Verdict()}), plan.profile)
     devices = {device.device_id: device for device in pool.devices}
+    if unusable := [device_id for device_id in plan.ranks if device_id not in devices]:
+        raise InputError(f"plan: ranks: {_why_unusable(plan, topology, unusable[0])}; edit the plan, or plan again")
     layout = _layout(plan, devices, pool.links, memory_options)
     if layout.shards != plan.shards:
         raise InputError(
@@ -124,6 +126,18 @@ def layout_of_plan(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Cost
 
 def _kind(plan: Plan, topology: Topology) -> str:
     return topology.device_types[topology.device(plan.ranks[0]).type].kind
+
+
+def _why_unusable(plan: Plan, topology: Topology, device_id: DeviceId) -> str:
+    """Return why the planner cannot use a device together with the other devices of the plan, as one clause."""
+    kind = topology.device_types[topology.device(device_id).type].kind
+    if kind != _kind(plan, topology):
+        return f"{device_id} is a {kind} device and {plan.ranks[0]} is none; a plan has devices of one kind"
+    others = [node for node in plan.nodes if node != device_id.node]
+    for other in others:
+        if {(device_id.node, other), (other, device_id.node)} & set(topology.fabric.broken):
+            return f"{device_id} and node {other} are both used, but the topology says that their link is broken"
+    return f"{device_id} is used, but the topology has no figures of a link between its node and {', '.join(others)}"
 
 
 def _why_unknown(plan: Plan, run: Run, spec: Spec) -> str | None:

@@ -158,7 +158,10 @@ class _Fit:
 
 def merge_profiles(profiles: Sequence[CalibrationProfile]) -> CalibrationProfile:
     """Return one profile made of several profiles of one cluster: for each factor the median of the known values, for
-    the bytes of a worker process the largest value. Remarks stay only on factors that no profile knows.
+    the bytes of a worker process the largest value.
+
+    A remark on a factor that some profiles know stays if its profile knows the factor, such as "limited to 5: measured
+    7.1". A remark on a factor that no profile knows is that of the last profile.
 
     Args:
         profiles: at least one.
@@ -183,8 +186,30 @@ def merge_profiles(profiles: Sequence[CalibrationProfile]) -> CalibrationProfile
         tensor_parallel=alone["tensor_parallel"],
         communication=alone["communication"],
         update=alone["update"],
-        remarks={name: text for profile in profiles for name, text in profile.remarks.items() if known[name] is None},
+        remarks=_merged_remarks(profiles, unknown=[name for name, value in known.items() if value is None]),
     )
+
+
+def _merged_remarks(profiles: Sequence[CalibrationProfile], unknown: Sequence[str]) -> dict[str, str]:
+    """Return name of a factor -> the remarks of several profiles on it, as one text. A remark that does not hold for
+    all profiles begins with the generations for which it holds.
+
+    Args:
+        unknown: names of the factors that no profile knows.
+    """
+    generations: dict[str, dict[str, list[int]]] = {}
+    for profile in profiles:
+        for name, text in profile.remarks.items():
+            if name not in unknown and getattr(profile, name):
+                generations.setdefault(name, {}).setdefault(text, []).extend(profile.generations)
+    every = [number for profile in profiles for number in profile.generations]
+    remarks = {name: profile.remarks[name] for profile in profiles for name in unknown if name in profile.remarks}
+    for name, by_text in generations.items():
+        remarks[name] = "; ".join(
+            text if numbers == every else f"generation {', '.join(map(str, numbers))}: {text}"
+            for text, numbers in by_text.items()
+        )
+    return remarks
 
 
 def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> None:
@@ -220,12 +245,10 @@ def _with_compute(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
             ratios.setdefault(kinds.pop(), []).append(took / expected)
     if not ratios:
         return _remarked(profile, compute="replicas of unlike devices share every stage, and only the slowest is timed")
-    factors, remarks = {}, dict(profile.remarks)
-    for kind, values in ratios.items():
-        factors[kind], remark = _limited(median(values))
-        if remark:
-            remarks["compute"] = f"{kind}: {remark}"
-    return profile.model_copy(update={"compute": factors, "remarks": remarks})
+    limited = {kind: _limited(median(values)) for kind, values in ratios.items()}
+    profile = profile.model_copy(update={"compute": {kind: factor for kind, (factor, _) in limited.items()}})
+    remark = "; ".join(f"{kind}: {text}" for kind, (_, text) in limited.items() if text)
+    return _remarked(profile, compute=remark) if remark else profile
 
 
 def _with_tensor_parallel(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:

@@ -161,8 +161,9 @@ def rank_ends(
 def _single_rank_s(schedule: str, stages: int, micro_batches: int, durations: StageDurations) -> float:
     """Return the seconds of a step with one pipeline rank, which never waits."""
     kinds = dict.fromkeys(action.kind for action in make_schedule(schedule, 1, stages, 1).ranks[0])
-    by_kind = {"F": durations.forward, "B": durations.backward, "I": durations.inputs, "W": durations.weights}
-    return micro_batches * sum(sum(by_kind[kind]) for kind in kinds)
+    seconds = durations.by_action()
+    first = {kind: "FBIW".index(kind) * stages for kind in kinds}
+    return micro_batches * sum(sum(seconds[start : start + stages]) for start in first.values())
 
 
 def _rank_ends(program: ActionProgram, durations: StageDurations) -> tuple[float, ...]:

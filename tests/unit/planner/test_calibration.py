@@ -154,6 +154,22 @@ def test_several_profiles_are_one_with_what_each_knows():
     assert both.generations == [0, 0]
 
 
+def test_remarks_on_known_factors_say_for_which_generations_they_hold():
+    limit, shared = "limited to 5: measured 7.1", "one factor for communication and update"
+    one = truth(update=5.0, compute={"a": 5.0}, remarks={"update": limit, "compute": f"a: {limit}"})
+    two = truth(update=2.0, compute={"a": 5.0}, remarks={"communication": "too little", "compute": f"a: {limit}"})
+    three = truth(update=3.0, remarks={"compute": "sharded tensors", "update": shared, "communication": "compressed"})
+    numbered = [one, two.model_copy(update={"generations": [1]}), three.model_copy(update={"generations": [2]})]
+    merged = merge_profiles(numbered)
+    assert merged.update == 3.0
+    assert merged.remarks == {
+        "communication": "compressed",
+        "update": f"generation 0: {limit}; generation 2: {shared}",
+        "compute": f"generation 0, 1: a: {limit}",
+    }
+    assert merge_profiles(numbered[:2]).remarks["compute"] == f"a: {limit}"
+
+
 def test_a_run_folder_gives_the_profile_of_its_long_generations(topology, run, tmp_path):
     asked, made = run(**fixed(dp=2)), topology()
     plan = make_plan(asked, asked.spec(), made)

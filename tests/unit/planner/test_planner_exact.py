@@ -103,6 +103,16 @@ def test_what_is_too_much_for_every_plan_says_what_to_use(plan, topology):
 ODD = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0, 0.25, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("halves", [((), ()), ((0.5, 0.75), (1.0, 1.25)), ((0.5, 0.75), ())])
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_one_rank_takes_the_time_of_its_table_also_without_times_of_split_passes(name, halves):
+    stages = 1 if name in ("1f1b", "gpipe") else 2
+    inputs, weights = (times[:stages] for times in halves)
+    durations = StageDurations((0.25, 0.5)[:stages], (1.0, 2.0)[:stages], (0.0,), (0.0,), inputs, weights)
+    line = simulate(make_schedule(name, 1, stages, 6), durations)
+    assert rank_ends(name, 1, stages, 6, durations) == pytest.approx((line.makespan,))
+
+
 @settings(max_examples=40, deadline=None)
 @example("1f1b", 3, 27, False, ODD)
 @given(

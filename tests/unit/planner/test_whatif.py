@@ -16,6 +16,7 @@ from hpctrain.planner.simulate.predict import predict, simulate_step
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.pair_matrix import PairMatrix
+from hpctrain.records.topology.topology import DeviceType
 
 FIRST, SECOND = DeviceId("local0:cpu0"), DeviceId("local1:cpu0")
 PLANS = [
@@ -102,6 +103,25 @@ def test_what_a_hand_wrote_into_the_plan_is_not_guessed_at(plan, run, topology):
         layout_of_plan(run(), run().spec(), found, topology((1.0,)))
     with pytest.raises(InputError, match=r"batch\.global is 32"):
         layout_of_plan(run(rows=32), run().spec(), found, topology())
+
+
+def test_a_plan_by_hand_over_a_link_that_carries_nothing_is_one_line(plan, run, topology):
+    found = plan(topology(), parallel={"mode": "fixed", "pp": 2, "dp": 1, "tp": 1})
+    whole = topology()
+    broken = whole.model_copy(update={"fabric": whole.fabric.model_copy(update={"broken": [("local1", "local0")]})})
+    with pytest.raises(InputError, match=r"local1:cpu0 and node local0 are both used, but .* their link is broken"):
+        layout_of_plan(run(), run().spec(), found, broken)
+    unmeasured = whole.model_copy(update={"fabric": whole.fabric.model_copy(update={"classes": []})})
+    with pytest.raises(InputError, match=r"fabric\.links: no alpha_s and beta_s_per_byte between local0 and local1"):
+        layout_of_plan(run(), run().spec(), found, unmeasured)
+
+
+def test_a_plan_by_hand_over_devices_of_two_kinds_is_one_line(plan, run, topology):
+    found = plan(topology(), parallel={"mode": "fixed", "pp": 2, "dp": 1, "tp": 1})
+    made = topology((1.0, 2.0))
+    types = {"type1.0": made.device_types["type1.0"], "type2.0": DeviceType(kind="cuda", name="a card")}
+    with pytest.raises(InputError, match="local1:cpu0 is a cuda device and local0:cpu0 is none"):
+        layout_of_plan(run(), run().spec(), found, made.model_copy(update={"device_types": types}))
 
 
 def test_the_critical_path_has_no_gaps_and_ends_with_the_pipeline(plan, run, topology):
