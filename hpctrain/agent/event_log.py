@@ -145,7 +145,7 @@ def note_members(
 
 
 def note_start(event_log: EventLog, record: Generation, plan: Plan, last_step: int) -> None:
-    """Write the event that a generation has started.
+    """Write the event `generation_started`.
 
     Args:
         record: the generation.

@@ -151,7 +151,7 @@ class Proposal:
     members: tuple[Member, ...]
     """Members of the next generation."""
     previous: Generation | None
-    """The generation before; None for the first."""
+    """The generation before, maybe of an earlier attempt; None: the newest in the run folder, if there is one."""
     reason: str
     """Why a new generation begins."""
     proposer: str

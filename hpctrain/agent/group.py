@@ -291,7 +291,7 @@ class WorkerGroup:
         """Return the activity of each running worker; workers without an activity record yet are left out.
 
         Args:
-            places: the device of each rank.
+            places: the device of each rank, written 'node:device'.
         """
         activities = []
         for worker in self.workers:

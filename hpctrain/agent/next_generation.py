@@ -239,7 +239,7 @@ class NextGeneration:
         return plan
 
     def note_start(self, record: Generation, plan: Plan, last_step: int) -> None:
-        """Write the event that the generation has started, if that is this agent's part and not done yet.
+        """Write the event `generation_started`, if that is this agent's part and not done yet.
 
         Args:
             last_step: the newest step that this node's workers have reported; 0 if none.

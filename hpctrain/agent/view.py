@@ -29,7 +29,8 @@ class DecisionLimits:
     join_timeout_s: float = 60.0
     """How long the first generation waits for nodes that have not connected yet."""
     collect_s: float = 2.0
-    """How long a proposer waits for the other agents to report that they have ended the generation too."""
+    """How long an agent waits for news that is on its way: from a worker that ends after an error and, before the agent
+    proposes, from the other agents, which end the generation too."""
     proposer_takeover_s: float = 60.0
     """If no record of the next generation appears for this long, the next node in order proposes one. The time is
     long, because the proposer may search for a plan first."""
@@ -37,7 +38,8 @@ class DecisionLimits:
     """Pairs of nodes whose link the probe could not measure: a generation has at most one node of each pair. Pairs
     with a node in `advised_against` do not count, because no plan uses that node."""
     advised_against: tuple[str, ...] = ()
-    """Nodes that the probe's verdict excludes; of two nodes that do not reach each other, these are left out first."""
+    """Nodes that the probe's verdict excludes; of equally small choices of nodes to leave out, one with these is
+    preferred."""
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ class ErrorDetails(Part):
     """Place of the error, as '/…/code/model.py:12 in forward'; None for an `HpctrainError`, whose message is
     enough."""
     step: Count
-    """Step in which the error happened."""
+    """Step in which the error happened; 0 before the first step."""
     operation: Sentence
     """The worker's operation at that moment, in words."""
 

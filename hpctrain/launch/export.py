@@ -39,7 +39,7 @@ from hpctrain.runs.folder import check_trusted
 _MODEL_CARD = Path(__file__).with_name("model_card.md.j2")
 _OWN_MODEL_CARD = Path(__file__).with_name("own_model_card.md.j2")
 _SURPLUS_BYTES = 1 << 20
-"""Bytes allowed for the files without tensors, except the tokenizer, which is counted separately."""
+"""Bytes that the check of disk space allows for all files without tensors; a larger tokenizer is not counted."""
 
 
 @dataclass(frozen=True)

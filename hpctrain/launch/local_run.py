@@ -46,7 +46,8 @@ def start(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> Lo
 
     Raises:
         StorageError: the run folder cannot be written.
-        InputError: `code` of the run file is no folder, or too large to be code.
+        InputError: `code` of the run file is no folder, or too large to be code; or the path of the run folder holds a
+            control character.
         CommandError: a process cannot be started; the run folder is left.
     """
     folder = make_folder(prepared, base, runner, clock)

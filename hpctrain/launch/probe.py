@@ -234,7 +234,7 @@ def start_on_nodes(job: ProbeJob, command: Sequence[str], with_gpus: bool, runne
 
     Args:
         with_gpus: whether to request all GPUs of the nodes where `job` names no number.
-        log: file for the output of srun.
+        log: file for the output of srun; an OSError if it cannot be opened.
 
     Raises:
         CommandError: srun is not on the path.

@@ -87,9 +87,10 @@ def write_starter(
         progress: called with the progress of the corpus's preparation.
 
     Raises:
-        InputError: the run file exists and `force` is False, a value is not allowed, or this machine has no text
-            (manual pages, licences, documents of packages) to make a corpus of.
+        InputError: the run file exists and `force` is False, a value is not allowed, the corpus folder cannot be used,
+            or this machine has no text (manual pages, licences, documents of packages) to make a corpus of.
         StorageError: a file cannot be written.
+        HpctrainError: a text changed while it was read, or a process that prepares the corpus was killed.
     """
     check_starter(run_file, starter, force)
     data = run_file.parent / starter.data

@@ -133,7 +133,7 @@ def network_versions(
     environ: Mapping[str, str], folders: Sequence[str] = LIBRARY_FOLDERS, files: MachineFiles = MachineFiles()
 ) -> dict[str, str]:
     """Return the version of each library of a fast network, by the name of its file, and the firmware of each
-    InfiniBand or RoCE device.
+    InfiniBand or RoCE device, by the name of the device.
 
     Args:
         environ: variables of this process; the folders in LD_LIBRARY_PATH come first.

@@ -25,8 +25,8 @@ EXIT_MARKERS_FOLDER = "left"
 - <attempt>.seen: the job script is not lost; it writes the file at the attempt's end.
 - <attempt>.alive: the job script touches it every second.
 - <attempt>.since-<node>: the shell around the task of <node> watches the job script.
-- <attempt>.begun-<node>: this shell has started the batch node's task again.
-- <attempt>.lost-<node>: the agent of <node> has lost the batch node's.
+- <attempt>.begun-<node>: the shell around the task of <node> has started the batch node's task again.
+- <attempt>.lost-<node>: the agent of <node> has lost the batch node's agent.
 - <attempt>.kept: the script is lost. The node that keeps Slurm from ending the job touches it, as does the task that
   this node starts on a batch node that came back.
 - <attempt>.returned: the batch node came back and has a task again, without the script.
@@ -165,7 +165,7 @@ class ScriptWatch:
     """Watches for signs of the job script of an attempt, as one of the job's nodes sees its files."""
 
     def __init__(self, folder: Path, attempt: int, batch_host: str | None) -> None:
-        """`batch_host`: node of the job script."""
+        """Begin to watch; `batch_host` is the node of the job script."""
         self.batch_host = batch_host
         self._folder, self._attempt = folder, attempt
         self._alive = folder / EXIT_MARKERS_FOLDER / f"{attempt}.alive"

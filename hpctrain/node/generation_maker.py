@@ -106,7 +106,7 @@ class GenerationMaker:
     def _progress(self, proposal: Proposal, source: MemorySource | None, newest: str | None) -> tuple[int, int]:
         """Return how many generations of the attempt in a row have failed, and the newest step from which one of them
         started. A generation that left a new checkpoint, or a later step in memory, counts as the first failure. One
-        whose checkpoint was damaged counts as none.
+        whose checkpoint was damaged counts as no failure.
 
         Args:
             source: the state in memory from which the proposed generation starts.

@@ -27,7 +27,7 @@ ATTEMPTS = 3
 ATTACH_S = 0.5
 """Seconds after which an agent that has not answered is passed over."""
 PASS_OVER_S = 2.0
-"""Seconds for which an agent is passed over the first time; they double with each further time, up to
+"""Seconds for which an agent is passed over the first time; the time doubles with each further time, up to
 `PASS_OVER_MAX_S`."""
 PASS_OVER_MAX_S = 30.0
 SETTLE_S = 3.0

@@ -300,7 +300,7 @@ def agreement(schedules: int, first: int, processes: int, agents: int, as_json: 
     no generation has two records, none begins without a quorum, and where a quorum stays connected, it trains.
 
     The schedules lose, repeat, delay and reorder messages, kill and pause agents between any two messages, cut nodes
-    off, and let files hang or fail. Exit code 1: a schedule broke a rule; the record names its seed.
+    off, and let files hang or fail. Exit code 1: a schedule broke a rule; the bench prints its seed.
     """
     from hpctrain.bench.recovery.agreement import measure_agreement
 

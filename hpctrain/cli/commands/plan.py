@@ -1,6 +1,6 @@
 """`hpctrain plan`: make a plan from a run file and a topology, with its reasons.
 
-`hpctrain simulate failures`: goodput of a long job by checkpoint interval and kind of recovery.
+Also `hpctrain simulate failures`: goodput of a long job by checkpoint interval and kind of recovery.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def recover_option(purpose: str = "") -> Callable[..., Any]:
     """Return the decorator that gives a command the option `--recover SECONDS`.
 
     Args:
-        purpose: what the command needs the option for, as the end of a phrase in the help text.
+        purpose: what the command needs the option for, as the end of a phrase in the help text: ", for --min-goodput".
     """
     return click.option(
         "--recover",

@@ -90,8 +90,8 @@ def option_name(param: click.Parameter | None) -> str:
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """The values of Slurm's options on the command line; None for an option that was not given. Making it raises
-    InputError if `gpus` and `gpus_per_node` name different types."""
+    """The values of Slurm's options on the command line; None for an option that was not given. Making the object
+    raises InputError if `gpus` and `gpus_per_node` name different types."""
 
     partition: str | None = None
     account: str | None = None
@@ -136,9 +136,10 @@ class SlurmOptions:
     def gpu_overrides(self, run: Run, slurm: Slurm, environ: Mapping[str, str]) -> tuple[str, ...]:
         """Return `--gpus`, a number of GPUs for the whole job, as overrides of a run file; () without the option.
 
-        The number of nodes is that of `--nodes`. Without `--nodes`, it is the smallest for which a node has enough
-        GPUs, by `cluster.devices_per_node`, or else as Slurm lists the nodes of the partition. If Slurm does not
-        answer, it is `cluster.nodes`.
+        The number of nodes is `cluster.nodes` if `--nodes`, `--nodelist` or `cluster.groups` is given, and with
+        `--gpus-per-node` the quotient of the two. Otherwise it is the smallest for which enough nodes have the GPUs, by
+        `cluster.devices_per_node` or as Slurm lists the nodes of the partition; if Slurm does not answer, it is
+        `cluster.nodes`.
 
         Args:
             run: the run with the other overrides.

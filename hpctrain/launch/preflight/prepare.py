@@ -170,7 +170,7 @@ def make_folder(
 
 
 LIMIT_S = 600.0
-"""Seconds that the code of an imported model gets to build the model."""
+"""Seconds that the code of an imported model, or transformers, gets to build the model."""
 
 
 def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:

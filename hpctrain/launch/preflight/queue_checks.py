@@ -36,8 +36,8 @@ from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.file_system import file_system_of
 
 LARGE_NODES = 8
-"""Fewest nodes of a job whose image is checked before it is queued: the check takes seconds, a failed start of a large
-job wastes the wait in the queue."""
+"""Fewest nodes of a job whose image is checked before it is queued: the check takes seconds, and a failed start of a
+large job wastes the wait in the queue."""
 
 
 NOT_CHECKED = "not checked before the job starts: memory and speed"

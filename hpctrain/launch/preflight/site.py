@@ -110,7 +110,7 @@ def with_sbatch_variables(run: Run, environ: Mapping[str, str]) -> tuple[Run, li
 
 
 FEW_CORES = 4
-"""Number of cores up to which a run counts as usual work on a login node, as a compiler does."""
+"""Number of cores up to which a run counts as usual work on a login node, such as compiling."""
 
 
 def check_not_queued_here(slurm: Slurm, here: str) -> None:

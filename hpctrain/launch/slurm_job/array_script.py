@@ -45,7 +45,7 @@ def render_array(name: str, jobs: Sequence[Run], folders: Sequence[Path], sweep:
 
 
 _OWN = ("--job-name=", "--output=")
-"""Options that differ from run to run, and are another for the whole array."""
+"""Options that differ from run to run; the array has its own values of them."""
 
 
 def _check_alike(jobs: Sequence[Run]) -> None:
