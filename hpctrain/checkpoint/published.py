@@ -159,7 +159,8 @@ def open_file(path: Path, entry: FileEntry) -> Iterator[int]:
     the descriptor at the end.
 
     Raises:
-        DamagedCheckpointError: the file is missing or wrong, or reading it in the `with` block fails.
+        DamagedCheckpointError: the file is missing, has another owner, mode or size, or cannot be read in the `with`
+            block.
         CheckpointError: this process has no memory or no descriptors left.
     """
     with _opened(path) as folder, _open_entry(folder, entry) as descriptor:

@@ -168,7 +168,7 @@ def _ddp(item_bytes: int, hook: Callable[..., Any] | None) -> Open:
         wrapped = _wrapped(model, context)
         if hook is not None:
             wrapped.register_comm_hook(context.group, hook)
-        sent_bytes = _ring_bytes(model, dist.get_world_size(context.group)) * item_bytes
+        sent_bytes = _ring_numbers(model, dist.get_world_size(context.group)) * item_bytes
         return GradientSync(wrapped, reduce=lambda: sent_bytes)
 
     return open_
@@ -300,9 +300,8 @@ class _InPrecision(nn.Module):
         return logits
 
 
-def _ring_bytes(model: nn.Module, world: int) -> int:
-    """Return how many numbers a rank sends in a ring all-reduce of all gradients; multiplied by the bytes of a number,
-    they give the bytes."""
+def _ring_numbers(model: nn.Module, world: int) -> int:
+    """Return how many numbers a rank sends in a ring all-reduce of all gradients."""
     return 2 * (world - 1) * sum(parameter.numel() for parameter in model.parameters()) // world
 
 

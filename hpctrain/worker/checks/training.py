@@ -54,7 +54,7 @@ def check_plan(order: CheckOrder) -> CheckResult:
     """Train by a plan, and return the losses. They must be those of one process, within `TOLERANCE`.
 
     Raises:
-        HpctrainError: they are not.
+        HpctrainError: a loss is not finite, or differs by more.
     """
     return _compared(order, _losses(order), TOLERANCE[order.device], "one process")
 
@@ -63,7 +63,7 @@ def check_precision(order: CheckOrder) -> CheckResult:
     """Train in bf16 or fp16, and return the losses. They must be those of fp32, within `PRECISION_TOLERANCE`.
 
     Raises:
-        HpctrainError: they are not.
+        HpctrainError: a loss is not finite, or differs by more.
     """
     precision = run_of(Path(order.folder)).precision
     return _compared(order, _losses(order), PRECISION_TOLERANCE[precision], "fp32")
@@ -74,7 +74,7 @@ def check_compiled(order: CheckOrder) -> CheckResult:
     ten times `TOLERANCE`.
 
     Raises:
-        HpctrainError: they are not.
+        HpctrainError: a loss is not finite, or differs by more.
     """
     return _compared(order, _losses(order), 10 * TOLERANCE[order.device], "the same run without compile")
 
