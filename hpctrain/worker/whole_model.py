@@ -75,8 +75,8 @@ def _check_alike(model: dict[str, tuple[int, ...]], saved: Mapping[str, tuple[in
 
 
 def check_code_is_of_run(spec: ImportedSpec, code: Path) -> None:
-    """Check that the package of an imported model is not imported in this process from elsewhere, which Python would
-    use instead of the run's code.
+    """Check that this process has not imported the package of an imported model from elsewhere: Python would go on
+    using that package instead of the run's code.
 
     Args:
         code: the run's copy of the user's code.
