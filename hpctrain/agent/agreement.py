@@ -198,7 +198,6 @@ class Agreement:
         Raises:
             HpctrainError: no record can be made, an entry of the witness's journal has errors or is not this user's
                 alone, or the run folder could not be read or written in `BACKOFF_MAX_TRIES` ballots.
-            OSError: making the record met an error of the file system in as many ballots.
         """
         self._take_witness_answer(now)
         if self._proposer is None or (self._refused and now >= self._retry_at):
@@ -262,7 +261,7 @@ class Agreement:
             return
         try:
             record = self._making.result().record
-        except (StorageError, OSError) as error:
+        except StorageError as error:
             self._making = None
             self._note_failure(now, error)
             return
@@ -354,7 +353,7 @@ class Agreement:
             turn = nodes.index(self._me.node) if self._me.node in nodes else len(nodes)
             self._retry_at = now + BACKOFF_S * self._refusals * (1 + turn)
 
-    def _note_failure(self, now: float, error: StorageError | OSError) -> None:
+    def _note_failure(self, now: float, error: StorageError) -> None:
         """Try again in a higher ballot, because the file system may come back; after `BACKOFF_MAX_TRIES` refusals and
         failures, raise `error`. It does not matter whether the call that failed had an effect."""
         if self._refusals >= BACKOFF_MAX_TRIES:

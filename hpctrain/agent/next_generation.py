@@ -16,7 +16,7 @@ from hpctrain.agent.event_log import EventLog, note_members, note_start
 from hpctrain.agent.generation_store import GenerationSource, GenerationStore, Proposal, ProposedGeneration
 from hpctrain.agent.publication import PATIENCE_S, Publication
 from hpctrain.agent.view import PeerView
-from hpctrain.base.errors import HpctrainError, Superseded
+from hpctrain.base.errors import HpctrainError, StorageError, Superseded
 from hpctrain.base.helper_thread import Background
 from hpctrain.records.history.generation import Generation, Member
 from hpctrain.records.history.memory_state import HeldState
@@ -186,8 +186,6 @@ class NextGeneration:
         Raises:
             ProposalFailure: no record can be made, the run folder cannot be read or written, or a later attempt has
                 begun.
-            OSError: making the record met an error of the file system, for the first generation once, else in
-                `BACKOFF_MAX_TRIES` ballots.
         """
 
         def make(fit: tuple[Member, ...], held: HeldByNode) -> Future[ProposedGeneration]:
@@ -250,7 +248,13 @@ class NextGeneration:
 
     def _make(self, proposal: Proposal) -> ProposedGeneration:
         previous = proposal.previous or self._store.newest()
-        return self._source.make(replace(proposal, previous=previous))
+        try:
+            return self._source.make(replace(proposal, previous=previous))
+        except OSError as error:
+            where = error.filename or self._place.folder
+            raise StorageError(
+                f"{where}: {error.strerror or error}, so generation {proposal.number} cannot be made"
+            ) from error
 
     def _propose_first(self, members: tuple[Member, ...], make: Make) -> None:
         """Go on proposing the attempt's first generation: nobody is a member yet, so the first published record is the

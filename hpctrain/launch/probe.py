@@ -379,10 +379,8 @@ def _check_prior(prior: Path, mode: str, local: bool) -> None:
     """
     if local:
         raise InputError("--prior: not with --local, whose virtual nodes have no switches between them")
-    if mode != "sampled":
-        raise InputError(
-            f"--prior: the mode is {mode}, and only sampled asks which switches there are; add --mode sampled"
-        )
+    if mode == "full":
+        raise InputError("--prior: the mode is full, which infers the switches; add --mode sampled or --mode health")
     if not Topology.read(prior).fabric.clusters:
         raise InputError(f"--prior {prior}: it names no switches (fabric.clusters is empty); give another file or none")
 

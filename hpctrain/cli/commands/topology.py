@@ -51,7 +51,7 @@ _PHASES = {
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Devices to measure.")
 @click.option("--seed", type=int, default=0, help="Orders the rounds.")
 @click.option("--mode", type=click.Choice(MODES), help=f"Default: full up to {FULL_UP_TO} nodes, else sampled.")
-@click.option("--prior", type=FILE, help="For sampled: a topology that says which nodes share a switch.")
+@click.option("--prior", type=FILE, help="For sampled and health: a topology that says which nodes share a switch.")
 @click.pass_context
 def probe_command(
     ctx: click.Context, local: int | None, output: Path, as_json: bool, device: str, seed: int, mode: Mode | None,

@@ -102,18 +102,21 @@ def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:
 
 
 def numbers_by_node(option: str, texts: Iterable[str]) -> dict[str, float]:
-    """Return the numbers by node, from texts that name node sets: ('n[1-2]=0.5',) -> {'n1': 0.5, 'n2': 0.5}. Of several
-    sets with one node, the last one counts.
+    """Return the numbers by node, from texts that name node sets: ('n[1-2]=0.5',) -> {'n1': 0.5, 'n2': 0.5}.
 
     Args:
         option: option that gave the texts, for errors.
 
     Raises:
-        InputError: as of `numbers_by_name` and `node_names`.
+        InputError: as of `numbers_by_name` and `node_names`; or a node is in two sets.
     """
-    return {
-        node: value for names, value in numbers_by_name(option, texts).items() for node in node_names(option, names)
-    }
+    numbers: dict[str, float] = {}
+    for names, value in numbers_by_name(option, texts).items():
+        for node in node_names(option, names):
+            if node in numbers:
+                raise InputError(f"{option}: found {node} twice; give it once")
+            numbers[node] = value
+    return numbers
 
 
 def node_names(option: str, text: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -23,7 +25,7 @@ from hpctrain.agent.group import WorkerLog, WorkerUpdate
 from hpctrain.agent.peers import Announcement
 from hpctrain.agent.view import DecisionLimits, PeerView, WorkerView
 from hpctrain.agent.worker_messages import MemoryOrder, StartOrder, StepDone, WorkerReady
-from hpctrain.base.errors import RefusedError
+from hpctrain.base.errors import RefusedError, StorageError
 from hpctrain.planner import make_plan
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 from hpctrain.records.history.memory_state import HeldState, MemorySource, StateHolder
@@ -197,6 +199,23 @@ def test_what_is_told_of_a_generation_belongs_to_the_decision_it_was_made_for(tm
         assert (told.data["node"], told.reason) == ("c", "c is left out: it and b do not hear each other")
     else:
         assert (events["failed"].data["left"], events["failed"].data["left_out"]) == (["a", "b"], ["c"])
+
+
+def test_a_file_system_that_fails_while_the_first_record_is_made_ends_the_attempt_by_an_error(tmp_path: Path) -> None:
+    (tmp_path / "planned").mkdir()
+    plan, clock = first_generation(tmp_path / "planned"), FakeClock()
+
+    def make(_: Proposal) -> ProposedGeneration:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path / "generations"))
+
+    fakes: dict[str, Any] = {"peers": Network(clock, lambda: None), "group": Workers()}
+    agent = Agent(
+        AgentIdentity("a", NODES, "127.0.0.1", "a", 0, tmp_path), DecisionLimits(), source=Source(make, plan),
+        context=AgentContext(EventLog(tmp_path / "events.jsonl", "a", 0, clock), clock, lambda: None), **fakes,
+    )  # fmt: skip
+    assert agent.run() == StorageError.exit_code
+    (failed,) = (event for event in read_events(tmp_path / "events.jsonl") if event.kind == "failed")
+    assert failed.reason == f"{tmp_path}/generations: Read-only file system, so generation 0 cannot be made"
 
 
 def state(rank: int) -> HeldState:

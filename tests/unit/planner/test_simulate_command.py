@@ -88,6 +88,7 @@ def test_the_page_holds_every_action_and_no_address(folder):
     ("arguments", "code", "message"),
     [
         (["--slow", "local9=0.5"], 2, "found node local9, not in the topology"),
+        (["--slow", "local[0-1]=0.5", "--slow", "local1=0.9"], 2, "--slow: found local1 twice; give it once"),
         (["--slow", "local1"], 2, "--slow: found 'local1'; write it like name=0.5"),
         (["--slow", "local1=-1"], 2, "with a number above 0"),
         (["--slow", "local1=1", "--slow", "local1=0.5"], 2, "found local1 twice"),

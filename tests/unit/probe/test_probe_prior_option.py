@@ -33,6 +33,7 @@ def prior(tmp_path: Path) -> Path:
         (["--local", "4", "--mode", "sampled"], "not with --local"),
         (["-N", "4"], "the mode is full"),
         (["-N", "4", "--mode", "sampled"], "it names no switches"),
+        (["-N", "4", "--mode", "health"], "it names no switches"),
     ],
 )
 def test_a_prior_that_cannot_help_is_refused_before_a_job_is_queued(tmp_path: Path, argv: list[str], said: str) -> None:
