@@ -4,10 +4,14 @@ of the data sheet's FLOP/s that published runs reached. Also estimates the error
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from hpctrain.base.units import format_si
 from hpctrain.jobs.job_price import JobPrice
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import DeviceType
 
 REACHED_MFU = (0.060, 0.254, 0.507)
 """Share of the data sheet's FLOP/s that training reached, as the quantiles 0.1, 0.5 and 0.9 over 319 problems (a model
@@ -22,6 +26,31 @@ says how much.
 PLAN_ERROR = (0.93, 1.50)
 """Measured time of a step divided by the planned one, as the quantiles 0.1 and 0.9 over published runs that the cost
 model was not fitted to, each publication with the same weight (`python -m tools.published_runs`)."""
+
+PUBLISHED_GPUS = (("a100",), ("gh200",), ("t4",), ("rtx", "3090"), ("rtx", "2080"), ("titan", "rtx"))
+"""The GPUs of the runs of `PLAN_ERROR`, each as the words that the vendor's name of such a GPU has."""
+
+
+def plan_error_text(device_types: Mapping[str, DeviceType]) -> str:
+    """Return a sentence that says how far planned step times on devices of these types are from measured ones, by
+    published runs on the same GPUs; or that this is not known.
+
+    Args:
+        device_types: name of a type in the topology -> the type.
+    """
+    unknown = [key for key, kind in device_types.items() if not _is_published(f"{key} {kind.name}")]
+    if unknown:
+        return f"Error of the prediction: not known; no published run that was compared used {' or '.join(unknown)}."
+    fast, slow = PLAN_ERROR
+    return (
+        f"Error of the prediction: 8 of 10 published runs, on these and other GPUs, took {fast:.2f} to {slow:.2f} "
+        "times as long as predicted; none of them used hpctrain."
+    )
+
+
+def _is_published(name: str) -> bool:
+    words = set(re.findall("[a-z]+[0-9]*|[0-9]+", name.lower()))
+    return any(words.issuperset(gpu) for gpu in PUBLISHED_GPUS)
 
 
 def data_sheet_step_s(run: Run, spec: Spec, price: JobPrice) -> tuple[float, tuple[float, float]] | str:

@@ -6,10 +6,12 @@ node fewer.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.planner.bounds.closed_form import ideal_step_s
+from hpctrain.planner.cost.memory_options import memory_options_of_plan
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import make_device_pool
@@ -23,14 +25,15 @@ from hpctrain.planner.search.codec_choice import (
     compression_may_gain,
     searched,
 )
-from hpctrain.planner.search.evaluate import cut_at_seam
-from hpctrain.planner.search.neighbours import rejected_neighbours
+from hpctrain.planner.search.evaluate import best_of, cut_at_seam
+from hpctrain.planner.search.neighbours import nearest_dims, rejected_neighbours, shortage
 from hpctrain.planner.search.objective import FASTEST_STEP, Objective, PlanSearch, choose, other_spaces
 from hpctrain.planner.search.replacement import minimise_moves, moves_between, uses_one_codec, warm_started
 from hpctrain.planner.search.solve import Solver, solve
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
 from hpctrain.planner.simulate.predict import Prediction, largest_increase
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.compression import AutoCompression, CodecSpec
 from hpctrain.records.plan.plan import ParallelDims, Plan, Predicted, Rejected
@@ -271,6 +274,66 @@ def extra_neighbours(
         others = topology.only([other.id for other in topology.nodes if other.id != node])
         neighbours.append(compared(f"without {node}", anyhow, others))
     return neighbours
+
+
+@dataclass(frozen=True)
+class IdleDevices:
+    """The usable devices that a plan leaves idle, and the fastest plan found that uses all usable devices."""
+
+    device_ids: tuple[DeviceId, ...]
+    """The idle devices."""
+    usable: int
+    """Number of usable devices, idle or not."""
+    all_used: Rejected
+    """A plan on all usable devices, compared with the plan that leaves some idle; without `delta_s` if none can run."""
+
+
+def idle_devices(
+    run: Run, spec: Spec, topology: Topology, plan: Plan, usable: float | None = None
+) -> IdleDevices | None:
+    """Return the devices that a plan leaves idle, and how the fastest plan found on all devices compares with it; None
+    if the plan uses all usable devices.
+
+    The compared plan has the codec and the memory options of `plan`. Degrees that the run file gives do not apply to
+    it.
+
+    Args:
+        run: the run file of the plan.
+        topology: all nodes that the plan could use.
+        plan: the plan to explain, with its predicted time.
+        usable: largest share of a device's memory that a plan may fill; None: the planner's default.
+
+    Raises:
+        RefusedError: no device is usable.
+        InputError: the topology lacks a figure.
+    """
+    request = PlanRequest(objective=Objective(usable=usable))
+    free = run.model_copy(update={"parallel": AutoParallel()})
+    space, _ = _search_space(free, spec, topology, request, plan.profile)
+    used = set(plan.ranks)
+    idle = tuple(device.device_id for device in space.pool.devices if device.device_id not in used)
+    if not idle:
+        return None
+    devices = len(space.pool.devices)
+    space = space.with_work(codec=plan.codec, memory_options=memory_options_of_plan(plan))
+    full = nearest_dims(space, [dims for dims in space.candidate_dims if math.prod(dims) == devices])
+    patience = request.limits.other_dims_patience
+    predictions = [best_of(space, space.options([dims]), patience) for dims in full[: request.limits.max_other_dims]]
+    fastest = min(
+        (prediction for prediction in predictions if prediction), key=lambda prediction: prediction.total, default=None
+    )
+    if fastest is None:
+        reasons = [lack for dims in full if (lack := shortage(space, dims))]
+        reasons += [reason for dims, reason in space.impossible.items() if math.prod(dims) == devices]
+        reason = str(reasons[0]) if reasons else "no degrees use all of them"
+        return IdleDevices(idle, devices, Rejected(change=f"all {devices} devices", reason=reason))
+    before = plan.predicted.step_time_s if plan.predicted else fastest.terms
+    compared = Rejected(
+        change=str(fastest.layout.dims),
+        delta_s=fastest.total - before["total"],
+        reason=largest_increase(before, fastest.terms),
+    )
+    return IdleDevices(idle, devices, compared)
 
 
 def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, ParallelDims]]:

@@ -32,7 +32,7 @@ from hpctrain.launch.preflight.prepare import with_model_sizes
 from hpctrain.planner import PlanRequest, Solver, make_plan
 from hpctrain.planner.cost.workload import USABLE_MEMORY_SHARE
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
-from hpctrain.planner.make import extra_neighbours
+from hpctrain.planner.make import extra_neighbours, idle_devices
 from hpctrain.planner.replan.calibration import learned_profile
 from hpctrain.planner.search.objective import Goal, GoodputConstraint, Objective
 from hpctrain.planner.simulate.goodput import (
@@ -168,7 +168,8 @@ def plan_command(
     if explain:
         more = extra_neighbours(run, spec, topology, plan, objective.usable)
         scene = layout_of_plan(run, spec, plan, topology)
-        people.print(explanation(plan, topology, scene, objective.usable or USABLE_MEMORY_SHARE, more))
+        idle = idle_devices(run, spec, topology, plan, objective.usable)
+        people.print(explanation(plan, topology, scene, objective.usable or USABLE_MEMORY_SHARE, more, idle))
     people.print(f"wrote {output}", soft_wrap=True)
     if as_json:
         click.echo(json.dumps(plan.to_json(), indent=1))
@@ -262,7 +263,8 @@ def _summary(plan: Plan, spec: Spec) -> str:
     if plan.predicted is not None:
         text += f"\npredicted step time {format_seconds(plan.predicted.step_time_s['total'])}"
         if plan.predicted.bound_s is not None:
-            text += f"; none of the plans compared can beat {format_seconds(plan.predicted.bound_s)}"
+            least = format_seconds(plan.predicted.bound_s)
+            text += f"; by the cost model, no plan on these devices takes less than {least}"
     return text
 
 

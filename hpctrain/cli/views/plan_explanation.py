@@ -1,45 +1,119 @@
-"""What `plan --explain` prints: placement, time, critical path, memory, and rejected plans."""
+"""What `plan --explain` prints: placement, idle devices, time, critical path, memory, and rejected plans."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 
 from hpctrain.base.units import format_bytes, format_delta, format_seconds
+from hpctrain.jobs.data_sheet_time import plan_error_text
 from hpctrain.planner.layout.plan_conversion import CostedLayout
+from hpctrain.planner.make import IdleDevices
+from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES
 from hpctrain.planner.simulate.engine import PathSegment, critical_path
 from hpctrain.planner.simulate.predict import simulate_step
+from hpctrain.records.format.node_name import DeviceId, compress_node_set
 from hpctrain.records.plan.plan import Plan, Rejected
 from hpctrain.records.plan.profile import CalibrationProfile
-from hpctrain.records.topology.topology import Topology
+from hpctrain.records.topology.topology import Device, Topology
 
 BAR = 20
 """Characters of a bar that shows a share of 1."""
 MOST_LEGS = 10
 """Most rows of the critical path's table; of a longer path only the first and the last rows are shown."""
+MOST_CHARACTERS = 80
+"""Most characters of a folded list of devices."""
+_REJECTED_LEGEND = (
+    "A row with degrees, or without a node, is the best plan found of this kind. In other rows only what is named "
+    "differs."
+)
+TERMS = {
+    "compute": "computation of the busiest pipeline rank",
+    "pipeline_bubble": "ranks wait for the first and last micro-batches",
+    "pipeline_send": "messages between stages that computation does not hide",
+    "tensor_parallel": "messages between the devices that share a stage (tp)",
+    "data_parallel": "all-reduce of gradients over replicas, after the backward",
+    "optimizer": "gradient norm and optimizer",
+    "total": "the sum",
+}
+"""Term of the predicted step -> what it is, for a person."""
 
 
-def explanation(plan: Plan, topology: Topology, scene: CostedLayout, usable: float, more: Sequence[Rejected]) -> Group:
+def explanation(
+    plan: Plan, topology: Topology, scene: CostedLayout, usable: float, more: Sequence[Rejected],
+    idle: IdleDevices | None,
+) -> Group:  # fmt: skip
     """Return the tables that explain a plan, one after the other.
 
     Args:
         scene: the plan's layout on the topology, with its costs.
         usable: share of a device's memory that a plan may fill.
         more: rejected neighbours besides those in the plan.
+        idle: devices that the plan leaves idle; None if there are none.
     """
+    devices = {DeviceId.of(node.id, device.id): device for node in topology.nodes for device in node.devices}
+    types = {devices[device_id].type: topology.device_types[devices[device_id].type] for device_id in plan.ranks}
     parts: list[Table | str] = [
-        _where(plan),
+        _where(plan, devices),
+        "4 of 2: in each step, a replica computes 4 micro-batches of 2 sequences. 0-3 stands for 0, 1, 2 and 3. "
+        "plan.json has the devices of each single replica.",
+        *([] if idle is None else [_idle(idle)]),
         _time(plan),
+        *_bound(plan),
+        plan_error_text(types),
         *_compression(plan),
         _path(scene),
-        _memory(plan, topology, usable),
+        "2F5 is the forward pass of stage 2 for micro-batch 5, B the backward pass; I and W are its two halves. The "
+        "step becomes shorter only if something on this path does.",
+        _memory(plan, devices, usable),
     ]
     rejected = [*plan.rejected, *more]
     if rejected:
-        parts.append(_rejected(rejected))
-    return Group(*parts, *_constants(plan.profile), *(f"note: {note}" for note in plan.notes))
+        parts += [_rejected(rejected), _REJECTED_LEGEND]
+    notes = [f"note: {note}" for note in plan.notes if idle is None or not note.endswith("usable devices stay idle.")]
+    return Group(*parts, *_constants(plan.profile), *notes)
+
+
+def _folded(device_ids: Sequence[DeviceId]) -> str:
+    """Return device ids as short text: 'n[1-2]:cuda[0-1]' for cuda0 and cuda1 of n1 and n2; only the first one and the
+    number of the others if this text were longer than `MOST_CHARACTERS`."""
+    devices: dict[str, list[str]] = {}
+    for device_id in device_ids:
+        devices.setdefault(device_id.node, []).append(device_id.device)
+    nodes: dict[str, list[str]] = {}
+    for node, names in devices.items():
+        nodes.setdefault(compress_node_set(names), []).append(node)
+    text = " ".join(f"{compress_node_set(names)}:{device}" for device, names in nodes.items())
+    return text if len(text) <= MOST_CHARACTERS else f"{device_ids[0]} and {len(device_ids) - 1} more"
+
+
+def _idle(idle: IdleDevices) -> str:
+    """Return a paragraph that says which devices stay idle, and what a plan on all devices would take."""
+    other = idle.all_used
+    text = f"Idle: {len(idle.device_ids)} of {idle.usable} usable devices, {_folded(idle.device_ids)}. "
+    if other.delta_s is None:
+        return f"{text}No plan uses all {idle.usable}: {other.reason}."
+    longer = "longer" if other.delta_s > 0 else "shorter"
+    return (
+        f"{text}On all {idle.usable}, the fastest plan found, {other.change}, takes "
+        f"{format_seconds(abs(other.delta_s))} {longer} a step: {other.reason}."
+    )
+
+
+def _bound(plan: Plan) -> list[str]:
+    """Return a sentence that says what the lower bound means; [] without a bound."""
+    if plan.predicted is None or plan.predicted.bound_s is None:
+        return []
+    bound_s, step_s = plan.predicted.bound_s, plan.predicted.step_time_s["total"]
+    text = (
+        "Lower bound: by the same cost model, no plan on these devices, tried or not, takes less than "
+        f"{format_seconds(bound_s)} a step, so at most {100 * (1 - bound_s / step_s):.1f} % of this step can be saved"
+    )
+    if plan.world_size > EXHAUSTIVE_DEVICES:
+        text += f"; on more than {EXHAUSTIVE_DEVICES} devices it counts computation only, and is usually far too low"
+    return [f"{text}."]
 
 
 def _constants(profile: CalibrationProfile | None) -> list[str]:
@@ -61,27 +135,35 @@ def _constants(profile: CalibrationProfile | None) -> list[str]:
     return lines + [f"  {name}: {text}" for name, text in profile.remarks.items()]
 
 
-def _where(plan: Plan) -> Table:
-    table = Table("replica", "sequences", "micro-batches", "stage", "blocks", "devices", title="What goes where")
+def _where(plan: Plan, devices: Mapping[DeviceId, Device]) -> Table:
+    """Return the table of replicas and stages. Replicas with as much work on devices of the same types share a row of
+    each stage."""
+    alike: dict[tuple[object, ...], list[int]] = {}
     for number, replica in enumerate(plan.replicas):
+        types = tuple(devices[row[0]].type for row in replica.devices)
+        alike.setdefault((replica.sequences, replica.micro_batches, types), []).append(number)
+    devices_column = Column("devices", overflow="fold")
+    table = Table("replicas", "micro-batches", "stage", "blocks", devices_column, title="What goes where")
+    for numbers in alike.values():
+        first = plan.replicas[numbers[0]]
+        head = (compress_node_set(map(str, numbers)).strip("[]"), f"{first.micro_batches} of {first.micro_batch}")
         for index, stage in enumerate(plan.stages):
-            head = (str(number), str(replica.sequences), f"{replica.micro_batches} of {replica.micro_batch}")
             start, stop = stage.layers
-            ends = " + embedding" * (index == 0) + " + head" * (index == len(plan.stages) - 1)
-            blocks = (f"{start}–{stop - 1}" if stop > start else "none") + ends
-            table.add_row(*(head if index == 0 else ("", "", "")), str(index), blocks, " ".join(replica.devices[index]))
+            blocks = [f"{start}-{stop - 1}" if stop - start > 1 else str(start)] if stop > start else []
+            blocks = ["embedding"] * (index == 0) + blocks + ["head"] * (index == len(plan.stages) - 1)
+            device_ids = [device_id for number in numbers for device_id in plan.replicas[number].devices[index]]
+            text = f"{len(device_ids)} × {devices[device_ids[0]].type}: {_folded(device_ids)}"
+            table.add_row(*(head if index == 0 else ("", "")), str(index), ", ".join(blocks), text)
     return table
 
 
 def _time(plan: Plan) -> Table:
-    table = Table("term", "seconds", "share", "", title="Predicted time of a step")
+    """Return the table of the terms of the predicted step. Terms that take no time have no row."""
+    table = Table("term", "seconds", "share", "what it is", title="Predicted time of a step")
     terms = plan.predicted.step_time_s if plan.predicted else {}
     for term, seconds in terms.items():
-        share = seconds / terms["total"]
-        table.add_row(term, format_seconds(seconds), f"{share:.0%}", "" if term == "total" else _bar(share))
-    if plan.predicted and plan.predicted.bound_s is not None:
-        bound = plan.predicted.bound_s
-        table.add_row("bound", format_seconds(bound), f"{bound / terms['total']:.0%}")
+        if seconds > 0:
+            table.add_row(term, format_seconds(seconds), f"{seconds / terms['total']:.0%}", TERMS[term])
     return table
 
 
@@ -138,31 +220,37 @@ def _actions(leg: PathSegment) -> str:
     return str(first) if first == last else f"{first} … {last} ({len(leg.actions)})"
 
 
-def _memory(plan: Plan, topology: Topology, usable: float) -> Table:
-    title = f"Memory ({usable * 100:g} % may be used, marked |)"
-    table = Table("device", "predicted", "memory", "share", "", title=title)
-    for place, need in (plan.predicted.memory_bytes if plan.predicted else {}).items():
-        memory = topology.device(place).memory_bytes
-        if memory is None:
-            table.add_row(place, format_bytes(need), "not measured")
-            continue
-        table.add_row(
-            place, format_bytes(need), format_bytes(memory), f"{need / memory:.0%}", _bar(need / memory, usable)
-        )
+def _memory(plan: Plan, devices: Mapping[DeviceId, Device], usable: float) -> Table:
+    """Return the table of each device's memory. Devices with equal figures share a row."""
+    title = f"Memory of a device ({usable * 100:g} % may be used, marked |)"
+    table = Table(Column("devices", overflow="fold"), "predicted", "memory", "share", "", title=title)
+    alike: dict[tuple[str, ...], list[DeviceId]] = {}
+    for device_id, need in (plan.predicted.memory_bytes if plan.predicted else {}).items():
+        memory = devices[device_id].memory_bytes
+        row: tuple[str, ...] = (format_bytes(need), "not measured")
+        if memory is not None:
+            row = (format_bytes(need), format_bytes(memory), f"{need / memory:.0%}", _bar(need / memory, usable))
+        alike.setdefault(row, []).append(device_id)
+    for row, device_ids in alike.items():
+        table.add_row(_folded(device_ids), *row)
     return table
 
 
-def _bar(share: float, mark: float | None = None) -> str:
+def _bar(share: float, mark: float) -> str:
     filled = min(BAR, round(share * BAR))
     letters = list("█" * filled + "·" * (BAR - filled))
-    if mark is not None:
-        letters.insert(round(mark * BAR), "|")
+    letters.insert(round(mark * BAR), "|")
     return "".join(letters)
 
 
 def _rejected(rejected: Sequence[Rejected]) -> Table:
-    table = Table("instead", "a step would be", "because", title="What lost")
-    for entry in rejected:
-        slower = "cannot run" if entry.delta_s is None else format_delta(entry.delta_s)
-        table.add_row(entry.change, slower, entry.reason)
+    """Return the table of rejected neighbours. Those that cannot run for the same reason share a row."""
+    table = Table("instead", "a step would be", "because", title="Plans that were not chosen")
+    alike: dict[object, list[Rejected]] = {}
+    for number, entry in enumerate(rejected):
+        alike.setdefault(number if entry.delta_s is not None else entry.reason, []).append(entry)
+    for entries in alike.values():
+        first = entries[0]
+        slower = "cannot run" if first.delta_s is None else format_delta(first.delta_s)
+        table.add_row("; ".join(entry.change for entry in entries), slower, first.reason)
     return table

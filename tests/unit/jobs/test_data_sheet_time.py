@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.jobs.data_sheet_time import LEAST_PARAMETERS, PLAN_ERROR, REACHED_MFU, data_sheet_step_s, data_sheet_text
+from hpctrain.jobs.data_sheet_time import (
+    LEAST_PARAMETERS,
+    PLAN_ERROR,
+    REACHED_MFU,
+    data_sheet_step_s,
+    data_sheet_text,
+    plan_error_text,
+)
 from hpctrain.jobs.job_price import JobPrice
 from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import DeviceType
 
 PRICE = JobPrice(nodes=2, gpus=8, used_gpus=8, peaks=(("a100", 312e12),))
 
@@ -69,3 +77,26 @@ def test_the_constants_are_those_of_the_published_runs(measured_runs: Path) -> N
     assert sum(row["problems"] for row in record["publications"].values()) == 319
     assert round(record["within_of_problems"], 2) == 0.88
     assert PLAN_ERROR[0] < 1 < PLAN_ERROR[1]
+
+
+KNOWN = f"took {PLAN_ERROR[0]:.2f} to {PLAN_ERROR[1]:.2f} times as long as predicted"
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["NVIDIA A100-SXM4-80GB"], KNOWN),
+        (["Tesla T4", "NVIDIA GeForce RTX 3090"], KNOWN),
+        (
+            ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"],
+            "not known; no published run that was compared used type1.",
+        ),
+        (
+            ["NVIDIA GeForce RTX 4090", "Intel Xeon"],
+            "not known; no published run that was compared used type0 or type1.",
+        ),
+    ],
+)
+def test_the_error_of_predictions_is_known_only_for_gpus_of_published_runs(names: list[str], words: str) -> None:
+    types = {f"type{number}": DeviceType(kind="cuda", name=name) for number, name in enumerate(names)}
+    assert words in plan_error_text(types)

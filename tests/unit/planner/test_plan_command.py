@@ -82,12 +82,12 @@ def test_json_is_all_there_is_on_stdout(call):
     code, out, err = call("--json", "--explain")
     assert code == 0
     assert Plan.from_json(json.loads(out)) == Plan.read(call.folder / "plan.json")
-    assert "What lost" in err
+    assert "Plans that were not chosen" in err
 
 
 def test_the_explanation_says_what_where_and_why(call):
     _, out, _ = call("--explain")
-    said = ("What goes where", "local0:cpu0", "pipeline_bubble", "bound", "Memory", "heads 4 is not a multiple")
+    said = ("What goes where", "local[0-1]:cpu0", "compute", "Lower bound", "Memory", "heads 4 is not a multiple")
     assert [text for text in said if text not in out] == []
 
 
@@ -102,7 +102,7 @@ def test_objective_constraints_and_their_reasons(call):
     code, out, _ = call("--objective", "robust", "--forbid", "local2", "--max-memory", "50", "--explain")
     assert code == 0
     assert "local2" not in Plan.read(call.folder / "plan.json").nodes
-    said = ("Chosen by robust", "Critical path", "Memory (50 % may be used", "without local1")
+    said = ("Chosen by robust", "Critical path", "Memory of a device (50 % may be used", "without local1")
     assert [text for text in said if text not in out] == []
 
 
