@@ -66,5 +66,6 @@ def _refusal(folder: Path) -> str | None:
         cause = error.__cause__
         return str(cause.strerror) if isinstance(cause, OSError) else str(error)
     finally:
-        probe.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only file system refuses this even if there is no such file
+            probe.unlink()
     return None
