@@ -25,6 +25,7 @@ Daemon = tuple[Process, Path]
 # $1: host name; $2: file through which to join the CPU group, or empty; the rest: the daemon's argv
 _ENTER = 'hostname "$1" && if [ -n "$2" ]; then echo $$ >"$2" || exit; fi; shift 2; exec "$@"'
 _LAST_LINES = 3
+_SOCKET_WAIT_S = 10.0
 
 
 def munged_argv(layout: LabLayout) -> tuple[str, ...]:
@@ -64,11 +65,14 @@ def start_munged(machine: Machine, layout: LabLayout) -> None:
     """Start munged and wait for its socket, at most 10 s.
 
     Raises:
-        CommandError: munged did not start, or ended; the message has the end of its log.
+        CommandError: munged did not start, ended, or has no socket yet; the message has the end of its output.
     """
     process, log = _start(machine, layout, "munged", munged_argv(layout))
-    machine.wait(lambda: layout.munge_socket.exists() or process.poll() is not None, timeout_s=10.0, pause_s=0.02)
+    machine.wait(lambda: layout.munge_socket.exists() or process.poll() is not None, _SOCKET_WAIT_S, pause_s=0.02)
     require_alive({"munged": (process, log)})
+    if not layout.munge_socket.exists():
+        where = f"its socket {layout.munge_socket} is missing {_SOCKET_WAIT_S:g} s after its start"
+        raise CommandError(f"munged runs, but {where}: {_last_words(log)}; run `hpctrain lab up` again")
 
 
 def start_slurmctld(machine: Machine, layout: LabLayout) -> Daemon:

@@ -117,6 +117,24 @@ def test_a_daemon_that_ends_takes_the_half_built_lab_with_it(machine, desk, tmp_
     assert daemon_pids(machine, layout.folder) == []
 
 
+def test_a_munged_without_a_socket_takes_the_half_built_lab_with_it(machine, desk, tmp_path):
+    layout = layout_in(tmp_path)
+    start = desk.start
+
+    def start_without_socket(argv, env=None, log=None, keep_fds=()):
+        process = start(argv, env, log, keep_fds)
+        if argv[0] == "munged":
+            layout.munge_socket.unlink()
+            log.write_text("munged: Warning: low entropy\n")
+        return process
+
+    desk.start = start_without_socket
+    with pytest.raises(CommandError, match=r"munged runs, but .*/socket is missing 10 s .*: Warning: low entropy; run"):
+        bring_up(machine, layout)
+    assert desk.ran("start", "slurmctld") == []
+    assert not layout.folder.exists()
+
+
 def test_nodes_that_never_answer_end_the_wait(machine, desk, tmp_path):
     layout = layout_in(tmp_path)
     with pytest.raises(CommandError, match="not all nodes answered within 60 s; Slurm says nothing"):
