@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError, HpctrainError, InputError
 from hpctrain.base.json_text import parse_json
@@ -234,16 +235,18 @@ def start_on_nodes(job: ProbeJob, command: Sequence[str], with_gpus: bool, runne
 
     Args:
         with_gpus: whether to request all GPUs of the nodes where `job` names no number.
-        log: file for the output of srun; an OSError if it cannot be opened.
+        log: file to which the output of srun is appended.
 
     Raises:
         CommandError: srun is not on the path.
+        StorageError: `log` cannot be opened.
     """
     inside = "SLURM_JOB_ID" in os.environ
     env = dict(os.environ) if inside else client_environment(os.environ)
     if job.gpus_per_node is None and with_gpus:
         job = replace(job, gpus_per_node=_gpus(job, Slurm(runner), os.environ if inside else {}))
-    return runner.start(srun_command(job, command, inside), env=env, log=log)
+    with storage_errors(log):
+        return runner.start(srun_command(job, command, inside), env=env, log=log)
 
 
 def end_step(process: Process) -> None:

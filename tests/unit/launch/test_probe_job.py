@@ -9,9 +9,10 @@ import pytest
 from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
 
+from hpctrain.base.errors import StorageError
 from hpctrain.base.package_data import package_data_path
-from hpctrain.base.process import Process
-from hpctrain.launch.probe import STALL_S, ProbeJob, ProbeRequest, probe_job, srun_command
+from hpctrain.base.process import Process, SystemRunner
+from hpctrain.launch.probe import STALL_S, ProbeJob, ProbeRequest, probe_job, srun_command, start_on_nodes
 from hpctrain.node import probe as node_probe
 from hpctrain.node.probe import add_node_arguments, node_address
 
@@ -116,3 +117,10 @@ def test_the_nodes_of_a_step_are_fewer_than_those_of_its_allocation() -> None:
     add_node_arguments(parser)
     environ = {"SLURMD_NODENAME": "n1", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_STEP_NODELIST": "n1"}
     assert node_address(parser.parse_args([]), environ).nodes == ("n1",)
+
+
+def test_a_log_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "gone" / "srun.log"
+    with pytest.raises(StorageError) as error:
+        start_on_nodes(ProbeJob(2, gpus_per_node=0), ["true"], False, SystemRunner(), log)
+    assert str(error.value) == f"{log}: cannot write: No such file or directory; make the folder first"
