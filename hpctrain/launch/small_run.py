@@ -43,8 +43,18 @@ def temporary_corpus() -> Iterator[Path]:
 
 
 def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: Any) -> Run:
-    """Create the run folder `folder`, without plans, and return its run. The run has more steps than anybody waits for,
-    and makes no checkpoints and no validations, unless `keys` say so.
+    """Create the run folder `folder`, without plans, and return its run, which is that of `plain_run`. The other
+    arguments are those of `plain_run`.
+    """
+    run = plain_run(corpus, spec, rows, seq_len, **keys)
+    folder.mkdir()
+    run.write(folder / "run.yaml")
+    return run
+
+
+def plain_run(corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: Any) -> Run:
+    """Return a run that has more steps than anybody waits for, and makes no checkpoints and no validations, unless
+    `keys` say so.
 
     Args:
         corpus: corpus folder with the data for training.
@@ -62,15 +72,12 @@ def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: 
         "checkpoint": Checkpoint(every=NEVER),
         "validation": Validation(batches=0),
     }
-    run = Run(
+    return Run(
         model=Model(dims=spec),
         data=Data(train=[str(corpus)], seq_len=seq_len),
         batch=Batch.model_validate({"global": rows}),
         **(settings | keys),
     )
-    folder.mkdir()
-    run.write(folder / "run.yaml")
-    return run
 
 
 def make_plan(

@@ -13,22 +13,23 @@ from hpctrain.worker.build import Trainer, build
 from hpctrain.worker.loop import Loop
 
 
-def open_loop(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer, Loop]:
+def open_loop(rank: int, world: int, folder: Path, plan: Plan, address: str = "127.0.0.1") -> tuple[Trainer, Loop]:
     """Return the trainer and the training loop of one rank of `plan`. No agent is needed: the function makes the start
     order itself. All ranks run on one machine. Collective over all ranks. The errors are those of `build`.
 
     Args:
         world: number of ranks.
         folder: a folder with the run's run.yaml. The plan is written there, and the ranks find each other there.
+        address: address of rank 0, at which it serves the store of the process group.
     """
     descriptor, meeting = None, dist.FileStore(str(folder / "meeting"), world)
     if rank == 0:
         plan.write(folder / "plan.json")
-        server = socket.create_server(("127.0.0.1", 0))
+        server = socket.create_server((address, 0))
         meeting.set("port", str(server.getsockname()[1]))
         descriptor = server.detach()
     port = int(meeting.get("port"))
-    store = StoreConnection(addr="127.0.0.1", port=port, secret="bench", fd=descriptor)
+    store = StoreConnection(addr=address, port=port, secret="bench", fd=descriptor)
     trainer = build(folder, StartOrder(plan="plan.json", rank=rank, generation=0, store=store))
     return trainer, loop_alone(trainer)
 

@@ -7,7 +7,6 @@ launch's folder, and rank 0 writes the measurements into another file there.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,17 +15,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from hpctrain.base.atomic import write_json
-from hpctrain.base.errors import CommandError
 from hpctrain.base.module_argv import program
-from hpctrain.base.process import Process, Runner, end_process
+from hpctrain.base.process import Runner
+from hpctrain.bench.together import run_together
 from hpctrain.records.model.decoder_spec import DecoderSpec
 
 SCENE_FILE, SAMPLES_FILE = "scene.json", "samples.json"
 BENCH_SPEC = DecoderSpec(layers=6, dim=384, heads=6, vocab=320)
 """The model that the bench trains by default: 10.87 M parameters, tokens are bytes."""
-PAUSE_S = 0.2
-LAST_LINES = 3
-"""Number of lines at the end of a failed process's log that the error message shows."""
 
 
 @dataclass(frozen=True)
@@ -142,28 +138,9 @@ def run_scene(runner: Runner, scene: LaunchSpec, folder: Path, prefixes: Sequenc
     """
     (folder / "meeting").unlink(missing_ok=True)
     scene.write(folder)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    logs = [folder / f"rank{rank}.log" for rank in range(scene.nodes)]
-    processes: list[Process] = []
-    try:
-        for rank, (prefix, log) in enumerate(zip(prefixes, logs, strict=True)):
-            argv = [*prefix, *program("hpctrain.bench.compression.rank"), str(folder), str(rank)]
-            processes.append(runner.start(argv, env=environment, log=log))
-        _wait(processes, logs)
-    finally:
-        for process in processes:
-            end_process(process)
+    commands = [
+        [*prefix, *program("hpctrain.bench.compression.rank"), str(folder), str(rank)]
+        for rank, prefix in enumerate(prefixes)
+    ]
+    run_together(runner, "bench compression", commands, folder, {**os.environ, "OMP_NUM_THREADS": "1"})
     return LaunchResult.read(folder)
-
-
-def _wait(processes: Sequence[Process], logs: Sequence[Path]) -> None:
-    while True:
-        codes = [process.poll() for process in processes]
-        for code, log in zip(codes, logs, strict=True):
-            if code not in (None, 0):
-                last_lines = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
-                words = " ".join(" ".join(last_lines).split()) or "it said nothing"
-                raise CommandError(f"bench compression: a process ended with {code}: {words}")
-        if all(code == 0 for code in codes):
-            return
-        time.sleep(PAUSE_S)

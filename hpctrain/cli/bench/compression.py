@@ -3,8 +3,6 @@ tables."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from rich.table import Table
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds, format_si
+from hpctrain.cli.bench.lab import new_lab
 from hpctrain.cli.bench.output import GIVEN, bench_console, check_rates, echo_json, say
 from hpctrain.cli.options.starting import parse_seeds
 from hpctrain.cli.views.console import Console
@@ -144,7 +143,7 @@ def _measure_steps(
         if max(sizes) > have:
             raise InputError(f"--nodes {max(sizes)}: {lab} has {have}; give at most that many")
         store = RowStore(path, as_json(settings))
-        with _lab(spec) as (machine, layout):
+        with new_lab(spec) as (machine, layout):
             # Sites are opened one at a time, because opening a site shapes its links.
             opened = (lab_site(machine, layout, number, rate) for number in sizes for rate in rates)
             record = measure(machine.runner, opened, chosen, settings, store, say, together)
@@ -224,27 +223,6 @@ def _measure_pieces(device: str, people: Console) -> dict[str, Any]:
         )  # fmt: skip
     people.print(table)
     return make_record("compression-pieces", rows, {"numbers": NUMBERS, "device": "cpu"})
-
-
-@contextlib.contextmanager
-def _lab(spec: Any) -> Iterator[tuple[Any, Any]]:
-    """Bring up the lab of a `LabSpec`, yield its `Machine` and `LabLayout`, and remove the lab when the context
-    ends."""
-    from hpctrain.lab.layout import LabLayout, state_folder
-    from hpctrain.lab.machine import lab_lock, this_machine
-    from hpctrain.lab.requirements import require_programs, require_root
-    from hpctrain.lab.up import bring_up, clear
-
-    machine = this_machine()
-    layout = LabLayout(state_folder(os.environ), spec)
-    require_root(machine, "up")
-    with lab_lock():
-        require_programs(layout.slurm)
-        bring_up(machine, layout, False, tell=say)
-        try:
-            yield machine, layout
-        finally:
-            clear(machine, layout.folder)
 
 
 def _spec(preset: str) -> Any:

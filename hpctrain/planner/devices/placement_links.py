@@ -62,6 +62,7 @@ class PlacementLinks:
         self.shard_ring_groups = cache(self._shard_ring_groups)
         self.replicate_ring_groups = cache(self._replicate_ring_groups)
         self.busiest_port_beta = cache(self._busiest_port_beta)
+        self.lanes = cache(self._lanes)
 
     @cached_property
     def link_patterns(self) -> tuple[int, ...]:
@@ -150,6 +151,20 @@ class PlacementLinks:
                 for (port, _), part in route.load:
                     busy[port] = busy.get(port, 0.0) + count * part * route.beta
         return max(busy.values(), default=0.0)
+
+    def _lanes(self, replica: int, rank_of_stage: tuple[int, ...]) -> tuple[int, ...]:
+        """Return [message] -> its lane, for the messages that each stage sends to the next one, then those that each
+        stage sends back. Messages of the replica that leave a node by one card follow each other; each message within a
+        node has a lane of its own.
+
+        Args:
+            rank_of_stage: [stage] -> its pipeline rank.
+        """
+        row, hops = self.placement[replica], list(pairwise(rank_of_stage))
+        ends = [(row[a].device_ids, row[b].device_ids) for a, b in [*hops, *((b, a) for a, b in hops)]]
+        return class_numbers(
+            self.links.ports.cards(a) if self.links.route(a, b).load else message for message, (a, b) in enumerate(ends)
+        )
 
     @cached_property
     def _routes(self) -> list[list[Route]]:

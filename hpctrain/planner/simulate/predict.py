@@ -4,15 +4,14 @@ time without simulation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.collectives import ShardCollectiveTimes, overlapped_share, shard_collective_times
-from hpctrain.planner.cost.model import CostModel, StageTime, crosses_nodes
-from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup, class_numbers
+from hpctrain.planner.cost.model import CostModel, StageTime
+from hpctrain.planner.devices.tensor_parallel_group import class_numbers
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.engine import StageDurations, Timeline, rank_ends, simulate
 from hpctrain.records.plan.gradient_codec import Messages
@@ -217,10 +216,8 @@ def _busiest_port_s(cost: CostModel, layout: Layout) -> float:
     if layout.pp == 1:
         return 0.0
     beta = cost.placement_links(layout.placement).busiest_port_beta(layout.rank_of_stage)
-    stages = range(len(layout.blocks) - 1)
-    size = min(
-        cost.work.message_bytes(layout.micro_batch, layout.tp, cost.work.messages_behind(stage)) for stage in stages
-    )
+    codecs = {cost.work.messages_behind(stage) for stage in range(len(layout.blocks) - 1)}
+    size = min(cost.work.message_bytes(layout.micro_batch, layout.tp, codec) for codec in codecs)
     return min(layout.micro_batches) * beta * size
 
 
@@ -267,21 +264,7 @@ def _stage_durations(
         inputs,
         weights,
         cost.work.framework.blocking_sends,
-        _lanes(cost, hops),
-    )
-
-
-def _lanes(cost: CostModel, hops: Sequence[tuple[TensorParallelGroup, TensorParallelGroup]]) -> tuple[int, ...]:
-    """Return `StageDurations.lanes`: the messages of a replica that leave a node by one network card follow each other,
-    forward and back; each message within a node has a lane of its own.
-
-    Args:
-        hops: [stage] -> (its tensor-parallel group in a replica, the group of the next stage).
-    """
-    ports = cost.links.ports
-    return class_numbers(
-        ports.cards(sender.device_ids) if crosses_nodes(sender, receiver) else message
-        for message, (sender, receiver) in enumerate([*hops, *((b, a) for a, b in hops)])
+        cost.placement_links(layout.placement).lanes(replica, layout.rank_of_stage),
     )
 
 

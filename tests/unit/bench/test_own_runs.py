@@ -11,7 +11,7 @@ from steps_made import rows_made, truth
 
 from hpctrain.bench.planner.own_runs import FITTED, PLANS, OwnRunSettings, Trained, compare
 from hpctrain.cli.bench.group import bench_command as command
-from hpctrain.cli.bench.group import show_own_runs
+from hpctrain.cli.bench.plan import show_own_runs
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass

@@ -37,7 +37,7 @@ def test_searches_and_plans_after_a_loss_are_shown(monkeypatch) -> None:
                 return CommandResult(tuple(argv), 0, json.dumps(found), "")
             raise CommandTimeoutError("too long")
 
-    monkeypatch.setattr("hpctrain.cli.bench.group.SystemRunner", Answers)
+    monkeypatch.setattr("hpctrain.cli.bench.plan.SystemRunner", Answers)
     done = CliRunner().invoke(cli, ["bench", "plan", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["searches"] == {"equal-32-350M": found}

@@ -51,7 +51,8 @@ def test_the_published_files_have_the_figures_of_their_notes() -> None:
     assert len(paper.device_ids()) == len(dgx.device_ids()) == 32
     assert LinkCost(paper).between("n01", "n09") == (5e-6, 8e-11)
     assert LinkCost(paper).between("n09", "n09")[1] == 1 / 31.5e9
-    assert LinkCost(dgx).between("dgx1", "dgx4") == (5e-6, 1 / 400e9)
+    assert LinkCost(dgx).between("dgx1", "dgx4") == (5e-6, 1 / 50e9)
+    assert {len({device.nic for device in node.devices}) for node in dgx.nodes} == {8}
     assert LinkCost(dgx).between("dgx1", "dgx1")[1] == 1 / 450e9
 
 
