@@ -154,16 +154,16 @@ class PlacementLinks:
 
     def _lanes(self, replica: int, rank_of_stage: tuple[int, ...]) -> tuple[int, ...]:
         """Return [message] -> its lane, for the messages that each stage sends to the next one, then those that each
-        stage sends back. Messages of the replica that leave a node by one card follow each other; each message within a
-        node has a lane of its own.
+        stage sends back. Messages that leave a pipeline rank's node follow each other; each message within a node has a
+        lane of its own.
 
         Args:
             rank_of_stage: [stage] -> its pipeline rank.
         """
         row, hops = self.placement[replica], list(pairwise(rank_of_stage))
-        ends = [(row[a].device_ids, row[b].device_ids) for a, b in [*hops, *((b, a) for a, b in hops)]]
         return class_numbers(
-            self.links.ports.cards(a) if self.links.route(a, b).load else message for message, (a, b) in enumerate(ends)
+            ("rank", a) if self.links.route(row[a].device_ids, row[b].device_ids).load else ("message", message)
+            for message, (a, b) in enumerate([*hops, *((b, a) for a, b in hops)])
         )
 
     @cached_property

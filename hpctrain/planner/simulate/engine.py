@@ -42,8 +42,8 @@ class StageDurations(NamedTuple):
     """Seconds of the backward for weights (W) alone; if empty, half of the whole backward."""
     blocking: bool = False
     lanes: tuple[int, ...] = ()
-    """[message, as in `by_message`] -> number of its lane. Messages of a lane are sent one after the other, in the
-    order of `ActionProgram`. If empty, each message has a lane of its own.
+    """[message, as in `by_message`] -> number of its lane. Messages of a lane are sent one after the other; all of
+    them come from one pipeline rank. If empty, each message has a lane of its own.
     """
 
     def without_sends(self) -> StageDurations:
@@ -102,8 +102,7 @@ class TimedAction(NamedTuple):
 
 @dataclass(frozen=True)
 class ActionProgram:
-    """An action table whose actions are sorted in the order in which they would start if all of them took equally long
-    and messages took no time. So each comes after the actions that it waits for."""
+    """An action table whose actions are sorted so that each comes after the actions that it waits for."""
 
     actions: tuple[Action, ...]
     timed: tuple[TimedAction, ...]
@@ -220,7 +219,7 @@ def compile_schedule(schedule: Schedule) -> ActionProgram:
     actions: list[Action] = []
     timed: list[TimedAction] = []
     last = [0] * len(schedule.ranks)
-    for index, (rank, action) in enumerate(_by_start(execution_order(schedule, stages))):
+    for index, (rank, action) in enumerate(execution_order(schedule, stages)):
         stage, kind, micro_batch = action
         needs = sends = -1
         if kind == "F":
@@ -239,26 +238,6 @@ def compile_schedule(schedule: Schedule) -> ActionProgram:
         timed.append(TimedAction(rank, "FBIW".index(kind) * stages + stage, needs, sends))
         last[rank] = index
     return ActionProgram(tuple(actions), tuple(timed), tuple(last))
-
-
-def _by_start(order: list[tuple[int, Action]]) -> list[tuple[int, Action]]:
-    """Return (pipeline rank, action) pairs sorted by their start if every action took one unit of time and messages
-    took none.
-
-    Args:
-        order: the pairs, each after those that its action waits for.
-    """
-    ends: dict[tuple[int, str, int], int] = {}
-    free: dict[int, int] = {}
-    starts = []
-    for rank, (stage, kind, micro_batch) in order:
-        needs = (stage - 1, "F", micro_batch) if kind == "F" else (stage + 1, "B", micro_batch)
-        start = max(free.get(rank, 0), 0 if kind == "W" else ends.get(needs, 0))
-        starts.append(start)
-        free[rank] = start + 1
-        if kind != "W":
-            ends[stage, "F" if kind == "F" else "B", micro_batch] = start + 1
-    return [order[index] for index in sorted(range(len(order)), key=starts.__getitem__)]
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ class NodeCluster(Part):
         """Return the cluster without members that are not in `names`, with the same rate of its uplink."""
         members = [name for name in self.members if name in names]
         ratio = self.oversubscription
-        if ratio is not None:
+        if ratio is not None and members:
             ratio = max(1.0, ratio * len(members) / len(self.members))
         return self.model_copy(update={"members": members, "oversubscription": ratio})
 

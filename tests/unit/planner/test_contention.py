@@ -145,8 +145,20 @@ def test_steps_are_those_of_flows_that_share_fairly(topology, run, name, beta, s
     fair = pipelines_end_s(cost, layout, node_ports(members), ports)
     step, prediction = simulate_step(cost, layout), predict(cost, layout, whole=True)
     pipelines = prediction.total - prediction.terms["optimizer"] - prediction.terms["data_parallel"]
-    assert pipelines == pytest.approx(fair, rel=0.14)
+    assert pipelines == pytest.approx(fair, rel=0.15)
     assert max(map(step.all_reduced_at, range(layout.pp))) + step.update == pytest.approx(prediction.total)
+
+
+def test_messages_that_take_no_time_delay_nothing(topology, run):
+    """Six stages on three nodes, and many micro-batches: ranks of a node end their actions in no fixed order."""
+    cost, layout = scene_of(
+        run, topology((1,) * 3, devices=4, default=(0.0, 1e-15)), (0,) * 4 + (1,) * 4 + (2,) * 4, 2, count=24
+    )
+    members = capacities(["local0", "local1", "local2"], 1e15)
+    prediction = predict(cost, layout, whole=True)
+    assert prediction.terms["pipeline_send"] < 1e-3 * prediction.total
+    pipelines = prediction.total - prediction.terms["optimizer"] - prediction.terms["data_parallel"]
+    assert pipelines == pytest.approx(pipelines_end_s(cost, layout, node_ports(), members), rel=1e-3)
 
 
 def test_a_slow_network_keeps_pipelines_within_nodes(topology, run):
