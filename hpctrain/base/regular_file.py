@@ -110,4 +110,5 @@ def kind_of(mode: int) -> str | None:
 
 
 def _not_regular(path: Path | str, kind: str) -> FileError:
-    return FileError(path, [FieldError("", f"is {kind}, expected a regular file; put the file itself there")])
+    remedy = "give a file in it" if kind == "a folder" else "put the file itself there"
+    return FileError(path, [FieldError("", f"is {kind}, expected a regular file; {remedy}")])

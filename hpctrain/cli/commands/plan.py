@@ -51,6 +51,7 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import read_run, run_of
 from hpctrain.records.topology.topology import Topology
+from hpctrain.report.tables import plural
 from hpctrain.runs.locate import find_run
 
 
@@ -144,6 +145,8 @@ def plan_command(
     \b
     Exit codes: 0 done, 2 a file is wrong, 4 the model cannot fit, or the topology is of other nodes.
     """
+    if not output.name:
+        raise InputError("-o: found no name of a file; give one, such as plan.json")
     if not force:
         _refuse_edited(output)
     run, spec = with_model_sizes(read_run(run_file, overrides), SystemRunner())
@@ -256,7 +259,8 @@ def _objective(
 def _summary(plan: Plan, spec: Spec) -> str:
     first = plan.replicas[0]
     text = (
-        f"{format_count(spec.parameters())} parameters on {plan.world_size} devices of {len(plan.nodes)} nodes: "
+        f"{format_count(spec.parameters())} parameters on {plural(plan.world_size, 'device')} of "
+        f"{plural(len(plan.nodes), 'node')}: "
         f"{plan.dims}, schedule {plan.schedule}, micro-batch {first.micro_batch}"
     )
     text = ", ".join([text, *plan.memory_options_text])

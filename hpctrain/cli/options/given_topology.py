@@ -41,7 +41,7 @@ def select_nodes(topology: Topology, nodes: str, source: Path) -> Topology:
     wanted = node_names("--nodelist", nodes)
     known = [node.id for node in topology.nodes]
     missing = [node for node in wanted if node not in known]
-    if missing or not wanted:
+    if missing:
         raise RefusedError(
             f"{source}: nodes: found {compress_node_set(known)}, it has no figures of {compress_node_set(missing)}; "
             "probe these nodes, or name others with --nodelist"

@@ -126,12 +126,15 @@ def node_names(option: str, text: str) -> list[str]:
         option: option that gave the text, for errors.
 
     Raises:
-        InputError: `text` is not a node set.
+        InputError: `text` is not a node set, or names no node.
     """
     try:
-        return expand_node_set(text)
+        names = expand_node_set(text)
     except ValueError as error:
         raise InputError(f"{option} {text}: {error}; write it like n[0-2] or a,b") from None
+    if not names:
+        raise InputError(f"{option}: found no node; write it like n[0-2] or a,b")
+    return names
 
 
 set_option = click.option(

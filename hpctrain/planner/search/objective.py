@@ -395,6 +395,6 @@ def _too_little_goodput(
 ) -> RefusedError:
     goodput, prediction = max(short_of_goodput, key=lambda pair: pair[0])
     return RefusedError(
-        f"--min-goodput: no plan keeps {constraint.least:.0%}; the best, {_describe(prediction)}, has {goodput:.1%} "
+        f"--min-goodput: no plan keeps {constraint.least:.4g}; the best, {_describe(prediction)}, has {goodput:.4g} "
         f"with checkpoints every {constraint.checkpoint_every} steps; lower checkpoint.every or the goodput"
     )

@@ -112,7 +112,8 @@ def _no_feasible_dims(space: SearchSpace) -> HpctrainError:
     dims, reason = next(iter(space.impossible.items()))
     text = f"parallel: found {dims}; {reason}"
     if math.prod(dims) > len(space.pool.devices):
-        return RefusedError(f"{text}; lower a degree or add nodes")
+        idle = [f" {note}" for note in space.pool.notes if note.startswith(("Left out", "Kept idle"))]
+        return RefusedError(f"{text}; lower a degree or add nodes{'.' * bool(idle)}{''.join(idle)}")
     return InputError(f"{text}; lower a degree, or use parallel.mode auto")
 
 

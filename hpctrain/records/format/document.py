@@ -23,6 +23,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
+    model_validator,
 )
 from pydantic_core import CoreSchema
 
@@ -105,12 +106,22 @@ class Document(Part):
 
     model_config = ConfigDict(alias_generator=lambda name: "schema" if name == "schema_" else name)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_schema(cls, values: Any) -> Any:
+        """Refuse a file of another kind by its schema alone, before each of its keys becomes an error."""
+        stated = values.get("schema", values.get("schema_")) if isinstance(values, dict) else None
+        if stated and isinstance(stated, str) and stated != cls._schema():
+            raise ValueError(f"schema: found {stated!r}; this version reads {cls._schema()!r}")
+        return values
+
     def model_post_init(self, context: Any) -> None:
-        expected = f"hpctrain.{self.schema_kind}/v1"
         if not self.schema_:
-            object.__setattr__(self, "schema_", expected)
-        elif self.schema_ != expected:
-            raise ValueError(f"schema: found {self.schema_!r}; this version reads {expected!r}")
+            object.__setattr__(self, "schema_", self._schema())
+
+    @classmethod
+    def _schema(cls) -> str:
+        return f"hpctrain.{cls.schema_kind}/v1"
 
     def sha256(self) -> str:
         """Return the SHA-256 of the content in hexadecimal digits, independent of white space and key order."""
@@ -166,10 +177,12 @@ def read_json(path: Path, limit_bytes: int = DOCUMENT_BYTES, *, owned: bool = Fa
         owned: require that the file and its folder belong to this user, as in a run folder.
 
     Raises:
-        FileError: the file is missing, unreadable, too large, or not JSON.
+        FileError: the file is missing, unreadable, too large, empty, or not JSON.
         UntrustedError: with `owned`, the file belongs to somebody else, or others can write to it.
     """
     text = read_input_text(path, limit_bytes, owned=owned)
+    if not text.strip():
+        raise FileError(path, [FieldError("", "the file is empty, expected JSON")])
     try:
         return parse_json(text)
     except JsonError as error:

@@ -290,7 +290,7 @@ def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str,
         InputError: an override is no 'key.path=value'.
         FileError: the file or the value of an override has errors; all are listed with their lines.
     """
-    return _run_from_yaml(_keys_in(read_yaml(path)), overrides, defaults)
+    return _run_from_yaml(_keys_in(read_yaml(path), overrides), overrides, defaults)
 
 
 def run_of(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
@@ -304,7 +304,7 @@ def run_of(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
         InputError: an override is no 'key.path=value'.
         FileError: the file is missing, or the file or the value of an override has errors.
     """
-    return _run_from_yaml(_keys_in(read_yaml(folder / RUN_FILE, owned=True)), overrides, {})
+    return _run_from_yaml(_keys_in(read_yaml(folder / RUN_FILE, owned=True), overrides), overrides, {})
 
 
 def _run_from_yaml(file: YamlFile, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> Run:
@@ -330,12 +330,17 @@ def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, 
         InputError: an override is no 'key.path=value'.
         FileError: the file cannot be read.
     """
-    given = apply_overrides(_keys_in(read_yaml(path)).value, overrides)
+    given = apply_overrides(_keys_in(read_yaml(path), overrides).value, overrides)
     return [dotted(key) for key, _ in missing_values(given, defaults)]
 
 
-def _keys_in(file: YamlFile) -> YamlFile:
-    if not isinstance(file.value, dict):
+def _keys_in(file: YamlFile, overrides: tuple[str, ...]) -> YamlFile:
+    """Return the file, after checking that it, or an override, has a key.
+
+    Raises:
+        FileError: there is no key.
+    """
+    if not isinstance(file.value, dict) or not (file.value or overrides):
         raise FileError(file.path, [FieldError("", "found no keys; `hpctrain init` writes a commented run file", 1)])
     return file
 

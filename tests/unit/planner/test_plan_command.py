@@ -119,6 +119,12 @@ def test_objective_constraints_and_their_reasons(call):
         (["--set", "model.dims.dim=8192", "--set", "model.dims.layers=48"], 4, "cannot fit"),
         (["--nodelist", "node[7-8]"], 4, "it has no figures of node[7-8]; probe these nodes"),
         (["--nodelist", "a[["], 2, "--nodelist a[["),
+        (["--nodelist", ""], 2, "--nodelist: found no node"),
+        (["--forbid", ""], 2, "--forbid: found no node"),
+        (["-o", ""], 2, "-o: found no name of a file"),
+        (["--set", "parallel={mode: fixed, pp: 4}", "--set", "recovery.spares=1"], 4, "Kept idle as spares: local2."),
+        (["--set", "parallel={mode: fixed, tp: 3}"], 2, "heads 4 is not a multiple of tp 3"),
+        (["--set", "parallel={mode: fixed, dp: 3, micro_batch: 5}"], 2, "batch.global 16 is not a multiple of it"),
         (["--set", "parallel={mode: fixed, pp: 4}"], 4, "4 devices are needed, 3 are usable"),
         (["--set", "model={preset: tiny-1m}"], 2, "no such folder; make it with `hpctrain data prepare"),
     ],
@@ -132,7 +138,18 @@ def test_errors_are_one_line_and_write_nothing(call, arguments, code, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "not valid JSON"), ('{"nodes": 3}', "nodes"), (None, "no such file")]
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("", "the file is empty"),
+        ("steps: 3", "not valid JSON"),
+        ('{"nodes": 3}', "nodes"),
+        (
+            '{"schema": "hpctrain.plan/v1", "pp": 1}',
+            "found 'hpctrain.plan/v1'; this version reads 'hpctrain.topology/v1'",
+        ),
+        (None, "no such file"),
+    ],
 )
 def test_a_bad_topology_is_named(call, text, message):
     if text is not None:
@@ -141,6 +158,29 @@ def test_a_bad_topology_is_named(call, text, message):
     assert code == 2
     assert "bad.json" in err
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("topology.json", "schema: found 'hpctrain.topology/v1'; this version reads 'hpctrain.run/v1'"),
+        ("empty.yaml", "empty.yaml:1: found no keys; `hpctrain init` writes"),
+        (".", "is a folder, expected a regular file; give a file in it"),
+    ],
+)
+def test_another_file_in_place_of_the_run_file_is_one_line(call, given, message):
+    (call.folder / "empty.yaml").write_text("# nothing yet\n")
+    code, _, err = call(run_file=given)
+    assert code == 2
+    assert message in err
+    assert "\n" not in err
+
+
+def test_a_plan_for_one_device_has_no_plural(call):
+    code, out, _ = call("--nodelist", "local0", "--explain")
+    assert code == 0
+    assert "parameters on 1 device of 1 node: pp 1 × dp 1 × tp 1" in out
+    assert "Idle" not in out
 
 
 def test_a_missing_run_file_is_named(call):

@@ -126,7 +126,7 @@ def test_a_ring_all_reduce_sends_what_it_sends() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"plan\.json:1: not valid JSON"),
+        ("", r"plan\.json: the file is empty"),
         ('{\n "pp": 1,\n}', r"plan\.json:\d: not valid JSON"),
         ("[]", r"plan\.json: found \[\]; keys are expected below it"),
         (json.dumps({**PLAN, "schema": "hpctrain.run/v1"}), r"schema: found 'hpctrain\.run/v1'; this version reads"),
