@@ -19,6 +19,8 @@ class DataSheet:
     """Memory bandwidth in bytes per second."""
     link_bytes_per_s: float
     """Bandwidth to another GPU of the node in one direction, in bytes per second: NVLink, else PCIe."""
+    node_bytes_per_s: float = 4 * 25e9
+    """Bandwidth of a node whose table row states no network; by default that of four HDR InfiniBand ports."""
 
 
 SHEETS = {
@@ -26,7 +28,8 @@ SHEETS = {
     "A100-40": DataSheet(312e12, 156e12, 40e9, 1.555e12, 300e9),
     "A100": DataSheet(312e12, 156e12, 80e9, 2.039e12, 300e9),
     # NVIDIA H100 SXM datasheet: 989 / 495 TFLOP/s, 3.35 TB/s, NVLink 900 GB/s both ways.
-    "H100": DataSheet(989e12, 495e12, 80e9, 3.35e12, 450e9),
+    # A DGX H100 has eight ports of 400 Gb/s.
+    "H100": DataSheet(989e12, 495e12, 80e9, 3.35e12, 450e9, 8 * 50e9),
     # NVIDIA GH200 datasheet, 96 GB HBM3: 990 / 494 TFLOP/s, 4 TB/s; of four in a node each pair has 150 GB/s.
     "GH-96": DataSheet(990e12, 494e12, 96e9, 4.0e12, 450e9),
     # NVIDIA V100 datasheet, SXM2 16 GB: 125 / 15.7 TFLOP/s, 900 GB/s, NVLink 300 GB/s both ways.
@@ -42,8 +45,6 @@ SHEETS = {
 TCP_FLOW_BYTES_PER_S = 1.25e9
 """Limit of a single TCP flow between instances of one placement group (10 Gb/s; Amazon EC2 user guide, network
 bandwidth). A ring without RDMA reaches no more, whatever the instance's own bandwidth."""
-NODE_BYTES_PER_S = 4 * 25e9
-"""Bandwidth of a node whose table row states no network: four HDR InfiniBand ports."""
 LINK_SHARE = 0.77
 """Share of a stated bandwidth that collectives reach: 230 of NVLink's 300 GB/s between eight A100s (nccl-tests)."""
 ALPHA_S = 1e-5

@@ -5,6 +5,17 @@ from __future__ import annotations
 
 from hpctrain.records.model.decoder_spec import DecoderSpec
 
+KERNEL_PASSES = 4.0
+"""Reads and writes of the scores in the forward pass: the product of queries and keys writes them, the softmax kernel
+reads and writes them, the product with the values reads them."""
+PLAIN_PASSES = 8.0
+"""`KERNEL_PASSES`, and a read and a write each of the operations that scale and mask the scores."""
+DROPOUT_PASSES = 2.5
+"""What dropout adds: a read, a write, and the write of a mask of half as many bytes."""
+
+WITHOUT_TENSOR_CORES = 16.0
+"""FLOP/s of an A100 with tensor cores, divided by those without: 312 / 19.5 TFLOP/s (data sheet)."""
+
 
 class GptSpec(DecoderSpec):
     """GPT-2 with LayerNorm, learned positions, GELU and biases.
@@ -22,6 +33,9 @@ class GptSpec(DecoderSpec):
     """Whether the run used dropout."""
     fused: bool = False
     """Whether one kernel computes attention, as FlashAttention (Dao et al. 2022)."""
+    plain: bool = False
+    """Whether scale, mask and softmax are operations of their own; else one kernel computes them, as Megatron's for
+    half precision."""
     gated: bool = False
     """Whether the feed-forward layer is gated, with three matrices in place of two."""
     head: bool = True
@@ -79,10 +93,24 @@ class GptSpec(DecoderSpec):
         kept = self.activation_bytes(rows, seq_len, tp, bytes_per_value)
         return kept - self.selective_bytes(rows, seq_len, tp, bytes_per_value)
 
+    def attention_products(self, rows: int, seq_len: int) -> float:
+        return rows * seq_len * seq_len * self.query_width / (2 if self.fused else 1)
+
+    def touched_score_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> float | None:
+        if self.fused:
+            return None
+        passes = (PLAIN_PASSES if self.plain else KERNEL_PASSES) + DROPOUT_PASSES * self.dropout
+        return passes * rows * seq_len * seq_len * self.heads * bytes_per_value / tp
+
+    def kept_score_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        return self.selective_bytes(rows, seq_len, tp, bytes_per_value)
+
     def selective_flops(self, rows: int, seq_len: int) -> float:
         """Return the FLOPs of a block that Megatron's selective recomputation repeats: the attention scores and
-        their product with the values."""
-        return 4.0 * rows * seq_len * seq_len * self.query_width
+        their product with the values. Half-precision products with heads whose width is no multiple of 8 do not use
+        tensor cores, so each of their FLOPs counts `WITHOUT_TENSOR_CORES` times."""
+        slow = not self.fused and not self.plain and self.head_width % 8 != 0
+        return 4.0 * rows * seq_len * seq_len * self.query_width * (WITHOUT_TENSOR_CORES if slow else 1)
 
     def selective_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Return the bytes that a block keeps of its attention scores: the softmax output and, with dropout, the

@@ -18,6 +18,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.bench.comparison import Errors, errors_of
 from hpctrain.bench.record import machine_and_versions
 from tools.published_runs.fit import held_out, packaged, was_fitted
+from tools.published_runs.kinds import kind_errors, summary
 from tools.published_runs.sailor import FOLDER, read_figures
 from tools.published_runs.scenario import PublishedScenario, scenes_of
 from tools.published_runs.score import baseline, by_problem, rankings, time_errors
@@ -62,6 +63,7 @@ def measure(paths: Sequence[Path], progress: Callable[[str], None]) -> dict[str,
         raise InputError(f"{paths[0]}: no run of it can be described: {next(iter(left_out.values()))}")
     progress(f"{len(scenes)} runs")
     told, usual = held_out(scenes, progress), packaged(scenes)
+    kinds, by_step = kind_errors(scenes, progress)
     errors, orders = time_errors(scenes, told), rankings(scenes, told)
     fitted = [scene for scene in scenes if was_fitted(scene)]
     simple = baseline(scenes)
@@ -72,6 +74,8 @@ def measure(paths: Sequence[Path], progress: Callable[[str], None]) -> dict[str,
         "measured_by_predicted": weighted_quantiles(
             [(scene.run.family, scene.run.step_s / told[scene.run.id]) for scene in scenes if scene.run.step_s]
         ),
+        "kinds": summary(kinds),
+        "problems_of_kinds": by_step,
         "errors": {problem: asdict(each) for problem, each in errors.items()},
         "memory_errors": {problem: asdict(each) for problem, each in _memory_errors(scenes).items()},
         "regret_pct": _mean([each.regret_pct for each in orders.values()]),

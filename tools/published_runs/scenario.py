@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,7 +28,6 @@ from hpctrain.records.topology.topology import DeviceType, Fabric, Node, Provena
 from tools.published_runs.data_sheets import (
     ALPHA_S,
     LINK_SHARE,
-    NODE_BYTES_PER_S,
     SHEETS,
     TCP_FLOW_BYTES_PER_S,
     gpu_of,
@@ -54,6 +54,8 @@ SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, residual
 FULLY_SHARDED = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8)
 """Sharding with autocast, as llm-foundry trains with torch's FSDP: weights, gradients and moments in fp32 are sharded,
 weights are gathered and computed in bf16. Gradients are summed in `MeasuredRun.reduced_bytes`."""
+SENDING_BESIDE = replace(HALF, blocking_sends=False)
+"""DT-FM's runtime, which sends and receives beside its computation (Yuan et al. 2022, section 3)."""
 WITHOUT_DROPOUT = ("Sailor", "BigScience", "llm-foundry")
 """Families whose runs use no dropout, as in Sailor's scripts, BLOOM's configuration and llm-foundry's models."""
 CLASSIFIER_VOCAB = 50257
@@ -85,6 +87,15 @@ class PublishedScenario:
             cost = ProfiledCostModel(self.work, self.links, by_kind, self.profile, self.layout.micro_batch)
         return predict(cost, self.layout).total
 
+    def slower(self, factor: float) -> PublishedScenario:
+        """Return the scenario with devices whose computation takes `factor` times as long. Measured layer times, if
+        there are any, stay."""
+        placement = Placement(
+            tuple(TensorParallelGroup(unit.index, tuple(d.slower(factor) for d in unit.devices)) for unit in row)
+            for row in self.layout.placement
+        )
+        return replace(self, layout=replace(self.layout, placement=placement))
+
     def memory_bytes(self) -> float:
         """Return the predicted peak memory of the fullest device in bytes."""
         return max(self.layout.memory(MemoryModel(self.work)).values())
@@ -114,21 +125,38 @@ def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str
     layout = Layout(placement, run.schedule, run.micro_batch, (count,) * run.dp, blocks, memory_options)
     figures = sailor if run.family == "Sailor" else None
     links = Links(LinkCost(_topology(run, placement, figures)))
-    return PublishedScenario(run, work, layout, links, figures.profiles.get(run.model) if figures else None)
+    scene = PublishedScenario(run, work, layout, links, figures.profiles.get(run.model) if figures else None)
+    if run.recompute_stated or scene.memory_bytes() <= min(
+        device.memory_bytes or math.inf for device in _devices(scene)
+    ):
+        return scene
+    # What the table does not say was necessary: without recomputation, the run would not have fitted.
+    memory_options = replace(memory_options, recompute="full")
+    return replace(
+        scene,
+        work=replace(work, memory_options=memory_options),
+        layout=replace(layout, memory_options=memory_options),
+    )
+
+
+def _devices(scene: PublishedScenario) -> list[DeviceSpec]:
+    return [device for row in scene.layout.placement for unit in row for device in unit.devices]
 
 
 def _spec(run: MeasuredRun) -> GptSpec:
     return GptSpec(
         layers=run.layers, dim=run.hidden, heads=run.heads, kv_heads=run.kv_heads, ffn_dim=run.ffn,
         vocab=run.vocab or CLASSIFIER_VOCAB, positions=run.seq_len, tied=run.tied and run.vocab is not None,
-        dropout=run.family not in WITHOUT_DROPOUT, fused=run.family == "llm-foundry", gated=run.gated,
-        head=run.vocab is not None,
+        dropout=run.family not in WITHOUT_DROPOUT, fused=run.family == "llm-foundry", plain=not run.half,
+        gated=run.gated, head=run.vocab is not None,
     )  # fmt: skip
 
 
 def _framework(run: MeasuredRun) -> Framework:
     if run.zero == 3 and "FSDP" in run.framework:
         return replace(FULLY_SHARDED, gradient_bytes=run.reduced_bytes)
+    if "DT-FM runtime" in run.framework:
+        return SENDING_BESIDE
     return HALF if run.half else SINGLE
 
 
@@ -216,7 +244,9 @@ def _topology(run: MeasuredRun, placement: Placement, sailor: SailorFigures | No
         Node(id=name, addr="", devices=[], intra_bytes_per_s=LINK_SHARE * (stated or SHEETS[kind].link_bytes_per_s))
         for name, kind in kinds.items()
     ]
-    between = LINK_SHARE * (stated_bytes_per_s(run.inter_node) or NODE_BYTES_PER_S)
+    between = LINK_SHARE * (
+        stated_bytes_per_s(run.inter_node) or min(SHEETS[kind].node_bytes_per_s for kind in kinds.values())
+    )
     if "PCIe" in run.intra_node and sailor is None:
         between = min(between, TCP_FLOW_BYTES_PER_S)
     links = _measured_links(kinds, run.tp, sailor) if sailor else []

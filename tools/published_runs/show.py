@@ -15,6 +15,7 @@ def show(record: dict[str, Any], console: Console) -> None:
         record: the result of `measure`.
     """
     console.print(_times(record))
+    console.print(_kinds(record["kinds"]))
     low, middle, high = record["measured_by_predicted"]
     text = f"measured / predicted: {middle:.2f}; {low:.2f} to {high:.2f} for 8 of 10, each publication with one weight"
     console.print(text, soft_wrap=True)
@@ -33,15 +34,32 @@ def _times(record: dict[str, Any]) -> Table:
     inside = record["error_in_sample_pct"]["by_problem"]
     simple = record["baseline"]["error_pct"]["by_problem"]
     table = Table(
-        "problem", "runs", "mean", "largest", "bias", "in sample", "bubble only",
+        "problem", "runs", "mean", "largest", "bias", "in sample", "bubble only", "kind left out", "and one step",
         title="step time: error in % on runs that the constants were not fitted on",
     )  # fmt: skip
     for problem, each in record["errors"].items():
         table.add_row(
             problem, str(each["runs"]), f"{each['mean']:.1f}", f"{each['largest']:.1f}", f"{each['bias']:+.1f}",
             f"{inside[problem]:.1f}" if problem in inside else "", f"{simple[problem]:.1f}",
+            *map(_percent, record["problems_of_kinds"].get(problem, ())),
         )  # fmt: skip
     return table
+
+
+def _kinds(record: dict[str, Any]) -> Table:
+    title = "step time: error in % on kinds of runs that the constants were not fitted on, without measured layers"
+    table = Table("kind", "runs", "mean", "bias", "with one step", "with the worst step", title=title)
+    for kind, each in record["by_kind"].items():
+        errors = [_percent(each[key]) for key in ("one_step", "worst_step")]
+        table.add_row(kind, str(each["runs"]), f"{each['free']:.1f}", f"{each['bias']:+.1f}", *errors)
+    for name in ("median", "worst"):
+        free, one_step = (record[key] and record[key][name] for key in ("free", "one_step"))
+        table.add_row(name, "", _percent(free), "", _percent(one_step), "")
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
 
 
 def _memory(record: dict[str, Any]) -> Table:

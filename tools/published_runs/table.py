@@ -36,6 +36,8 @@ LEAVING_OUT = (
     (re.compile(r"SUSPECT|ODD:"), "the table says that it is suspect"),
     (re.compile(r"random placement|placement by the"), "the table does not state where its ranks were"),
     (re.compile(r"column Central PS"), "it sums gradients on a central server"),
+    (re.compile(r"Result of Megatron \(2022/04/26\)"), "the publication's own table has other times for such plans"),
+    (re.compile(r"micro-batch 1 by the shared settings|\(not stated\)"), "the table assumes its plan"),
     (re.compile(r"\bcp=(?!1\b)\d"), "it splits sequences over GPUs (context parallelism), which a plan cannot say"),
 )
 """(pattern in the notes of a row, why the run is left out)"""
@@ -86,6 +88,8 @@ class MeasuredRun:
     """Name of hpctrain's schedule that is the run's: 1f1b, interleaved_1f1b or gpipe."""
     recompute: str
     """none, selective or full."""
+    recompute_stated: bool
+    """Whether the table states `recompute`."""
     sequence_parallel: bool
     zero: int
     """Level of ZeRO, 0 to 3."""
@@ -248,6 +252,7 @@ def _run(row: Mapping[str, str]) -> MeasuredRun:
         schedule="gpipe" if schedule == "gpipe" else "1f1b" if chunks == 1 else "interleaved_1f1b",
         recompute="full" if row["recompute"].startswith("full") else
         "selective" if row["recompute"].startswith("selective") else "none",
+        recompute_stated=bool(row["recompute"].strip()),
         sequence_parallel=row["seq_parallel"] == "1",
         zero=int(_one_of(row, "zero", ("0", "1", "2", "3"), "0")),
         half=half,

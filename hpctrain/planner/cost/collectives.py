@@ -148,16 +148,30 @@ class ShardCollectiveTimes(NamedTuple):
     """Seconds of the reduce-scatter of all gradients."""
     copies: float
     """Seconds of the all-reduce between the shard groups; each shard group holds a copy of the whole state."""
+    pieces: int = 1
+    """Number of parts of the stage that have a collective each."""
 
-    def per_micro_batch(self, zero: int) -> tuple[float, float, float, float]:
+    def per_micro_batch(
+        self, zero: int, passes: tuple[float, float, float, float] | None = None
+    ) -> tuple[float, float, float, float]:
         """Return the seconds that each pass of a micro-batch waits for collectives: (forward, whole backward, I, W).
 
         Args:
             zero: ZeRO level.
+            passes: seconds of these passes without collectives, which collectives overlap except for one of their
+                `pieces`; None: nothing overlaps.
         """
         gather = self.gather if zero == 3 else 0.0
         scatter = self.scatter if zero >= 2 else 0.0
-        return gather, gather + scatter, gather, gather + scatter
+        forward, backward, inputs, weights = gather, gather + scatter, gather, gather + scatter
+        if passes is None:
+            return forward, backward, inputs, weights
+        alone = 1 / self.pieces
+        waits = [
+            messages_s * alone + max(0.0, messages_s * (1 - alone) - pass_s)
+            for messages_s, pass_s in zip((forward, backward, inputs, weights), passes, strict=True)
+        ]
+        return waits[0], waits[1], waits[2], waits[3]
 
     def per_step(self, zero: int) -> float:
         """Return the seconds of the ZeRO collectives that run once, at the end of the step.
@@ -201,6 +215,7 @@ def shard_collective_times(
                 gather=seconds(work.gathered_bytes * parameters),
                 scatter=seconds(work.framework.gradient_bytes * parameters * width),
                 copies=pieces * across[rank].all_reduce_s(part / pieces, chunks),
+                pieces=pieces,
             )
         )
     return times

@@ -127,13 +127,15 @@ def _block(
     whole = spec.forward_flops(micro_batch, seq_len) - spec.forward_flops(micro_batch, seq_len, spec.layers)
     narrow = 1 + constants.half_width * tp / spec.dim
     flops, saved = narrow * whole / spec.layers / tp, work.block_bytes(micro_batch, tp)
-    weights = work.framework.weight_bytes * spec.block_parameters() / tp
+    weights = work.used_weight_bytes * spec.block_parameters() / tp
+    scores = [work.attention_bytes(constants.attention_passes, micro_batch, tp, side) for side in (0, 1)]
+    saved -= work.kept_score_bytes(micro_batch, tp)
     forward, backward = (
         _pass_time(
             constants,
             unit,
             (1 + side) * flops,
-            saved * constants.activation_passes[side] + weights * constants.weight_passes[side],
+            saved * constants.activation_passes[side] + scores[side] + weights * constants.weight_passes[side],
             constants.block_ops[side],
         )
         for side in (0, 1)
@@ -145,10 +147,12 @@ def _block(
         forward += PassTime(host_s=constants.recompute_ops[0] * unit.launch_s)
         backward += PassTime(host_s=(constants.recompute_ops[1] + constants.block_ops[0]) * unit.launch_s)
         if memory_options.recompute == "full":
-            touched = saved * constants.activation_passes[0] + weights * constants.weight_passes[0]
+            touched = saved * constants.activation_passes[0] + scores[0] + weights * constants.weight_passes[0]
         else:
             flops = narrow * spec.selective_flops(micro_batch, seq_len) / tp
-            touched = work.selective_bytes(micro_batch, tp) * constants.activation_passes[0]
+            touched = scores[0]
+            if not work.kept_score_bytes(micro_batch, tp):
+                touched = work.selective_bytes(micro_batch, tp) * constants.activation_passes[0]
             if not flops:  # the whole block is computed again except for its products, which are kept
                 touched += weights * constants.weight_passes[0]
         backward += _pass_time(constants, unit, flops, touched, 0.0)

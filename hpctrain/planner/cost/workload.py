@@ -111,6 +111,12 @@ class Workload:
         return self.value_bytes if self.spec.gathers_in_compute_dtype else self.framework.weight_bytes
 
     @property
+    def used_weight_bytes(self) -> int:
+        """Bytes of each number of the weights that a pass reads: as they were gathered if they are sharded, else as the
+        framework keeps them."""
+        return self.gathered_bytes if self.memory_options.zero else self.framework.weight_bytes
+
+    @property
     def may_shard_gradients(self) -> bool:
         """Whether a search may shard state over all replicas.
 
@@ -153,6 +159,28 @@ class Workload:
             micro_batch: sequences of a micro-batch.
         """
         return float(self.spec.selective_bytes(micro_batch, self.seq_len, tp, self._mean_bytes))
+
+    def kept_score_bytes(self, micro_batch: int, tp: int) -> float:
+        """Return the part of `block_bytes` that attention scores are; 0 with fused attention.
+
+        Args:
+            micro_batch: sequences of a micro-batch.
+        """
+        return float(self.spec.kept_score_bytes(micro_batch, self.seq_len, tp, self._mean_bytes))
+
+    def attention_bytes(self, fused_passes: tuple[float, float], micro_batch: int, tp: int, side: int) -> float:
+        """Return the bytes of memory traffic of attention in a pass of a block on one of `tp` devices, without what it
+        keeps of queries, keys and values. A backward pass touches scores in memory twice as often as a forward pass.
+
+        Args:
+            fused_passes: (forward, backward) numbers for each product, which stand for the time of fused attention.
+            micro_batch: sequences of a micro-batch.
+            side: 0 for the forward pass, 1 for the backward pass.
+        """
+        touched = self.spec.touched_score_bytes(micro_batch, self.seq_len, tp, self.value_bytes)
+        if touched is not None:
+            return (1 + side) * touched
+        return fused_passes[side] * self.value_bytes * self.spec.attention_products(micro_batch, self.seq_len) / tp
 
     @property
     def _mean_bytes(self) -> int:

@@ -64,6 +64,10 @@ class CostConstants:
     """
     activation_passes: ForwardBackward
     """Number of reads and writes of a block's kept activations outside of its matrix products."""
+    attention_passes: ForwardBackward
+    """Time of fused attention beside its FLOPs, as numbers that are read or written in memory for each multiplication
+    of queries by keys. The numbers are on the chip, but the products reach a smaller rate than other matrix products.
+    """
     weight_passes: ForwardBackward
     """Number of reads and writes of the weights in a micro-batch; backward includes the sum into the gradient."""
     logits_passes: ForwardBackward
@@ -111,6 +115,7 @@ CPU_CONSTANTS = CostConstants(
     hierarchical_all_reduce=False,  # gloo has one ring through all ranks
     collective_ops=0.0,  # included in the links' measured alpha
     activation_passes=(6.0, 12.0),
+    attention_passes=(0.0, 0.0),  # included in activation_passes, at up to 1024 tokens
     weight_passes=(1.5, 6.0),
     logits_passes=(1.5, 3.0),
     embedding_passes=(0.0, 4.0),
@@ -134,20 +139,21 @@ CUDA_CONSTANTS = CostConstants(
     # `python -m tools.published_runs` fits the values marked "fitted" to published runs of Megatron on A100s (vTrain,
     # MICRO 2024), and reports their error on other runs. The other values are assumptions: the CPU's values, with a
     # kernel launch counted as 6 to 7 tiny CPU operations.
-    overlap_power=3.82,  # fitted
-    efficiency=0.81,  # fitted: share of a data sheet's peak; of a measured speed the share is nearer to 1
-    half_width=22.5,  # fitted
-    block_ops=(141.0, 225.6),  # fitted
+    overlap_power=3.31,  # fitted
+    efficiency=0.73,  # fitted: share of a data sheet's peak; of a measured speed the share is nearer to 1
+    half_width=31.5,  # fitted
+    block_ops=(140.7, 225.1),  # fitted
     tensor_parallel_ops=(345.0, 555.0),
     hierarchical_all_reduce=True,
-    collective_ops=0.868,  # fitted
-    activation_passes=(2.98, 5.96),  # fitted
-    weight_passes=(2.03, 4.06),  # fitted
-    logits_passes=(1.58, 3.16),  # fitted
+    collective_ops=0.929,  # fitted
+    activation_passes=(1.9, 3.8),  # fitted
+    attention_passes=(0.022, 0.044),  # fitted to fully sharded runs of llm-foundry
+    weight_passes=(1.67, 3.34),  # fitted
+    logits_passes=(1.85, 3.7),  # fitted
     embedding_passes=(0.0, 4.0),
     embedding_ops=(1.8, 3.8),
     head_ops=(15.0, 22.0),
-    action_ops=77.9,  # fitted
+    action_ops=55.3,  # fitted
     optimizer=UpdateCost(touched_bytes=110.0, ops=9.0),
     sharded_optimizer=UpdateCost(touched_bytes=110.0, ops=25.0),
     split_optimizer=UpdateCost(touched_bytes=140.0, ops=30.0),
@@ -157,7 +163,7 @@ CUDA_CONSTANTS = CostConstants(
     split_passes=3.0,
     inputs_share=0.55,
     reducer_bytes=16.0,
-    step_ops=60.2,  # fitted
+    step_ops=60.8,  # fitted
 )
 
 DEFAULT_CODEC_S = {
@@ -187,6 +193,8 @@ class Framework:
     """Bytes per parameter of AdamW's two moments, and of a master copy if weights are in half precision."""
     checkpoint_bytes: int = 12
     """Bytes per parameter of the copy of weights and moments while a checkpoint is written during training."""
+    shard_prefetch: bool = True
+    """Whether, on CUDA, ZeRO's collectives of one block overlap the computation of the block before or after it."""
     bucket_bytes: float = BUCKET_BYTES
     """Bytes of the largest bucket of gradients that is summed at once between replicas."""
     residual_stream_bytes: int = 4

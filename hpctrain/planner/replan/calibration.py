@@ -6,7 +6,7 @@ Terms that no measurement separates share a factor or stay unknown. The profile 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,7 @@ from typing import Any
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.planner.cost.memory import PROCESS_BYTES
 from hpctrain.planner.layout.plan_conversion import CostedLayout, layout_of_plan
+from hpctrain.planner.replan.factor import compute_factor, solve_factor
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.generation import Generation
@@ -97,8 +98,6 @@ MIN_TERM_SHARE = 0.05
 """Least share that a term must have in the sum of communication and update to get a factor; else the term stays
 unknown.
 """
-TOLERANCE = 1e-6
-"""Largest relative error of a factor that root finding returns."""
 
 
 def fit_profile(
@@ -124,6 +123,8 @@ def fit_profile(
     fit = _Fit(plan, run, spec, topology, timed)
     profile = CalibrationProfile(source=source, generations=[timed[0].generation], steps=len(timed))
     profile = _with_memory(profile, fit.scene(None), rows)
+    if _needs_whole_step(fit):
+        return _with_whole_step(profile, fit)
     for with_factors in (_with_compute, _with_tensor_parallel, _with_communication_and_update):
         profile = with_factors(profile, fit)
     return profile
@@ -227,6 +228,32 @@ def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> Non
             )
 
 
+def _needs_whole_step(fit: _Fit) -> bool:
+    """Return whether only the whole step says how fast the devices compute: on CUDA devices of one type, whose stages'
+    times hold tensor-parallel or ZeRO messages too."""
+    devices = [device for row in fit.scene(None).layout.placement for unit in row for device in unit.devices]
+    alike = len({device.type for device in devices}) == 1 and devices[0].kind == "cuda"
+    return alike and (fit.plan.tp > 1 or fit.plan.zero >= 2)
+
+
+def _with_whole_step(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
+    """Return the profile with a factor on the time of computation at which the whole predicted step takes as long as
+    the measured one. All other factors stay unknown."""
+    device_type = fit.scene(None).layout.placement[0][0].devices[0].type
+
+    def step_s(factor: float) -> float:
+        scene = fit.scene(profile.model_copy(update={"compute": {device_type: factor}}))
+        return predict(scene.cost, scene.layout, whole=True).total
+
+    factor, limit = compute_factor(step_s, median(row.step_time_s for row in fit.timed))
+    if factor is None:
+        return _remarked(profile, **dict.fromkeys(("compute", "tensor_parallel", "communication", "update"), limit))
+    why = "the whole step gave the factor of computation"
+    profile = profile.model_copy(update={"compute": {device_type: factor}})
+    compute = "; ".join(filter(None, ["from the whole step, because a stage's time holds messages too", limit]))
+    return _remarked(profile, compute=compute, tensor_parallel=why, communication=why, update=why)
+
+
 def _with_compute(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
     """Return the profile with a factor on the time of computation for each device type: the median ratio of measured
     to predicted time over the stages on devices of this type.
@@ -264,7 +291,7 @@ def _with_tensor_parallel(profile: CalibrationProfile, fit: _Fit) -> Calibration
         return _remarked(profile, tensor_parallel="a stage's time holds ZeRO's messages too")
 
     # If the host runs ahead, the time is not linear in the factor, but it never falls as the factor grows.
-    factor, remark = _solve(
+    factor, remark = solve_factor(
         lambda factor: sum(_predicted(fit.scene(profile, tensor_parallel=factor))), sum(fit.measured_s())
     )
     profile = profile.model_copy(update={"tensor_parallel": factor})
@@ -293,7 +320,7 @@ def _with_communication_and_update(profile: CalibrationProfile, fit: _Fit) -> Ca
     if sum(parts.values()) < MIN_TERM_SHARE / 2 * terms["total"]:
         return _remarked(profile, **dict.fromkeys(names, "it took too little of these steps"))
     measured_s = median(row.step_time_s for row in fit.timed)
-    factor, remark = _solve(lambda factor: prediction(**dict.fromkeys(names, factor)).total, measured_s)
+    factor, remark = solve_factor(lambda factor: prediction(**dict.fromkeys(names, factor)).total, measured_s)
     profile = profile.model_copy(update=dict.fromkeys(names, factor))
     if len(names) > 1:
         remark = "; ".join(filter(None, ["one factor for communication and update", remark]))
@@ -329,23 +356,6 @@ def _predicted(scene: CostedLayout) -> list[float]:
         return layout.micro_batches[replica] * (times.forward + backward)
 
     return [max(seconds(replica, stage) for replica in range(layout.dp)) for stage in range(len(layout.blocks))]
-
-
-def _solve(predicted: Callable[[float], float], measured: float) -> tuple[float, str]:
-    """Return the factor at which the prediction equals the measurement, and a remark. A factor outside `LEAST_FACTOR`
-    to `LARGEST_FACTOR` is set to the nearer limit, and the remark says so; otherwise the remark is empty.
-
-    Args:
-        predicted: predicted seconds as a function of the factor; the function never falls.
-        measured: measured seconds.
-    """
-    low, high = LEAST_FACTOR, LARGEST_FACTOR
-    for end, missed in ((low, predicted(low) >= measured), (high, predicted(high) <= measured)):
-        if missed:
-            return end, f"limited to {end:g}: the steps were {'faster' if end == low else 'slower'} still"
-    from scipy.optimize import brentq  # imported here, because loading it takes longer than most searches
-
-    return float(brentq(lambda factor: predicted(factor) - measured, low, high, rtol=TOLERANCE)), ""
 
 
 def _limited(factor: float) -> tuple[float, str]:

@@ -103,7 +103,7 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
     busy, busiest = max((_busy(layout, last, rank), -rank) for rank in range(layout.pp))
     times, stages = _stage_times(cost, layout, last.replica), layout.stages_by_rank[-busiest]
     shared = last.micro_batches * sum(times[stage].tensor_parallel for stage in stages)
-    sharding = last.micro_batches * sum(_collectives_s(layout, sharded[stage]) for stage in stages)
+    sharding = last.micro_batches * sum(_collectives_s(cost, layout, sharded[stage], times[stage]) for stage in stages)
     terms = {
         "compute": busy - shared - sharding,
         "pipeline_bubble": max(0.0, unhindered - busy),
@@ -245,7 +245,7 @@ def _stage_durations(
             sum(cost.message_cast_s(unit, layout.micro_batch, codec) for codec in pair)
             for unit, pair in zip(units, pairwise(["none", *messages, "none"]), strict=True)
         ]
-        waits = [stage.per_micro_batch(layout.memory_options.zero) for stage in sharded]
+        waits = [_waits(cost, layout, stage, stage_time) for stage, stage_time in zip(sharded, times, strict=True)]
         passes = [
             (f + (wait_f + coding_s), b + (wait_b + coding_s), i + (wait_i + coding_s), w + wait_w)
             for (f, b, i, w), (wait_f, wait_b, wait_i, wait_w), coding_s in zip(passes, waits, coding, strict=True)
@@ -268,14 +268,25 @@ def _stage_durations(
     )
 
 
-def _collectives_s(layout: Layout, times: ShardCollectiveTimes) -> float:
-    """Return the seconds that a micro-batch's forward and backward pass through one stage wait for the stage's ZeRO
-    collectives.
+def _waits(
+    cost: CostModel, layout: Layout, times: ShardCollectiveTimes, stage_time: StageTime
+) -> tuple[float, float, float, float]:
+    """Return the seconds that each pass of a micro-batch through a stage waits for the stage's ZeRO collectives:
+    (forward, whole backward, I, W). On CUDA, collectives overlap the computation where the framework prefetches.
 
     Args:
         times: seconds of the collectives of this stage.
+        stage_time: seconds of the stage's passes without them.
     """
-    forward, backward, inputs, weights = times.per_micro_batch(layout.memory_options.zero)
+    prefetched = cost.work.framework.shard_prefetch and layout.placement[0][0].kind == "cuda"
+    passes = (stage_time.forward, stage_time.backward, stage_time.inputs, stage_time.weights)
+    return times.per_micro_batch(layout.memory_options.zero, passes if prefetched else None)
+
+
+def _collectives_s(cost: CostModel, layout: Layout, times: ShardCollectiveTimes, stage_time: StageTime) -> float:
+    """Return the seconds that a micro-batch's forward and backward pass through one stage wait for the stage's ZeRO
+    collectives; arguments as in `_waits`."""
+    forward, backward, inputs, weights = _waits(cost, layout, times, stage_time)
     return forward + (inputs + weights if layout.schedule in SPLIT_BACKWARD_SCHEDULES else backward)
 
 

@@ -121,6 +121,20 @@ class BlockStack(Part):
         size of all activations that the block keeps without recomputation."""
         return self.activation_bytes(sequences, seq_len, tp, bytes_per_value)
 
+    def attention_products(self, sequences: int, seq_len: int) -> float:
+        """Return the number of multiplications of queries by keys in the forward pass of a block of mean size, over all
+        heads; 0 if it is not known."""
+        return 0.0
+
+    def touched_score_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> float | None:
+        """Return the bytes of attention scores in memory that the forward pass of a block reads and writes, on one of
+        `tp` devices; None if one kernel computes attention (fused attention) and keeps no scores in memory."""
+        return None
+
+    def kept_score_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """Return the part of `activation_bytes` that attention scores are; 0 if one kernel computes attention."""
+        return 0
+
     def target_length(self, seq_len: int) -> int:
         """Return the number of positions for which the head computes logits, in one sequence of `seq_len` tokens."""
         return seq_len
@@ -274,6 +288,10 @@ class EqualBlocks(TransformerSpec):
     def head_flops(self, tokens: int) -> float:
         """Return the FLOPs of the head's matrix products in a forward pass of this number of tokens."""
         return 2.0 * tokens * self.vocabulary * self.dim
+
+    def attention_products(self, sequences: int, seq_len: int) -> float:
+        scores = sequences * seq_len * seq_len * (1 - self.hidden_by_mask)
+        return scores * self.heads * self.head_width
 
     @property
     def norm_values(self) -> int:

@@ -181,12 +181,20 @@ class DecoderSpec(EqualBlocks):
         width of all query heads together). A token sees half of the sequence on average, or with a window of w tokens
         w·(1 - w/(2·s)) tokens (s: `seq_len`)."""
         tokens, blocks = sequences * seq_len, self.layers - start
+        scores = 4.0 * self.query_width * self._visible(seq_len, start)
+        return tokens * (2.0 * self.block_weights * blocks + scores) + self.head_flops(tokens)
+
+    def attention_products(self, sequences: int, seq_len: int) -> float:
+        return sequences * seq_len * self.query_width * self._visible(seq_len) / self.layers
+
+    def _visible(self, seq_len: int, start: int = 0) -> float:
+        """Return how many tokens a token sees on average, summed over the blocks from number `start` on."""
+        blocks = self.layers - start
         visible = 0.5 * seq_len * blocks
         if self.window is not None and self.window < seq_len:
             windowed = blocks - sum(block >= start for block in self.full_blocks)
             visible += windowed * (self.window * (1 - self.window / (2 * seq_len)) - 0.5 * seq_len)
-        scores = 4.0 * self.query_width * visible
-        return tokens * (2.0 * self.block_weights * blocks + scores) + self.head_flops(tokens)
+        return visible
 
     @property
     def norm_values(self) -> int:

@@ -60,6 +60,31 @@ def test_with_shared_matrices_the_dispatch_is_learnt_and_the_computing_is_not(to
     assert "too little" in found.remarks["update"]
 
 
+@pytest.mark.parametrize("degrees", [{"tp": 2}, {"dp": 2, "zero": 3}])
+def test_on_gpus_the_whole_step_gives_the_factor_of_computing_where_stages_hold_messages(topology, run, degrees):
+    asked, made = run(**fixed(**degrees)), topology(kind="cuda", default=(1e-6, 1e-12))
+    plan = make_plan(asked, asked.spec(), made)
+    rows = rows_made(plan, asked, made, truth(compute={"type1.0": 1.6}))
+    found = fit_profile(plan, asked, asked.spec(), made, rows)
+    assert found.compute == pytest.approx({"type1.0": 1.6})
+    assert "whole step" in found.remarks["compute"]
+    assert found.communication is found.update is found.tensor_parallel is None
+    slow = topology(kind="cuda", default=(1.0, 1e-6))
+    rows = rows_made(plan, asked, slow, truth(compute={"type1.0": 1.6}))
+    found = fit_profile(plan, asked, asked.spec(), slow, rows)
+    assert found.compute == {}
+    assert "too little" in found.remarks["compute"]
+
+
+def test_a_factor_corrects_another_model_and_plan_on_such_devices(topology, run):
+    asked, made = run(**fixed(tp=2)), topology(kind="cuda", default=(1e-6, 1e-12))
+    plan = make_plan(asked, asked.spec(), made)
+    found = fit_profile(plan, asked, asked.spec(), made, rows_made(plan, asked, made, truth(compute={"type1.0": 1.6})))
+    other = run(**fixed(dp=2), dims={"layers": 4, "dim": 256})
+    plain, scaled = (make_plan(other, other.spec(), made, profile=profile) for profile in (None, found))
+    assert scaled.predicted.step_time_s["compute"] == pytest.approx(1.6 * plain.predicted.step_time_s["compute"])
+
+
 def test_zero_2_hides_computing_and_its_messages_are_learnt(topology, run):
     asked, made = run(**fixed(dp=2, zero=2)), topology(default=(2e-3, 5e-9))
     plan = make_plan(asked, asked.spec(), made)

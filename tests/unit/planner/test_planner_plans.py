@@ -105,7 +105,7 @@ def test_no_order_of_devices_beats_the_chosen_one(topology, run):
 def test_of_many_devices_no_exchange_of_pipeline_ranks_beats_the_chosen_order(run):
     """The paper's cluster: its mixed nodes belong at the front of a pipeline; the order by speed has them last."""
     made = Topology.read(package_data_path("topology", "paper-32-gpu.json"))
-    dims = {"layers": 12, "dim": 768, "heads": 12, "vocab": 32000}
+    dims = {"layers": 12, "dim": 1024, "heads": 16, "vocab": 32000}
     fixed = {"mode": "fixed", "pp": 4, "dp": 8, "schedule": "interleaved_zero_bubble", "micro_batch": 16}
     asked = run(rows=512, seq_len=512, precision="fp16", dims=dims, parallel=fixed)
     (work, _), pool = workload_of(asked, asked.spec()), make_device_pool(asked, made)

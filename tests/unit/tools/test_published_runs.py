@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tools.published_runs.__main__ import main
 from tools.published_runs.data_sheets import gpu_of, gpus_of, stated_bytes_per_s
 from tools.published_runs.fit import PACKAGED, constants_by, fit
 from tools.published_runs.gpt_spec import GptSpec
+from tools.published_runs.kinds import kind_errors, summary
 from tools.published_runs.layer_profile import LayerProfile, LayerTimes, ProfiledCostModel
 from tools.published_runs.measure import data_files
 from tools.published_runs.sailor import SailorFigures, read_figures
@@ -125,6 +128,54 @@ def test_fully_sharded_runs_are_read_with_their_notes(tmp_path: Path) -> None:
     assert pure.work.framework.gradient_bytes == 2
     scores = [scene.work.spec.selective_bytes(1, 1024) for scene in (*scenes(tmp_path, {}), pure)]
     assert scores[0] > scores[1] == 0, "fused attention keeps no scores"
+
+
+def test_collectives_of_sharding_overlap_where_the_framework_prefetches(tmp_path: Path) -> None:
+    [scene] = scenes(tmp_path, FSDP)
+    constants = constants_by(PACKAGED)
+    serial = replace(scene, work=replace(scene.work, framework=replace(scene.work.framework, shard_prefetch=False)))
+    alone = replace(scene, work=replace(scene.work, memory_options=replace(scene.work.memory_options, zero=0)))
+    assert alone.slower(0.9).step_s(constants) < scene.step_s(constants) < serial.step_s(constants)
+
+
+def test_fused_attention_takes_longer_than_its_flops_with_long_sequences(tmp_path: Path) -> None:
+    rows = (
+        {**FSDP, "seq": str(length), "global_batch": str(2**20 // length), "micro_batch": "1"}
+        for length in (2**10, 2**14)
+    )
+    for scene, least in zip(scenes(tmp_path, *rows), (1.0, 1.2), strict=True):
+        free = constants_by(dict(PACKAGED) | {"attention_passes": 1e-9})
+        assert scene.step_s(constants_by(PACKAGED)) > least * scene.step_s(free)
+
+
+def test_heads_whose_width_is_no_multiple_of_8_do_not_use_tensor_cores() -> None:
+    def flops(heads: int, **fields: bool) -> float:
+        spec = GptSpec(layers=1, dim=1080, heads=heads, ffn_dim=4320, vocab=512, positions=256, **fields)
+        return spec.selective_flops(1, 256)
+
+    assert flops(10) == 16 * flops(9), "widths of 108 and 120"
+    assert flops(10, fused=True) == flops(10, plain=True) == flops(9)
+
+
+def test_one_step_of_a_kind_removes_what_all_its_runs_have_in_common(tmp_path: Path) -> None:
+    constants, kind = constants_by(PACKAGED), {"source": "BigScience 176B (chronicles)", "gpu": "A100-80GB-SXM"}
+    rows = [{"id": f"b{size}", "micro_batch": str(size), **kind} for size in (1, 2, 4, 8)]
+    made = [scene.slower(1.5) for scene in scenes(tmp_path, *rows)]
+    told = [{**row, "iter_time_s": f"{scene.step_s(constants):.6f}"} for row, scene in zip(rows, made, strict=True)]
+    kinds, problems = kind_errors(scenes(tmp_path, *told), lambda text: None)
+    [(name, found)] = kinds.items()
+    assert name == "BigScience, A100-80GB, Megatron"
+    assert found.bias < -25
+    assert found.one_step < found.worst_step + 1e-9 < 0.1
+    assert problems == {"BigScience on 4": (pytest.approx(found.free), pytest.approx(found.one_step))}
+    record = summary(kinds | {"mixed": replace(found, one_step=math.nan, worst_step=math.nan)})
+    assert record["by_kind"]["mixed"]["one_step"] is None
+    assert record["one_step"] == {"median": found.one_step, "worst": found.one_step}
+
+
+def test_recomputation_that_the_table_does_not_state_is_what_memory_needs(tmp_path: Path) -> None:
+    small, large = scenes(tmp_path, CLASSIFIER, CLASSIFIER | {"seq": "8192"})
+    assert (small.work.memory_options.recompute, large.layout.memory_options.recompute) == ("none", "full")
 
 
 def test_nodes_of_several_sizes_a_model_without_head_and_sharded_state_are_read(tmp_path: Path) -> None:
