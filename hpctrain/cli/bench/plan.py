@@ -17,7 +17,7 @@ from hpctrain.cli.views.console import Console
 
 OWN_STEPS_MIN = 15
 """Fewest steps of `--own`, because a profile needs steps after the warm-up."""
-LAB_STEPS = 6
+LAB_STEPS = 8
 """Steps of `--lab` if none are given."""
 
 
@@ -34,7 +34,7 @@ LAB_STEPS = 6
 @click.option("--placement", is_flag=True, help="Instead: predict plans, and the same placed without knowledge.")
 @click.option("--lab", is_flag=True, help="Instead: train small plans on a lab with slow, shared links (needs root).")
 @click.option(
-    "--steps", type=click.IntRange(1), help="With --own: steps that each plan trains (40, at least 15); with --lab: 6."
+    "--steps", type=click.IntRange(1), help="With --own: steps that each plan trains (40, at least 15); with --lab: 8."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def plan(search_limit_s: float, own: bool, placement: bool, lab: bool, steps: int | None, as_json: bool) -> None:

@@ -99,14 +99,6 @@ class SharedPorts:
         self._passed[cards] = tuple(ports)
         return self._passed[cards]
 
-    def load(self, messages: Iterable[tuple[DeviceId, DeviceId]]) -> DirectedLoad:
-        """Return the load of messages, (source, target), that are sent at the same time."""
-        load: DirectedLoad = {}
-        for source, target in messages:
-            for port, part, outward in self.passed(source, target):
-                load[port, outward] = load.get((port, outward), 0.0) + part
-        return load
-
     def ring_load(self, rings: Iterable[Sequence[DeviceId]]) -> Load:
         """Return the load of rings that run at the same time, which is the same in both directions. Each device of a
         ring sends to the next one.

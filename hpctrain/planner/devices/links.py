@@ -44,7 +44,7 @@ class Links:
         self._costs = costs
         self.ports = ports or SharedPorts()
         self._factor = factor
-        self._known: dict[tuple[DeviceId, DeviceId], tuple[float, float]] = {}
+        self._known: dict[tuple[str, str], tuple[float, float]] = {}
         self._routes: dict[tuple[tuple[str, ...], tuple[str, ...]], Route] = {}
 
     def between(self, source: DeviceId, target: DeviceId) -> tuple[float, float]:
@@ -53,17 +53,18 @@ class Links:
         Raises:
             InputError: the topology says nothing about the pair.
         """
-        cost = self._known.get((source, target))
+        nodes = source.node, target.node
+        cost = self._known.get(nodes)
         if cost is None:
             try:
-                cost = self._costs.between(source.node, target.node)
+                cost = self._costs.between(*nodes)
             except KeyError:
                 pair = " and ".join(sorted({source.node, target.node}))
                 raise InputError(
                     f"topology: fabric.links: no alpha_s and beta_s_per_byte between {pair}; run `hpctrain probe` again"
                 ) from None
             cost = (cost[0] * self._factor, cost[1] * self._factor)
-            self._known[source, target] = cost
+            self._known[nodes] = cost
         return cost
 
     def route(self, sources: tuple[DeviceId, ...], targets: tuple[DeviceId, ...]) -> Route:
@@ -78,10 +79,15 @@ class Links:
         key = self.ports.cards(sources), self.ports.cards(targets)
         route = self._routes.get(key)
         if route is None:
-            pairs = list(zip(sources, targets, strict=True))
-            costs = [self.between(a, b) for a, b in pairs]
-            load = tuple(self.ports.load(pairs).items())
-            route = Route(max(alpha for alpha, _ in costs), max(beta for _, beta in costs), load)
+            ways = Counter(zip(*key, strict=True))
+            ends = dict(zip(zip(*key, strict=True), zip(sources, targets, strict=True), strict=True))
+            costs = [self.between(*ends[way]) for way in ways]
+            load: DirectedLoad = {}
+            for way, count in ways.items():
+                for port, part, outward in self.ports.passed(*ends[way]):
+                    load[port, outward] = load.get((port, outward), 0.0) + count * part
+            slowest = max(alpha for alpha, _ in costs), max(beta for _, beta in costs)
+            route = Route(*slowest, tuple(load.items()))
             self._routes[key] = route
         return route
 
