@@ -49,6 +49,8 @@ HALF = Framework(
 `process_bytes` (context, communicators, workspaces, allocator cache) is the most that a GH200 of the Sailor runs
 held besides tensors. Gradients are summed in DeepSpeed's buckets of 5e8 numbers (DeepSpeed's configuration
 reference)."""
+BRAIN_HALF = replace(HALF, accumulated_bytes=4)
+"""Megatron-DeepSpeed in bf16, whose optimizer adds up gradients in fp32 (DeepSpeed's BF16_Optimizer)."""
 SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, residual_stream_bytes=4)
 """Megatron in fp32: weights, gradients and two moments in fp32."""
 FULLY_SHARDED = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8)
@@ -157,6 +159,8 @@ def _framework(run: MeasuredRun) -> Framework:
         return replace(FULLY_SHARDED, gradient_bytes=run.reduced_bytes)
     if "DT-FM runtime" in run.framework:
         return SENDING_BESIDE
+    if run.bf16:
+        return BRAIN_HALF
     return HALF if run.half else SINGLE
 
 

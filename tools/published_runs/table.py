@@ -95,6 +95,8 @@ class MeasuredRun:
     """Level of ZeRO, 0 to 3."""
     half: bool
     """Whether matrix products are in half precision."""
+    bf16: bool
+    """Whether this half precision is bf16."""
     reduced_bytes: int
     """Bytes of a number of the gradients that fully sharded replicas sum: 2, or 4 with `fsdp_mixed_precision=DEFAULT`
     and in fp32."""
@@ -256,6 +258,7 @@ def _run(row: Mapping[str, str]) -> MeasuredRun:
         sequence_parallel=row["seq_parallel"] == "1",
         zero=int(_one_of(row, "zero", ("0", "1", "2", "3"), "0")),
         half=half,
+        bf16=row["dtype"].startswith("bf16"),
         reduced_bytes=4 if not half or "fsdp_mixed_precision=DEFAULT" in notes else 2,
         step_s=_number(row, "iter_time_s"),
         peak_bytes=None if (peak := _number(row, "peak_mem_GiB")) is None else peak * 2**30,

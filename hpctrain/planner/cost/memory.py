@@ -219,7 +219,7 @@ class MemoryModel:
     def _whole_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         work = self.work
         parameters = sum(self._count(share, memory_role.tp) for share in shares)
-        total = float(work.framework.bytes_per_parameter * parameters)
+        total = float((work.framework.bytes_per_parameter + work.framework.accumulated_bytes) * parameters)
         if memory_role.dp > 1:
             # Buckets of gradients; a large embedding is a bucket of its own.
             gradient_bytes = work.framework.gradient_bytes
@@ -257,6 +257,7 @@ class MemoryModel:
         at_work = max(stages) if memory_role.splits else min(parameters, 2 * piece)
         gradient_bytes = work.framework.gradient_bytes
         parts = work.framework.bytes_per_parameter * parameters / memory_role.shards
+        parts += work.framework.accumulated_bytes * parameters
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
         # Between shard groups a rank sums only its own part; within one it has a residual of the whole gradient.

@@ -191,6 +191,9 @@ class Framework:
     """Bytes per parameter of the gradients, kept and summed between replicas."""
     state_bytes: int = 8
     """Bytes per parameter of AdamW's two moments, and of a master copy if weights are in half precision."""
+    accumulated_bytes: int = 0
+    """Bytes per parameter of a copy of all gradients, never sharded, in which those of the micro-batches are added up;
+    0 where they are added up in the gradients themselves."""
     checkpoint_bytes: int = 12
     """Bytes per parameter of the copy of weights and moments while a checkpoint is written during training."""
     shard_prefetch: bool = True

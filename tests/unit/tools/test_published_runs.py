@@ -190,6 +190,9 @@ def test_nodes_of_several_sizes_a_model_without_head_and_sharded_state_are_read(
     assert uneven.work.spec.logits_bytes(1, 1024) == 0
     assert (sharded.layout.shards, plain.layout.shards) == (2, 1)
     assert sharded.memory_bytes() < plain.memory_bytes()
+    [brain] = scenes(tmp_path, SHARDED_STATE | {"dtype": "bf16"})
+    gradients = [4 * brain.work.parameters(part, 1) for part in brain.layout.model_parts]
+    assert min(gradients) <= brain.memory_bytes() - sharded.memory_bytes() <= max(gradients)
 
 
 def test_families_are_whole_words(tmp_path: Path) -> None:
