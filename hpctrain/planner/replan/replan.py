@@ -15,7 +15,10 @@ from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import AutoParallel, Run
 from hpctrain.records.topology.link import Link, LinkFigures
 from hpctrain.records.topology.link_cost import LinkCost
-from hpctrain.records.topology.topology import CodecSeconds, Device, Fabric, Node, Topology
+from hpctrain.records.topology.topology import Device, Fabric, Node, Topology
+
+MAX_FACTOR = 1e6
+"""Largest factor by which a what-if makes a node or a link faster; the smallest is its inverse."""
 
 
 def replan(
@@ -129,8 +132,11 @@ def _check(topology: Topology, changes: TopologyChanges) -> None:
             f"found node {', '.join(unknown)}, not in the topology; it has {', '.join(some)}{' …' * (len(known) > 6)}"
         )
     factors = [*changes.slow.values(), *changes.links.values()]
-    if any(not 0 < factor < float("inf") for factor in factors):
-        raise InputError(f"found the factor {min(factors):g}; allowed: above 0 (0.5 is half as fast)")
+    strange = [factor for factor in factors if not 1 / MAX_FACTOR <= factor <= MAX_FACTOR]
+    if strange:
+        raise InputError(
+            f"found the factor {strange[0]:g}; allowed: {1 / MAX_FACTOR:g} to {MAX_FACTOR:g} (0.5 is half as fast)"
+        )
     if any(a == b for a, b in changes.links):
         raise InputError("--link: found the same node twice; a link is between two nodes: a:b=0.25")
 
@@ -166,7 +172,7 @@ def _slowed(topology: Topology, node: Node, factor: float) -> Node:
             "flops": {name: value * factor for name, value in device.flops.items()},
             "memory_bytes_per_s": (device.memory_bytes_per_s or DEFAULT_BYTES_PER_S[kind]) * factor,
             "launch_s": launch_s / factor,
-            "codec_s": CodecSeconds(**{name: seconds / factor for name, seconds in usual.model_dump().items()}),
+            "codec_s": usual.model_copy(update={name: took_s / factor for name, took_s in usual.model_dump().items()}),
         }
         return device.model_copy(update=update)
 
@@ -181,11 +187,8 @@ def _with_link(topology: Topology, fabric: Fabric, a: str, b: str, factor: float
         raise InputError(f"--link {a}:{b}: the topology has no figures of it; run `hpctrain probe` again") from None
     known = {(link.a, link.b): link.ab for link in fabric.links} | {(link.b, link.a): link.ba for link in fabric.links}
     ab, ba = (
-        LinkFigures(
-            latency_s=known[ends].latency_s if ends in known else None,
-            alpha_s=alpha,
-            beta_s_per_byte=beta / factor,
-            inferred=True,
+        LinkFigures(latency_s=known[ends].latency_s if ends in known else None, inferred=True).model_copy(
+            update={"alpha_s": alpha, "beta_s_per_byte": beta / factor}
         )
         for ends, (alpha, beta) in zip(((a, b), (b, a)), costs_by_direction, strict=True)
     )

@@ -287,6 +287,7 @@ class Topology(Document):
         distinct("fabric.clusters", "id", [cluster.id for cluster in fabric.clusters])
         for number, cluster in enumerate(fabric.clusters):
             check_known(f"fabric.clusters[{number}].members", cluster.members, nodes)
+            distinct(f"fabric.clusters[{number}].members", "node", cluster.members)
         pairs = [(link.a, link.b) for link in fabric.links]
         for field, ends in (("links", pairs), ("broken", fabric.broken)):
             for number, pair in enumerate(ends):

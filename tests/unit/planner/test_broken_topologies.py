@@ -38,7 +38,8 @@ FIGURES = {
 DEVICES = [
     {
         "id": f"cpu{number}", "type": "core", "flops": {"fp32": 1e11, "bf16": 2e11}, "memory_bytes": 8e9,
-        "memory_bytes_per_s": 1e10, "launch_s": 1e-6, "power_w": 50.0, "copy_bytes_per_s": {f"cpu{1 - number}": 1e10},
+        "memory_bytes_per_s": 1e10, "launch_s": 1e-6, "power_w": 50.0, "nic": f"eth{number}",
+        "copy_bytes_per_s": {f"cpu{1 - number}": 1e10},
         "codec_s": {"bf16": 1e-9, "quantized": 2e-9, "topk": 4e-9, "power_sgd": 8e-9},
     }
     for number in range(2)
@@ -49,7 +50,9 @@ GOOD: dict[str, Any] = json.loads(json.dumps({
     "provenance": {"version": "0", "created": "2026-01-01T00:00:00Z", "transport": "tcp", "rounds_done": 3},
     "device_types": {"core": {"kind": "cpu", "name": "made by hand"}},
     "nodes": [
-        {"id": f"n{number}", "addr": f"10.0.0.{number}", "devices": DEVICES, "intra_bytes_per_s": 5e9}
+        {"id": f"n{number}", "addr": f"10.0.0.{number}", "devices": DEVICES, "intra_bytes_per_s": 5e9,
+         "nics": [{"name": f"eth{card}", "bytes_per_s": 1e9, "numa": 0} for card in range(2)],
+         "host_facts": {"cpus": 4, "memory_bytes": 10**10, "clock_offset_s": -1e-3, "clock_error_s": 1e-4}}
         for number in range(3)
     ],
     "fabric": {

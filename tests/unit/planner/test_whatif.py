@@ -80,12 +80,23 @@ def test_lost_nodes_are_planned_for_as_the_agents_do(run, topology):
     [
         (TopologyChanges(slow={"local9": 0.5}), "found node local9, not in the topology"),
         (TopologyChanges(links={("local0", "local0"): 0.5}), "the same node twice"),
-        (TopologyChanges(slow={"local0": 0.0}), "allowed: above 0"),
+        (TopologyChanges(slow={"local0": 0.0}), "found the factor 0; allowed: 1e-06 to 1e"),
+        (TopologyChanges(slow={"local0": 1e-300}), "found the factor 1e-300; allowed: 1e-06"),
+        (TopologyChanges(links={("local0", "local1"): 1e300}), "found the factor 1e\\+300; allowed: 1e-06"),
     ],
 )
 def test_changes_that_cannot_be(changes, message, topology):
     with pytest.raises(InputError, match=message):
         apply_changes(topology(), changes)
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e6])
+def test_a_plan_at_the_largest_and_smallest_factor_has_a_finite_step(factor, plan, run, topology):
+    made = topology((1.0, 1.0), default=(0.0, 0.5))
+    changed = apply_changes(made, TopologyChanges(slow={"local0": factor}, links={("local0", "local1"): factor}))
+    found = plan(made, parallel={"mode": "fixed", "pp": 2, "dp": 1, "tp": 1})
+    scene = layout_of_plan(run(), run().spec(), found, changed)
+    assert 0 < predict(scene.cost, scene.layout).total < float("inf")
 
 
 def test_what_a_hand_wrote_into_the_plan_is_not_guessed_at(plan, run, topology):
