@@ -21,7 +21,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
 from hpctrain.cli.answers import warn
 from hpctrain.cli.options.completion import complete_runs
-from hpctrain.cli.options.given_topology import nodelist_option, select_nodes, warn_if_stale
+from hpctrain.cli.options.given_topology import errors_name_file, nodelist_option, select_nodes, warn_if_stale
 from hpctrain.cli.options.parameters import FILE, PATH, FiniteNumber, node_names, numbers_by_name, set_option
 from hpctrain.cli.options.slurm_options import no_job_options
 from hpctrain.cli.views.console import table_console
@@ -154,7 +154,8 @@ def plan_command(
     topology = Topology.read(topology_file)
     if nodelist is not None:
         topology = select_nodes(topology, nodelist, topology_file)
-    warn_if_stale(topology, max_age_days=max_age)
+    with errors_name_file(topology_file):
+        warn_if_stale(topology, max_age_days=max_age)
     if forbid is not None:
         topology = _without(topology, forbid)
     objective = _objective(checkpoint_every=run.checkpoint.every, **wanted)
@@ -163,8 +164,8 @@ def plan_command(
     replaced = Plan.read(previous) if previous is not None else None
     profile = _profile(profiled, topology) if profiled is not None else None
     request = PlanRequest(solver=solver, objective=objective)
-    plan = make_plan(run, spec, topology, request, previous=replaced, profile=profile)
-    plan = plan.stamped()
+    with errors_name_file(topology_file):
+        plan = make_plan(run, spec, topology, request, previous=replaced, profile=profile).stamped()
     plan.write(output)
     people = table_console(stderr=as_json)
     people.print(_summary(plan, spec), soft_wrap=True)

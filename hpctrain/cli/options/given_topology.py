@@ -3,14 +3,15 @@ date."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import RefusedError
+from hpctrain.base.errors import FileError, InputError, RefusedError
 from hpctrain.cli.options.parameters import node_names
 from hpctrain.launch.preflight.checks import MAX_AGE_DAYS
 from hpctrain.launch.preflight.stale_topology import stale_topology_text
@@ -47,6 +48,24 @@ def select_nodes(topology: Topology, nodes: str, source: Path) -> Topology:
             "probe these nodes, or name others with --nodelist"
         )
     return topology.only(wanted)
+
+
+@contextmanager
+def errors_name_file(source: Path) -> Iterator[None]:
+    """Give the errors of the code within, which begin with "topology:", the path of the topology file instead.
+
+    Args:
+        source: path of the topology file.
+    """
+    try:
+        yield
+    except FileError as error:
+        raise FileError(source if error.path == "topology" else error.path, error.mistakes) from None
+    except (InputError, RefusedError) as error:
+        text = str(error)
+        if not text.startswith("topology: "):
+            raise
+        raise type(error)(f"{source}: {text.removeprefix('topology: ')}") from None
 
 
 def warn_if_stale(

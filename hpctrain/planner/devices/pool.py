@@ -150,6 +150,8 @@ def _device_kind(run: Run, topology: Topology) -> str:
 def _usable_nodes(run: Run, topology: Topology, kind: str, notes: list[str]) -> list[Node]:
     excluded = [node.id for node in topology.nodes if node.id in topology.verdict.exclude]
     nodes = [node for node in topology.nodes if node.id not in excluded and _devices(run, topology, node, kind)]
+    if not any(node.devices for node in topology.nodes):
+        raise RefusedError("topology: nodes: found no device; run `hpctrain probe`, or give another topology")
     if not nodes:
         raise RefusedError(
             f"topology: no {kind} device is left: the verdict excludes {', '.join(excluded) or 'none'} of "
@@ -202,7 +204,7 @@ def _device_spec(precision: str, topology: Topology, node: Node, device: Device,
         notes.append(f"{precision} was not measured on some devices; their fp32 speed stands in for it.")
     if not flops:
         raise InputError(
-            f"topology: node {node.id}: device {device.id}: flops has no {precision!r}; run `hpctrain probe` again"
+            f"topology: nodes: device {device.id} of {node.id}: flops has no {precision!r}; run `hpctrain probe` again"
         )
     if device.memory_bytes is None:
         notes.append(f"The memory of {device_id} was not measured, so nobody checked that the plan fits it.")

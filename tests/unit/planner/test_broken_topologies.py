@@ -132,7 +132,7 @@ def plan(tmp_path: Path) -> Callable[[bytes], str]:
 def _is_error(text: str) -> bool:
     """Whether a line names the file, the field in it, and what is wrong."""
     return (
-        text.isprintable() and len(text) < 1000 and re.search(r"topology(\.json)?(:\d+)?: (\S+: )?\S", text) is not None
+        text.isprintable() and len(text) < 1000 and re.search(r"/topology\.json(:\d+)?: (\S+: )?\S", text) is not None
     )
 
 
@@ -167,6 +167,13 @@ def test_a_topology_file_cut_off_or_in_another_encoding_is_one_line(plan: Callab
         assert _is_error(said), data[:40]
 
 
+def test_nodes_without_devices_are_one_line(plan: Callable[[bytes], str]) -> None:
+    value = copy.deepcopy(GOOD)
+    for node in value["nodes"]:
+        node["devices"] = []
+    assert "/topology.json: nodes: found no device; run `hpctrain probe`" in plan(json.dumps(value).encode())
+
+
 @pytest.mark.parametrize("removed", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]])
 def test_no_plan_crosses_a_link_without_figures(
     plan: Callable[[bytes], str], tmp_path: Path, removed: list[int]
@@ -179,9 +186,7 @@ def test_no_plan_crosses_a_link_without_figures(
     said = plan(json.dumps(value).encode())
 
     if len(removed) == len(PAIRS):
-        assert said.startswith(
-            "topology: fabric.links: no alpha_s and beta_s_per_byte between n0 and n1, nor between any"
-        )
+        assert "/topology.json: fabric.links: no alpha_s and beta_s_per_byte between n0 and n1, nor between any" in said
         return
     assert said == ""
     made = Plan.read(tmp_path / "plan.json")

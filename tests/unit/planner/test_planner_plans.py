@@ -242,7 +242,7 @@ def test_what_cannot_be_is_told_in_one_line(plan, topology, error, message, fiel
 def test_figures_that_are_missing_are_named(plan, topology):
     made = topology()
     bare = made.nodes[1].model_copy(update={"devices": [made.nodes[1].devices[0].model_copy(update={"flops": {}})]})
-    with pytest.raises(InputError, match="node local1: device cpu0: flops has no 'fp32'; run `hpctrain probe`"):
+    with pytest.raises(InputError, match="device cpu0 of local1: flops has no 'fp32'; run `hpctrain probe`"):
         plan(made.model_copy(update={"nodes": [made.nodes[0], bare]}))
     unlinked = made.model_copy(update={"fabric": made.fabric.model_copy(update={"classes": []})})
     with pytest.raises(InputError, match="no alpha_s and beta_s_per_byte between local0 and local1"):
