@@ -183,7 +183,7 @@ class PipelinePasses:
             if option.schedule_spec.name in V_SHAPED_SCHEDULES:
                 wrap = 0.0
             one_way = option.virtual_stages * one_way + (option.virtual_stages - 1) * wrap
-        self.serial_s = self._between_s if unit_counts.least_nodes(option.dims.pp) > 1 else 0.0
+        self.serial_s = self._between_s - unit_counts.alpha if unit_counts.least_nodes(option.dims.pp) > 1 else 0.0
         """Seconds between two messages of a replica on its slowest way from one pipeline rank to the next."""
         self.one_way_s = one_way
         """Seconds of the messages of a forward pass through all stages."""

@@ -45,11 +45,15 @@ class StageDurations(NamedTuple):
     """[message, as in `by_message`] -> number of its lane. Messages of a lane are sent one after the other; all of
     them come from one pipeline rank. If empty, each message has a lane of its own.
     """
+    latency: tuple[float, ...] = ()
+    """[message, as in `by_message`] -> the seconds of the message in which the next one of its lane is already sent; 0
+    if empty.
+    """
 
     def without_sends(self) -> StageDurations:
         """Return the same durations with messages that take no time."""
         nothing = (0.0,) * len(self.send)
-        return self._replace(send=nothing, send_back=nothing)
+        return self._replace(send=nothing, send_back=nothing, latency=())
 
     def by_action(self) -> list[float]:
         """Return the seconds of the actions as one list: F of all stages, then B of all stages, then I, then W."""
@@ -64,6 +68,10 @@ class StageDurations(NamedTuple):
     def lane_of_message(self) -> Sequence[int]:
         """Return the lane of each message, in the order of `by_message`."""
         return self.lanes or range(2 * len(self.send))
+
+    def latency_of_message(self) -> Sequence[float]:
+        """Return the latency of each message in seconds, in the order of `by_message`."""
+        return self.latency or (0.0,) * (2 * len(self.send))
 
 
 @dataclass(frozen=True)
@@ -173,7 +181,7 @@ def _rank_ends(program: ActionProgram, durations: StageDurations) -> tuple[float
 def _start_and_end_times(program: ActionProgram, durations: StageDurations) -> tuple[list[float], list[float]]:
     """Return the start and the end of each action of the program, in seconds from the start of the step."""
     by_action, by_message, blocking = durations.by_action(), durations.by_message(), durations.blocking
-    lanes = durations.lane_of_message()
+    lanes, latency = durations.lane_of_message(), durations.latency_of_message()
     free = [0.0] * len(program.last)
     sent = [0.0] * (max(lanes, default=0) + 1)
     starts, ends, arrivals = [0.0] * len(program.timed), [0.0] * len(program.timed), [0.0] * len(program.timed)
@@ -185,9 +193,10 @@ def _start_and_end_times(program: ActionProgram, durations: StageDurations) -> t
         ends[index] = free[rank] = end = start + by_action[duration]
         if sends >= 0:
             lane = lanes[sends]
-            arrivals[index] = sent[lane] = max(end, sent[lane]) + by_message[sends]
+            arrivals[index] = max(end, sent[lane]) + by_message[sends]
+            sent[lane] = arrivals[index] - latency[sends]
             if blocking:
-                free[rank] = sent[lane]
+                free[rank] = arrivals[index]
     return starts, ends
 
 

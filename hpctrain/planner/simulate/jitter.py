@@ -157,6 +157,7 @@ def _rank_ends(
         late_turns: the result of `_late_turns`.
     """
     by_action, by_message, lanes = durations.by_action(), durations.by_message(), durations.lane_of_message()
+    latency = durations.latency_of_message()
     free: list[FloatArray] = [np.zeros(noise.draws) for _ in program.last]
     sent: list[FloatArray] = [np.zeros(noise.draws) for _ in range(max(lanes, default=0) + 1)]
     arrivals: dict[int, FloatArray] = {}
@@ -167,8 +168,9 @@ def _rank_ends(
         turns, mean = (0, 0.0) if action.kind == "W" else late_turns[action.stage]
         free[rank] = start + (noise.varied(by_action[duration]) + noise.gamma(turns, mean))
         if sends >= 0:
-            sent[lanes[sends]] = np.maximum(free[rank], sent[lanes[sends]]) + by_message[sends]
-            arrivals[index] = sent[lanes[sends]] + noise.exponential(late[sends])
+            arrived = np.maximum(free[rank], sent[lanes[sends]]) + by_message[sends]
+            sent[lanes[sends]] = arrived - latency[sends]
+            arrivals[index] = arrived + noise.exponential(late[sends])
     return free
 
 

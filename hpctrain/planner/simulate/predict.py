@@ -158,9 +158,9 @@ def _runs(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) 
     ]
     if layout.memory_options.equal_micro_batches and len(runs) > 1:
         # Collectives in every micro-batch keep the replicas in step with the slowest.
-        *seconds, _, _ = zip(*(run.durations for run in runs), strict=True)
+        *seconds, _, _, _ = zip(*(run.durations for run in runs), strict=True)
         slowest = [tuple(map(max, zip(*by_run, strict=True))) for by_run in seconds]
-        # All fields but `blocking` and `lanes`.
+        # All fields but `blocking`, `lanes` and `latency`.
         by_name: dict[str, Any] = dict(zip(StageDurations._fields, slowest, strict=False))
         return [runs[0]._replace(durations=runs[0].durations._replace(**by_name))]
     return runs
@@ -222,10 +222,11 @@ def _busiest_port_s(cost: CostModel, layout: Layout) -> float:
 
 
 def _lane_s(durations: StageDurations) -> list[float]:
-    """Return the seconds of one micro-batch's messages in each lane."""
+    """Return the seconds of one micro-batch's messages in each lane, without their latencies."""
     lanes: dict[int, float] = {}
-    for lane, seconds in zip(durations.lane_of_message(), durations.by_message(), strict=True):
-        lanes[lane] = lanes.get(lane, 0.0) + seconds
+    messages = zip(durations.lane_of_message(), durations.by_message(), durations.latency_of_message(), strict=True)
+    for lane, seconds, latency in messages:
+        lanes[lane] = lanes.get(lane, 0.0) + seconds - latency
     return list(lanes.values())
 
 
@@ -251,7 +252,7 @@ def _stage_durations(
             for (f, b, i, w), (wait_f, wait_b, wait_i, wait_w), coding_s in zip(passes, waits, coding, strict=True)
         ]
     forward, backward, inputs, weights = zip(*passes, strict=True)
-    ranks = list(pairwise(layout.rank_of_stage))
+    ranks, links = list(pairwise(layout.rank_of_stage)), cost.placement_links(layout.placement)
 
     def message_s(source: int, target: int, codec: Messages) -> float:
         return cost.stage_message_s(layout.placement, replica, source, target, layout.micro_batch, codec)
@@ -264,7 +265,11 @@ def _stage_durations(
         inputs,
         weights,
         cost.work.framework.blocking_sends,
-        cost.placement_links(layout.placement).lanes(replica, layout.rank_of_stage),
+        links.lanes(replica, layout.rank_of_stage),
+        tuple(
+            0.0 if a == b else links.message_alpha_beta(replica, a, b)[0]
+            for a, b in [*ranks, *((b, a) for a, b in ranks)]
+        ),
     )
 
 

@@ -14,7 +14,10 @@ from hpctrain.planner.devices.placement_links import PlacementLinks
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
 from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.simulate.engine import StageDurations, simulate
 from hpctrain.planner.simulate.predict import predict, simulate_step
+from hpctrain.records.plan.schedule import Action
+from hpctrain.schedule.generate import make_schedule
 
 BETA = 1e-8
 PAIRS = {(0, 1): 2.0, (2, 3): 2.0}
@@ -160,6 +163,16 @@ def test_messages_that_take_no_time_delay_nothing(topology, run):
     pipelines = prediction.total - prediction.terms["optimizer"] - prediction.terms["data_parallel"]
     fair = pipelines_end_s(cost, layout, node_ports(), capacities([node.id for node in made.nodes], 1e15))
     assert pipelines == pytest.approx(fair, rel=1e-3)
+
+
+def test_messages_on_the_way_do_not_delay_the_next_one():
+    """Four micro-batches forward, each sent in 1 s, of which 0.75 s are latency."""
+    table = make_schedule("gpipe", 2, 2, 4)
+    for latency in (0.0, 0.75):
+        durations = StageDurations((0.1, 0.0), (0.0, 0.0), (1.0,), (0.0,), lanes=(0, 1), latency=(latency, 0.0))
+        starts = {action: start for action, start, _ in simulate(table, durations).spans[1]}
+        # The first one is sent at 0.1 s.
+        assert starts[Action(1, "F", 3)] == pytest.approx(0.1 + 1 + 3 * (1 - latency))
 
 
 def test_a_slow_network_keeps_pipelines_within_nodes(topology, run):
