@@ -13,20 +13,42 @@ class SearchLimits:
     option, a sampled one only a few of them.
     """
 
-    complete_search_devices: int = 8
-    """Largest number of devices for which a search ends only when no other option can win, whatever its patience."""
-    first_full_evaluations: int = 10
+    best_first_work: tuple[tuple[int, int], ...] = ((16, 350), (32, 160), (64, 80))
+    """(largest number of devices, work in checks of a knapsack bound) after which a search on at most
+    `EXHAUSTIVE_DEVICES` devices (`planner/search/space.py`) no longer goes by the bounds, and searches near the best
+    options instead.
+    """
+    first_options: int = 50
+    """Largest number of options, of degrees from the whole range, with which the search near the best options begins.
+    """
+    neighbour_options: int = 140
+    """Largest number of options that the search near the best options evaluates after the first ones."""
+    option_patience: int = 120
+    """Number of options in a row without a better plan after which the search near the best options ends."""
+    full_evaluations: int = 8
+    """Number of options near the best that get a full evaluation."""
+    knapsack_evaluations: int = 3
+    """Number of these options that are also evaluated with placements from their knapsack bound."""
+    full_placements: int = 36
+    """Largest number of placements of each of these full evaluations."""
+    annealed_options: int = 4
+    """Number of fast options whose layouts are annealed."""
+    annealing_work: float = 14_000
+    """Work of the annealing of the best plan, in the end, as `hpctrain.planner.search.layout_search.anneal` counts it.
+    """
+    short_annealing: int = 6
+    """Annealing of each of the other fast options does so many times less work, and so does all annealing where the
+    bounds have excluded all other options."""
+    annealing_slowdown: float = 0.02
+    """Largest share by which the first moves of an annealing may make the step longer."""
+    max_skipped_bounds: int = 100
+    """Largest number of skipped options and of micro-batch sizes whose bounds are computed more exactly in the end."""
+    first_full_evaluations: int = 3
     """Number of options at the start of a search that get a full evaluation right after their sampled one. On unlike
     devices a sampled evaluation gives no plan that is good enough for pruning.
     """
     sampled_placements: int = 2
     """Placements of an option in a sampled evaluation. The best option of the search gets a full evaluation in the end.
-    """
-    full_patience: int = 64
-    """Number of full evaluations without a better plan after which a search skips the remaining options.
-
-    The limit applies to more than `complete_search_devices` and at most `EXHAUSTIVE_DEVICES` devices
-    (`planner/search/space.py`).
     """
     near_best_factor: float = 1.1
     """Largest step time of a layout "near the best", as a multiple of the best step time. Only layouts near the best
@@ -64,10 +86,9 @@ class SearchLimits:
     """Largest number of values of dp that a warm start tries, the largest values first."""
     max_exact_devices: int = 8
     """Largest number of devices that the solver `exact` accepts."""
-    max_exact_cuts: int = 20_000
-    """Largest number of cuts, times ways to divide the micro-batches over replicas, that the solver `exact` tries for
-    one placement.
-    """
+    max_exact_layouts: int = 200_000
+    """Largest number of placements, cuts and divisions of the batch, over all options that can win, that the solver
+    `exact` tries."""
 
     max_rank_permutations: int = 60
     """Largest number of permutations of the best layout's pipeline ranks that are tried."""

@@ -27,7 +27,7 @@ from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.replan.replan import plan_without
-from hpctrain.planner.search.solve import compositions
+from hpctrain.planner.search.exact import compositions
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.compression import AutoCompression, NoCompression
 from hpctrain.records.plan.plan import Plan

@@ -33,6 +33,9 @@ MAX_SEQUENCES_PER_ORDER = 100
 order because they differ only by an exchange of replicas.
 """
 
+MAX_COUNTED_PLACEMENTS = 10**18
+"""Number that stands for all numbers of placements that are too large to compute."""
+
 
 def placements(
     units: Sequence[TensorParallelGroup],
@@ -135,6 +138,16 @@ def all_placements(
 
     if pp * dp <= len(units):
         yield from extend()
+
+
+def count_placements(classes: Sequence[int], pp: int, dp: int) -> int:
+    """Return an estimate of the number of placements that `all_placements` yields, at most this number.
+
+    Args:
+        classes: [group] -> its class.
+    """
+    sequences = _sequences(classes, pp * dp)
+    return max(1, int(sequences) // factorial(dp)) if sequences < inf else MAX_COUNTED_PLACEMENTS
 
 
 def _replicas_in_order(chosen: Sequence[int], pp: int) -> bool:

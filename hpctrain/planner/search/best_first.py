@@ -5,31 +5,34 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import random
 from collections import Counter
+from collections.abc import Sequence
 
 from hpctrain.planner.bounds.knapsack import KnapsackBound
+from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.search.evaluate import Evaluation, pack_within_nodes, shift_counts
+from hpctrain.planner.search.layout_search import anneal
+from hpctrain.planner.search.option_search import OptionSearch
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import Candidate, SearchResult, SearchState, UnopenedCandidate
-from hpctrain.planner.simulate.predict import predict
+from hpctrain.planner.simulate.predict import Prediction, predict
+
+SAMPLED_WORK, FULL_WORK = 3, 20
+"""Work of a sampled and of a full evaluation, in checks of a knapsack bound."""
 
 
 def best_first_search(plain: SearchSpace) -> SearchResult:
     """Return the fastest plan by the cost model, and a lower bound for all plans of the space.
 
-    Memory options other than those of the run file are searched only if no plan with the run file's options fits
-    (see `CandidateQueue.may_save_memory`).
+    If the run file fixes no degrees, the search compares all memory options (ZeRO, sequence parallelism and
+    recomputation).
 
     Args:
         plain: the space with the memory options of the run file.
     """
-    search = _BestFirstSearch(plain)
-    result = search.run()
-    if result.best is None and plain.work.fixed is None:
-        search.allow_memory_options()
-        result = search.run()
-    return result
+    return _BestFirstSearch(plain).run()
 
 
 class _BestFirstSearch(SearchState):
@@ -49,53 +52,48 @@ class _BestFirstSearch(SearchState):
         """Heap of (predicted seconds, bound in seconds, running number, candidate): the candidates that wait for a full
         evaluation after a sampled one.
         """
-        self.evaluations_since_best = 0
-        """Full evaluations since the last better plan."""
-        self.skipped: list[Candidate] = []
-        """Options that were not evaluated because patience ran out."""
+        self.work = 0
+        """Work of the search so far, in checks of a knapsack bound, each of which takes some milliseconds."""
 
     def run(self) -> SearchResult:
         self.candidates.fill()
         if not self.candidates.few_devices:
             return search_many_devices(self)
-        self._search_all()
-        self.try_variants_of_best(sampled=False)
-        self._pack_within_nodes()
-        return self.result(self._min_bound_s(), ended=not self.skipped)
-
-    def _search_all(self) -> None:
-        """Search until no option can win, or until too many evaluations in a row found no better plan (patience).
-
-        When patience has run out, options are skipped. Those that differ from the best option only in `pp` or only in
-        the schedule are still evaluated, until none of them is better.
-        """
-        center = None
-        while self.candidates.queue or self.pending or (self.skipped and center != self._best_option()):
+        devices = len(self.plain.pool.devices)
+        most_work = next(work for limit, work in self.limits.best_first_work if devices <= limit)
+        while (self.candidates.queue or self.pending) and self.work < most_work:
             if self.candidates.queue:
                 self._evaluate_sampled(self.candidates.pop())
-            elif self.pending:
-                self._evaluate_fully(heapq.heappop(self.pending)[-1])
             else:
-                center = self._best_option()
-                near = [candidate for candidate in self.skipped if self._is_near(candidate)]
-                self.skipped = [candidate for candidate in self.skipped if not self._is_near(candidate)]
-                for candidate in near:
-                    self.evaluations_since_best = 0
-                    self._evaluate_fully(candidate)
+                self._evaluate_fully(heapq.heappop(self.pending)[-1])
+        complete = not self._skipped()
+        if not complete:
+            self._search_neighbours()
+        self.try_variants_of_best(sampled=False)
+        self._pack_within_nodes()
+        self._anneal_layouts(self.limits.annealing_work / (self.limits.short_annealing if complete else 1))
+        skipped = self._skipped()
+        return self.result(self._min_bound_s(skipped), ended=not skipped)
 
-    def _best_option(self) -> Option | None:
-        return None if self.best is None else self.best.layout.option
+    def _skipped(self) -> list[UnopenedCandidate | Candidate]:
+        """Return the candidates that were not evaluated fully although they can win."""
+        waiting = [*self.candidates.queue, *(entry[-1] for entry in self.pending)]
+        return [candidate for candidate in waiting if self.can_win(candidate)]
 
-    def _is_near(self, candidate: Candidate) -> bool:
-        """Return whether the option of a candidate differs from that of the best layout so far only in the number of
-        pipeline ranks, or only in its schedule. A candidate of another space than the best layout's is not near."""
-        best, option = self._best_option(), candidate.option
-        if best is None or candidate.space is not self.winner:
-            return False
-        return option in (
-            best._replace(dims=best.dims._replace(pp=option.dims.pp)),
-            best._replace(schedule_spec=option.schedule_spec),
-        )
+    def _search_neighbours(self) -> None:
+        """Search near the best options, instead of in order of the bounds: these are too far below the predicted steps
+        to prove that the remaining options cannot win."""
+        search = OptionSearch(self)
+        search.run()
+        for number, (best, space, option) in enumerate(search.fastest(self.limits.full_evaluations)):
+            placements = space.placements(option.dims)[: self.limits.full_placements]
+            if number < self.limits.knapsack_evaluations:
+                bound = space.bounds.knapsack(option)
+                _, limit_s = bound.bracket(space.bounds.step_s(option), best.total)
+                placements += space.bounds.placements_by(bound, limit_s)
+            nearest = self.evaluate(space, option, placements)
+            for layout, bound_s in ((nearest.nearest or best.layout, nearest.bound_s), (best.layout, best.total)):
+                self.near_best.append((bound_s, next(self.numbers), space, layout))
 
     def _evaluate_sampled(self, candidate: UnopenedCandidate | Candidate) -> None:
         """Drop a candidate that cannot win; open an unopened one, so that its schedules become candidates; evaluate a
@@ -109,6 +107,7 @@ class _BestFirstSearch(SearchState):
             return
         if isinstance(candidate, UnopenedCandidate):
             self.candidates.open(candidate, self.best)
+            self.work += 1
             return
         space, option, before = candidate.space, candidate.option, self.best
         # The condition that is cheapest to compute comes first.
@@ -122,6 +121,7 @@ class _BestFirstSearch(SearchState):
         if before is None:
             self._evaluate_fully(candidate)
             return
+        self.work += SAMPLED_WORK
         sampled = self.evaluate_sampled(space, option)
         if self.best is not before or len(self.evaluated) < self.limits.first_full_evaluations:
             self._evaluate_fully(candidate)
@@ -142,6 +142,7 @@ class _BestFirstSearch(SearchState):
             return True
         if space.why_no_layout(option):
             return False
+        self.work += 1
         bound, limit_s = space.bounds.knapsack(option), self.best.total
         return bound.feasible_within(limit_s) and (not memory or bound.may_finish_within(limit_s))
 
@@ -151,14 +152,11 @@ class _BestFirstSearch(SearchState):
         """
         if not self.can_win(candidate):
             return
-        many = len(self.plain.pool.devices) > self.limits.complete_search_devices
-        if many and self.evaluations_since_best >= self.limits.full_patience:
-            self.skipped.append(candidate)
-            return
-        space, option, before = candidate.space, candidate.option, self.best
+        space, option = candidate.space, candidate.option
         if space.why_no_layout(option) or not self._feasible(candidate, memory=True):
             self.candidates.push_leaner_options(candidate)
             return
+        self.work += FULL_WORK
         likely, bound = self.evaluate(space, option), space.bounds.knapsack(option)
         high = bound.find_feasible_time(candidate.bound_s) if self.best is None else self.best.total
         _, limit_s = bound.bracket(candidate.bound_s, high)
@@ -169,8 +167,6 @@ class _BestFirstSearch(SearchState):
         if option.virtual_stages > 1:
             self._shift_blocks(space, nearer)
         self.evaluated.append((candidate, bound))
-        better = self.best is not before or self.best is None
-        self.evaluations_since_best = 0 if better else self.evaluations_since_best + 1
         if not (likely.fits or bounding.fits):
             self.candidates.push_leaner_options(candidate)
 
@@ -203,21 +199,57 @@ class _BestFirstSearch(SearchState):
         for space, layout in [(self.winner, self.best.layout), *layouts]:
             self.take(pack_within_nodes(space, layout, self.best), space)
 
-    def _min_bound_s(self) -> float:
-        """Return the smallest knapsack bound, in seconds, of the options that were evaluated fully or skipped; at most
-        the step time of the best plan. If no plan fits, return the smallest `bound_s` of the evaluated candidates,
-        infinity without any.
+    def _anneal_layouts(self, work: float) -> None:
+        """Try layouts that differ from the best ones in several things at once.
+
+        Args:
+            work: work of the annealing of the best plan (`anneal`).
+        """
+        if self.best is None:
+            return
+        limits, rng = self.limits, random.Random(0)
+        near = sorted(self.near_best)[: limits.max_packed_layouts]
+        known = [(predict(space.cost, layout), space) for _, _, space, layout in near]
+        known = [(self.best, self.winner), *sorted(known, key=lambda pair: pair[0].total)]
+        first: dict[tuple[MemoryOptions, Option], tuple[Prediction, SearchSpace]] = {}
+        for prediction, space in known:
+            first.setdefault((space.work.memory_options, prediction.layout.option), (prediction, space))
+        for prediction, space in list(first.values())[: limits.annealed_options]:
+            if prediction.total < limits.near_best_factor * self.best.total:
+                short = work / limits.short_annealing
+                better, winner = anneal(self.candidates, space, prediction, short, limits.annealing_slowdown, rng)
+                if better.total < self.best.total:
+                    self.take(better, winner)
+        self.take(*anneal(self.candidates, self.winner, self.best, work, limits.annealing_slowdown, rng))
+
+    def _min_bound_s(self, skipped: Sequence[UnopenedCandidate | Candidate]) -> float:
+        """Return the smallest lower bound, in seconds, of the options that were evaluated fully or skipped; at most the
+        step time of the best plan. If no plan fits, return the smallest `bound_s` of the evaluated candidates, infinity
+        without any.
+
+        Closed-form bounds are replaced by knapsack bounds, as long as these are not too many.
         """
         if self.best is None:
             return min((candidate.bound_s for candidate, _ in self.evaluated), default=math.inf)
         lowest = self.best.total
         for candidate, bound in sorted(self.evaluated, key=lambda pair: pair[0].bound_s):
             lowest, _ = bound.bracket(candidate.bound_s, lowest)
-        for candidate in sorted(self.skipped, key=lambda candidate: candidate.bound_s):
-            # The memory is not checked: that would take most of the time that skipping saves.
-            bound = candidate.space.bounds.knapsack(candidate.option)
-            lowest, _ = bound.bracket(candidate.bound_s, lowest, memory=False)
-        return lowest
+        waiting = [(other.bound_s, next(self.numbers), other) for other in skipped]
+        heapq.heapify(waiting)
+        for _ in range(self.limits.max_skipped_bounds):
+            if not waiting or waiting[0][0] >= lowest:
+                break
+            other = heapq.heappop(waiting)[-1]
+            if isinstance(other, UnopenedCandidate):
+                bound_s = self.candidates.least_step_s(other)
+                if bound_s <= other.bound_s:  # as exact as it gets
+                    return bound_s
+                heapq.heappush(waiting, (bound_s, next(self.numbers), other._replace(bound_s=bound_s)))
+            else:
+                # The memory is not checked: that would take most of the time that skipping saves.
+                bound = other.space.bounds.knapsack(other.option)
+                lowest, _ = bound.bracket(other.bound_s, lowest, memory=False)
+        return min(lowest, waiting[0][0]) if waiting else lowest
 
 
 def search_many_devices(state: SearchState) -> SearchResult:

@@ -1,8 +1,5 @@
 """Solvers: each returns the best plan of a space, or raises an error that says why there is none.
 
-The solver `exact` tries, on a few devices, every order of the devices, cut, division of the batch over replicas,
-schedule and set of memory options.
-
 The solver `paper` exists to reproduce the paper: equation (1) by greedy co-location, equation (7) by a grid over the
 micro-batch count M. Equation (7) as printed has no bubble and no cost per micro-batch, so it tends to the smallest M.
 The default solver is `auto`.
@@ -10,9 +7,8 @@ The default solver is `auto`.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Literal, get_args
@@ -31,25 +27,24 @@ from hpctrain.planner.devices.pool import DevicePool
 from hpctrain.planner.devices.tensor_parallel_group import (
     Placement,
     TensorParallelGroup,
-    interchangeable_classes,
     nearest_chain,
 )
-from hpctrain.planner.layout.layout import Layout, MemoryShortage, Option
-from hpctrain.planner.layout.placement import all_placements
+from hpctrain.planner.layout.layout import Layout, MemoryShortage
 from hpctrain.planner.search.best_first import best_first_search
-from hpctrain.planner.search.evaluate import faster_of, refine
+from hpctrain.planner.search.evaluate import refine
+from hpctrain.planner.search.exact import exhaustive_search
 from hpctrain.planner.search.neighbours import WHY_NO_SHARDING, shortage
 from hpctrain.planner.search.space import SearchSpace
-from hpctrain.planner.search.state import ChosenPlan, SearchResult
-from hpctrain.planner.simulate.predict import predict
-from hpctrain.records.plan.plan import ParallelDims, Recompute, Rejected, ZeroLevel
+from hpctrain.planner.search.state import ChosenPlan
+from hpctrain.planner.simulate.predict import Prediction, largest_increase, predict
+from hpctrain.records.plan.plan import ParallelDims, Rejected, ZeroLevel
 
 Solver = Literal["auto", "exact", "paper"]
 
 
 def solve(space: SearchSpace, solver: Solver) -> ChosenPlan:
-    """Return the plan that the solver finds in a space, with rejected neighbours and notes. The solvers auto and exact
-    add memory options to those of the run file only if no plan fits without them.
+    """Return the plan that the solver finds in a space, with rejected neighbours and notes. If the run file fixes no
+    degrees, the solvers auto and exact compare all memory options.
 
     Args:
         solver: 'auto' searches for the fastest plan by the cost model; 'exact' tries every plan on a few devices;
@@ -70,14 +65,16 @@ def solve(space: SearchSpace, solver: Solver) -> ChosenPlan:
     winner = result.space
     notes: list[str] = []
     rejected: list[Rejected] = []
-    if winner is not space:
-        notes.append(f"Chosen to save memory: {result.best.layout.memory_options}.")
-        rejected.append(_why_memory_options(space, result.best.layout))
     if not winner.pool_placements.complete:
         notes.append("There were too many orders of devices to try all; the likely ones were tried.")
     if not result.ended:
         notes.append("Options that could be faster by the bound were left when many others had not been.")
     best = predict(winner.cost, refine(winner, result.best).layout, whole=True)
+    if winner is not space:
+        without = _without_memory_options(space, best)
+        why = "Chosen to save memory" if without.delta_s is None else "Chosen because the step is shorter"
+        notes.insert(0, f"{why}: {best.layout.memory_options}.")
+        rejected.append(without)
     return ChosenPlan(winner, best, rejected, notes, min(result.bound_s, best.total))
 
 
@@ -95,13 +92,23 @@ def _leanest(plain: SearchSpace) -> SearchSpace:
     return next((space for space in lean if space.candidate_dims), plain)
 
 
-def _why_memory_options(plain: SearchSpace, layout: Layout) -> Rejected:
-    """Return the rejected neighbour that has the layout's degrees and no memory options, with the reason why it does
-    not fit.
+def _without_memory_options(plain: SearchSpace, best: Prediction) -> Rejected:
+    """Return the rejected neighbour that has the best plan's degrees, schedule and micro-batch size on the same devices
+    and the memory options of the run file, with the reason why it does not fit or by how much it is slower.
     """
-    lack = plain.fit_layout(layout.placement, layout.option).memory_shortage(plain.cost.memory)
-    reason = "no placement of it fits" if lack is None else str(lack)
-    return Rejected(change="zero 0 and recompute none", reason=f"with {layout.dims}, {reason}")
+    change, dims = "zero 0 and recompute none", best.layout.dims
+    if best.layout.memory_options.sequence_parallel:
+        change = "zero 0, recompute none and no sequence parallelism"
+    layout = plain.fit_layout(best.layout.placement, best.layout.option)
+    lack = layout.memory_shortage(plain.cost.memory)
+    if lack is not None:
+        return Rejected(change=change, reason=f"with {dims}, {lack}")
+    other = predict(plain.cost, layout, whole=True)
+    return Rejected(
+        change=change,
+        delta_s=max(0.0, other.total - best.total),
+        reason=f"with {dims}, {largest_increase(best.terms, other.terms)}",
+    )
 
 
 def _no_feasible_dims(space: SearchSpace) -> HpctrainError:
@@ -138,74 +145,6 @@ def _nothing_fits(space: SearchSpace) -> HpctrainError:
         + (", or compression.mode bf16, which keeps nothing" if work.codec.has_state else "")
         + (", or parallel.mode auto" if work.fixed is not None else "")
     )
-
-
-def exhaustive_search(plain: SearchSpace) -> SearchResult:
-    """Return the fastest of all plans by the cost model. The lower bound of the result is the plan's predicted time.
-
-    Plans with memory options are tried only if no other plan fits and the run file fixes no degrees.
-
-    Raises:
-        InputError: there are too many devices, or too many cuts and divisions of the batch, to try all plans.
-    """
-    devices, most = len(plain.pool.devices), plain.limits.max_exact_devices
-    if devices > most:
-        raise InputError(f"--solver exact: found {devices} devices, allowed: up to {most}; use --solver auto")
-    start = best_first_search(plain)
-    # A warm start with memory options does not limit plans without them: these are preferred even if slower.
-    result = _fastest([plain], start if start.space is plain else SearchResult(plain, None, math.inf, ended=True))
-    if result.best is None and plain.work.fixed is None:
-        _, *lean = itertools.product(get_args(ZeroLevel), get_args(Recompute), (False, True))  # the first saves nothing
-        given = (MemoryOptions(zero, recompute=recompute, sequence_parallel=split) for zero, recompute, split in lean)
-        return _fastest([plain.with_work(memory_options=memory_options) for memory_options in given], start)
-    return result
-
-
-def _fastest(spaces: Iterable[SearchSpace], start: SearchResult) -> SearchResult:
-    """Return the fastest plan of all spaces, or that of `start` if none is faster."""
-    best, winner = start.best, start.space
-    for space in spaces:
-        for option in space.options(space.candidate_dims):
-            too_slow = best is not None and space.bounds.step_s(option) >= best.total
-            if too_slow or space.why_no_layout(option):
-                continue
-            for layout in _layouts(space, option):
-                prediction = faster_of(space.cost, best, layout, rounding=1e-9)
-                if prediction is not best:
-                    best, winner = prediction, space
-    return SearchResult(winner, best, math.inf if best is None else best.total, ended=True)
-
-
-def _layouts(space: SearchSpace, option: Option) -> Iterator[Layout]:
-    pp, dp, tp = option.dims
-    work, size = space.work, option.micro_batch
-    split = tp > 1 and work.spec.supports_sequence_parallel and work.seq_len % tp == 0
-    if work.memory_options.sequence_parallel and not split:
-        return
-    total = work.sequences // size
-    counts = [(total // dp,) * dp] if work.memory_options.equal_micro_batches else list(compositions(total, dp, 1))
-    cuts = [blocks for blocks in compositions(work.spec.layers, option.stages, 0) if all(blocks[1:-1])]
-    if len(counts) * len(cuts) > space.limits.max_exact_cuts:
-        raise InputError(
-            f"--solver exact: found {len(counts) * len(cuts)} cuts and shares of the batch for pp {pp} × dp {dp}, "
-            f"allowed: up to {space.limits.max_exact_cuts}; use --solver auto, or a model with fewer layers and a "
-            "smaller batch.global"
-        )
-    units = space.units(tp)
-    classes = interchangeable_classes(units, space.pool.links, work.stage_boundary_bytes(size), tolerance=0.0)
-    for placement in all_placements(units, classes, pp, dp):
-        if space.can_shard(placement):
-            for blocks, share in itertools.product(cuts, counts):
-                yield Layout(placement, option.schedule_spec.name, size, share, blocks, work.memory_options)
-
-
-def compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
-    """Yield all tuples of `parts` numbers that add up to `total`, each number at least `least`."""
-    end = total - parts * least + parts - 1
-    if end < parts - 1:
-        return
-    for bars in itertools.combinations(range(end), parts - 1):
-        yield tuple(b - a - 1 + least for a, b in itertools.pairwise((-1, *bars, end)))
 
 
 GRID = (2, 4, 8, 16)

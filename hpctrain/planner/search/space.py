@@ -242,17 +242,22 @@ class PoolPlacements:
         """tp -> the tensor-parallel groups of that size."""
         self.counts = cache(lambda tp: UnitCounts(cost, self.units(tp)))
         """tp -> the tensor-parallel groups of that size, counted by kind."""
+        self._classes = cache(self._interchangeable_classes)
         self.placements = cache(self._likely_placements)
         """Degrees -> the placements with these degrees that a search tries."""
 
     def _likely_placements(self, dims: ParallelDims) -> list[Placement]:
-        units = self.units(dims.tp)
-        classes = list(range(len(units)))
-        if len(units) <= self.max_compared_units:
-            classes = interchangeable_classes(units, self.pool.links, self.cost.work.stage_boundary_bytes(1))
+        units, classes = self.units(dims.tp), self._classes(dims.tp)
         likely, complete = placements(units, classes, dims.pp, dims.dp, lambda a, b: self.cost.send_s(a, b, 1))
         self.complete = self.complete and complete
         return likely
+
+    def _interchangeable_classes(self, tp: int) -> list[int]:
+        """Return the class of each tensor-parallel group of `tp` devices; each has its own if there are too many."""
+        units = self.units(tp)
+        if len(units) > self.max_compared_units:
+            return list(range(len(units)))
+        return interchangeable_classes(units, self.pool.links, self.cost.work.stage_boundary_bytes(1))
 
 
 EXHAUSTIVE_DEVICES = 64

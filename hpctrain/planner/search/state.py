@@ -7,19 +7,19 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from hpctrain.planner.bounds.closed_form import ideal_step_s
 from hpctrain.planner.cost.memory_options import MemoryOptions
-from hpctrain.planner.cost.workload import ScheduleSpec
+from hpctrain.planner.cost.workload import ScheduleSpec, Workload
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.search.evaluate import Evaluation, evaluate
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace, min_devices_used
 from hpctrain.planner.simulate.predict import Prediction
-from hpctrain.records.plan.plan import ParallelDims, Recompute, Rejected
+from hpctrain.records.plan.plan import ParallelDims, Recompute, Rejected, ZeroLevel
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES
 
 
@@ -62,14 +62,7 @@ class SearchState:
         self.limits = plain.limits
         self.candidates = CandidateQueue(plain)
         self.best: Prediction | None = None
-        if plain.warm_start is not None and plain.warm_start.space is plain:
-            self.best = plain.warm_start.best
-
-    def allow_memory_options(self) -> None:
-        """Search also with memory options other than those of the run file from now on, because no plan with the run
-        file's options fits."""
-        self.candidates.may_save_memory = True
-        start = self.plain.warm_start
+        start = plain.warm_start
         if start is not None:
             self.winner, self.best = start.space, start.best
             self.candidates.spaces[start.space.work.memory_options] = start.space
@@ -111,7 +104,12 @@ class SearchState:
         if self.best is None:
             return
         option = self.best.layout.option
-        for space in self.candidates.first_spaces(option.dims):
+        spaces = [
+            self.winner,
+            *self.candidates.first_spaces(option.dims),
+            *self.candidates.faster_spaces(self.plain, option.dims),
+        ]
+        for space in dict.fromkeys(spaces):
             for schedule_spec in space.work.schedule_specs(option.dims.pp):
                 variant = option._replace(schedule_spec=schedule_spec)
                 self.evaluate_sampled(space, variant) if sampled else self.evaluate(space, variant)
@@ -141,6 +139,7 @@ class SearchState:
 
 
 NEXT_RECOMPUTE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full"}
+PREVIOUS_ZERO: dict[ZeroLevel, ZeroLevel] = {1: 0, 2: 1, 3: 2}
 
 
 class UnopenedCandidate(NamedTuple):
@@ -188,16 +187,11 @@ class CandidateQueue:
 
     def __init__(self, plain: SearchSpace) -> None:
         self.plain = plain
-        self.may_save_memory = False
-        """Whether the search may choose ZeRO, sequence parallelism and recomputation that the run file does not set.
-
-        By the cost model, sharding is sometimes a little faster. No measurement has confirmed this, so speed alone is
-        no reason to shard.
-        """
         self.spaces = {plain.work.memory_options: plain}
         self.few_devices = len(plain.pool.devices) <= EXHAUSTIVE_DEVICES
         self.queue: list[UnopenedCandidate | Candidate] = []
         self._numbers = itertools.count()
+        self._pushed: set[tuple[MemoryOptions, Option]] = set()
 
     def fill(self) -> None:
         """Put all degrees with all micro-batch sizes into the queue, each as an `UnopenedCandidate`, which has no
@@ -205,8 +199,8 @@ class CandidateQueue:
         work = self.plain.work
         for dims, size in itertools.product(self.plain.candidate_dims, work.micro_batch_sizes()):
             if work.sequences // size >= dims[1]:
-                bound_s = min(space.bounds.work_s(dims, size) for space in self.first_spaces(dims))
-                priority_s = self._priority_s(bound_s, dims, size, None)
+                bound_s = min(space.bounds.work_s(dims, size) for space in self._fast_spaces(dims))
+                priority_s = self._with_bubble(bound_s, dims, size, None)
                 candidate = UnopenedCandidate(priority_s, next(self._numbers), bound_s, dims, size)
                 heapq.heappush(self.queue, candidate)
 
@@ -221,84 +215,138 @@ class CandidateQueue:
             best: the best plan so far, None without one; schedules that cannot be faster are left out.
         """
         for space in self.first_spaces(candidate.dims):
-            specs = space.work.schedule_specs(candidate.dims[0])
-            # Leaner memory options are derived from schedules that are too slow as well as from those that do not fit.
-            if not self.may_save_memory and not self._any_can_win(space, candidate, best):
-                specs = [schedule_spec for schedule_spec in specs if schedule_spec.name in V_SHAPED_SCHEDULES]
-            for schedule_spec in specs:
-                self._push(Option(candidate.dims, schedule_spec, candidate.micro_batch), space, candidate.bound_s)
+            dims, size = candidate.dims, candidate.micro_batch
+            fits = space.bounds.any_may_fit(dims, size)
+            in_time = best is None or not self.few_devices or space.bounds.any_feasible_within(dims, size, best.total)
+            for schedule_spec in space.work.schedule_specs(dims.pp):
+                option = Option(dims, schedule_spec, size)
+                if (fits and in_time) or schedule_spec.name in V_SHAPED_SCHEDULES:
+                    self._push(option, space, candidate.bound_s)
+                elif in_time:
+                    self._push_leaner(space, option, candidate.bound_s)
 
-    def _any_can_win(self, space: SearchSpace, candidate: UnopenedCandidate, best: Prediction | None) -> bool:
-        """Return False if it is certain that no schedule of the candidate, apart from V-shaped ones, fits the memory
-        and beats the best plan. True does not mean that one does.
-
-        Args:
-            best: prediction of the best plan; None if there is no plan yet.
+    def least_step_s(self, candidate: UnopenedCandidate) -> float:
+        """Return a lower bound in seconds of the step time of all plans of a candidate: the smallest closed-form bound
+        of its schedules.
         """
         dims, size = candidate.dims, candidate.micro_batch
-        if not space.bounds.any_may_fit(dims, size):
-            return False
-        return best is None or not self.few_devices or space.bounds.any_feasible_within(dims, size, best.total)
+        steps = (
+            space.bounds.step_s(Option(dims, schedule_spec, size))
+            for space in self._fast_spaces(dims)
+            for schedule_spec in space.work.schedule_specs(dims.pp)
+            if dims.pp * schedule_spec.virtual_stages <= self.plain.work.spec.layers
+        )
+        return max(candidate.bound_s, min(steps, default=math.inf))
 
-    def first_spaces(self, dims: ParallelDims) -> Iterator[SearchSpace]:
-        """Yield the search spaces of the memory options that are tried first for these degrees. If their layouts do not
-        fit, `push_leaner_options` adds more spaces.
+    def first_spaces(self, dims: ParallelDims) -> list[SearchSpace]:
+        """Return the search spaces of the memory options that are tried first for these degrees. If their layouts do
+        not fit, `push_leaner_options` adds more spaces.
+
+        On more than `EXHAUSTIVE_DEVICES` devices this is the space with the run file's memory options alone.
         """
-        yield self.plain
-        if not self.may_save_memory:
-            return
-        work, (_, dp, tp) = self.plain.work, dims
-        split = tp > 1 and work.spec.supports_sequence_parallel and work.seq_len % tp == 0
+        return self._fast_spaces(dims) if self.few_devices else [self.plain]
+
+    def _fast_spaces(self, dims: ParallelDims) -> list[SearchSpace]:
+        """Return the spaces without recomputation and with ZeRO 1 at most: all others have larger lower bounds."""
+        spaces = [self.plain]
+        for space in spaces:
+            spaces += [other for other in self.faster_spaces(space, dims) if other not in spaces]
+        return spaces
+
+    def faster_spaces(self, space: SearchSpace, dims: ParallelDims) -> list[SearchSpace]:
+        """Return the spaces with ZeRO 1 or sequence parallelism in addition, which may make a step shorter even if the
+        options of `space` fit the memory; none if the run file fixes the degrees.
+        """
+        if self.plain.work.fixed is not None:
+            return []
+        work, given = self.plain.work, space.work.memory_options
         # Gradients are summed exactly within nodes, so sharding there works with every codec.
         shard: Literal["all", "node"] = "all" if work.may_shard_gradients else "node"
-        if dp > 1:
-            yield self._space(MemoryOptions(zero=1, shard=shard))
-        if split:
-            yield self._space(MemoryOptions(sequence_parallel=True))
-        if split and dp > 1:
-            yield self._space(MemoryOptions(zero=1, shard=shard, sequence_parallel=True))
+        spaces = []
+        if dims.dp > 1 and given.zero == 0:
+            spaces.append(self.space(replace(given, zero=1, shard=shard)))
+        if may_split_sequences(work, dims.tp) and not given.sequence_parallel:
+            spaces.append(self.space(replace(given, sequence_parallel=True)))
+        return spaces
+
+    def leaner_spaces(self, space: SearchSpace, dims: ParallelDims) -> list[SearchSpace]:
+        """Return the spaces whose memory options save more memory than those of `space` by one step: the next level of
+        recomputation, the next ZeRO level, or sequence parallelism; none if the run file fixes the degrees.
+        """
+        if self.plain.work.fixed is not None:
+            return []
+        given = space.work.memory_options
+        spaces = self.faster_spaces(space, dims)
+        if given.zero in (1, 2):
+            spaces.append(self.space(replace(given, zero=2 if given.zero == 1 else 3)))
+        if given.recompute in NEXT_RECOMPUTE:
+            spaces.append(self.space(replace(given, recompute=NEXT_RECOMPUTE[given.recompute])))
+        return spaces
+
+    def neighbour_spaces(self, space: SearchSpace, dims: ParallelDims) -> list[SearchSpace]:
+        """Return the spaces whose memory options differ from those of `space` in one step: of ZeRO, of recomputation,
+        or in sequence parallelism; none if the run file fixes the degrees."""
+        if self.plain.work.fixed is not None:
+            return []
+        given, spaces = space.work.memory_options, self.leaner_spaces(space, dims)
+        if given.zero:
+            level: ZeroLevel = PREVIOUS_ZERO[given.zero]
+            spaces.append(self.space(replace(given, zero=level, shard=given.shard if level else "all")))
+        if given.recompute != "none":
+            spaces.append(
+                self.space(replace(given, recompute="none" if given.recompute == "selective" else "selective"))
+            )
+        if given.sequence_parallel:
+            spaces.append(self.space(replace(given, sequence_parallel=False)))
+        return spaces
 
     def push_leaner_options(self, candidate: Candidate) -> None:
-        """Queue up to two variants of a candidate's option, which does not fit as it is: one with the next level of
-        recomputation and, from ZeRO 1 or 2 without recomputation, one with the next ZeRO level.
-        """
-        if not self.may_save_memory:
-            return
-        memory_options, option = candidate.space.work.memory_options, candidate.option
-        leaner = []
-        if memory_options.recompute in NEXT_RECOMPUTE:
-            leaner.append(replace(memory_options, recompute=NEXT_RECOMPUTE[memory_options.recompute]))
-        if memory_options.recompute == "none" and memory_options.zero in (1, 2):
-            leaner.append(replace(memory_options, zero=2 if memory_options.zero == 1 else 3))
-        for space in map(self._space, leaner):
-            if option.schedule_spec in space.work.schedule_specs(option.dims.pp):
-                self._push(option, space, candidate.bound_s)
+        """Queue the option of a candidate, which does not fit as it is, with leaner memory options."""
+        self._push_leaner(candidate.space, candidate.option, candidate.bound_s)
+
+    def _push_leaner(self, space: SearchSpace, option: Option, bound_s: float) -> None:
+        for leaner in self.leaner_spaces(space, option.dims):
+            if option.schedule_spec in leaner.work.schedule_specs(option.dims.pp):
+                self._push(option, leaner, bound_s)
 
     def _push(self, option: Option, space: SearchSpace, bound_s: float) -> None:
-        """Queue an option of a space, unless it has more stages than the model has blocks.
+        """Queue an option of a space, unless it was queued before or has more stages than the model has blocks.
 
         Args:
             bound_s: lower bound of the candidate from which the option comes. The larger of it and the option's
                 closed-form bound becomes the option's bound.
         """
-        if self.plain.work.spec.layers < option.stages:
+        key = (space.work.memory_options, option)
+        if self.plain.work.spec.layers < option.stages or key in self._pushed:
             return
+        self._pushed.add(key)
         bound_s = max(bound_s, space.bounds.step_s(option))
-        priority_s = self._priority_s(bound_s, option.dims, option.micro_batch, option.schedule_spec)
+        priority_s = self.priority_s(bound_s, option)
         heapq.heappush(self.queue, Candidate(priority_s, next(self._numbers), bound_s, option, space))
 
-    def _priority_s(
+    def priority_s(self, bound_s: float, option: Option) -> float:
+        """Return the priority of an option, in seconds: its lower bound, plus an estimate of the bubble's seconds if
+        the pool has at most `EXHAUSTIVE_DEVICES` devices.
+        """
+        return self._with_bubble(bound_s, option.dims, option.micro_batch, option.schedule_spec)
+
+    def _with_bubble(
         self, bound_s: float, dims: ParallelDims, micro_batch: int, schedule_spec: ScheduleSpec | None
     ) -> float:
         if not self.few_devices:
             return bound_s
         return bound_s * (1 + _bubble(self.plain.work.sequences // micro_batch, dims, schedule_spec))
 
-    def _space(self, memory_options: MemoryOptions) -> SearchSpace:
+    def space(self, memory_options: MemoryOptions) -> SearchSpace:
         """Return the space with these memory options; each space is made once."""
         if memory_options not in self.spaces:
             self.spaces[memory_options] = self.plain.with_work(memory_options=memory_options)
         return self.spaces[memory_options]
+
+
+def may_split_sequences(work: Workload, tp: int) -> bool:
+    """Return whether sequence parallelism over `tp` devices is possible."""
+    return tp > 1 and work.spec.supports_sequence_parallel and work.seq_len % tp == 0
 
 
 def _bubble(micro_batches: int, dims: ParallelDims, schedule_spec: ScheduleSpec | None) -> float:

@@ -36,8 +36,9 @@ def test_stages_of_a_rank_hold_unlike_numbers_of_blocks_where_that_is_faster(top
     asked = run(rows=2, seq_len=512, dims={"layers": 12, "dim": 512, "heads": 8}, parallel=by_hand)
     made = make_plan(asked, asked.spec(), topology([1.0, 0.5]))
     first, second, third, fourth = (stage.layers[1] - stage.layers[0] for stage in made.stages)
-    assert abs(first - third) > 1 or abs(second - fourth) > 1
+    assert first != third
+    assert second != fourth
     # With equal stages it is 8 %.
     exact = make_plan(asked, asked.spec(), topology([1.0, 0.5]), PlanRequest(solver="exact"))
     best = exact.predicted.step_time_s["total"]
-    assert made.predicted.step_time_s["total"] == pytest.approx(best, rel=0.04)
+    assert made.predicted.step_time_s["total"] == pytest.approx(best, rel=0.01)

@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.errors import HpctrainError, InputError, RefusedError
+from hpctrain.bench.planner.search import SearchCase, scene_of_case
+from hpctrain.planner import make_plan
 from hpctrain.planner.cost.memory import MemoryModel, RankRole, live_micro_batches
 from hpctrain.planner.cost.workload import ModelPart, workload_of
 from hpctrain.schedule.generate import make_schedule, stages_by_rank
@@ -156,6 +158,37 @@ def test_what_nothing_else_fits_is_saved_in_auto_mode(plan, topology):
     assert "would need" in made.rejected[0].reason
     with pytest.raises(RefusedError, match=r"cannot fit: with .* and zero 3, recompute full, the nearest to fitting"):
         plan(topology((1, 1), memory=5e8), **asked)
+
+
+@pytest.mark.parametrize(("memory", "link"), [(8e9, (1e-5, 1e-10)), (1.2e9, (5e-4, 1e-8))])
+def test_no_fixed_memory_option_beats_the_choice_among_all(plan, topology, memory, link):
+    asked = {"dims": LARGE, "seq_len": 256, "rows": 8}
+    nodes = topology((1.0, 0.6), devices=2, memory=memory, default=link)
+    best_s = plan(nodes, **asked).predicted.step_time_s["total"]
+    for pp, dp, tp in ((1, 2, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2)):
+        for options in (
+            {}, {"zero": 1}, {"zero": 2}, {"zero": 3}, {"recompute": "selective"}, {"recompute": "full"},
+            {"sequence_parallel": True}, {"zero": 1, "recompute": "full"},
+        ):  # fmt: skip
+            if ("zero" in options and dp == 1) or ("sequence_parallel" in options and tp == 1):
+                continue
+            try:
+                made = plan(nodes, parallel=fixed(pp=pp, dp=dp, tp=tp, **options), **asked)
+            except HpctrainError:
+                continue  # it does not fit, or the batch cannot be divided so
+            assert best_s <= made.predicted.step_time_s["total"] * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("case", [SearchCase("equal", 32, "1.3B"), SearchCase("paper", 32, "350M")])
+def test_a_note_says_why_memory_options_were_chosen(case):
+    asked, nodes = scene_of_case(case)
+    made = make_plan(asked, asked.spec(), nodes)
+    assert made.zero == 1
+    without = made.rejected[0]
+    assert without.change == "zero 0 and recompute none"
+    why = "Chosen to save memory" if without.delta_s is None else "Chosen because the step is shorter"
+    assert any(note.startswith(f"{why}: zero 1") for note in made.notes)
+    assert ("would need" in without.reason) == (without.delta_s is None)
 
 
 def test_tied_embeddings_are_counted_once_on_one_stage(run):

@@ -1,0 +1,196 @@
+"""Search over neighbouring options: from options that were evaluated to those that differ in one choice."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from statistics import median
+from typing import NamedTuple
+
+from hpctrain.planner.cost.memory_options import MemoryOptions
+from hpctrain.planner.layout.layout import Option
+from hpctrain.planner.search.layout_search import simulated_actions
+from hpctrain.planner.search.space import SearchSpace
+from hpctrain.planner.search.state import SearchState, may_split_sequences
+from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
+from hpctrain.records.plan.plan import ParallelDims
+
+LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+"""Values of pp and dp of the options with which a search begins."""
+PP_STEPS = ((1, 0), (-1, 0), (2, 0), (-2, 0), (0, 1), (0, -1), (-1, 1), (1, -1))
+"""Changes of (pp, dp) between neighbouring options, besides doubling and halving."""
+DOUBLINGS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 0), (1, 0, -1), (0, 1, -1))
+"""Powers of two by which neighbouring options multiply (pp, dp, tp); each also with the opposite signs."""
+
+MISFIT_WORK = 0.1
+"""Work to find that an option does not fit the memory, as a share of that of an evaluation."""
+
+MIN_SAMPLED = 3
+"""Fewest placements of an option that an evaluation compares, if there are so many."""
+MAX_SAMPLED_UNITS = 64
+"""Number of tensor-parallel groups in all placements together that an evaluation may compare beyond these."""
+MANY_ACTIONS = 1000
+"""Number of simulated actions that take as long as the rest of an evaluation."""
+
+
+class EvaluatedOption(NamedTuple):
+    """An option that was evaluated with a few placements, and its fastest plan among these."""
+
+    best: Prediction
+    space: SearchSpace
+    option: Option
+
+
+class OptionSearch:
+    """Evaluates options in order of an estimate of their step time: those near fast ones first.
+
+    The estimate of an option is its lower bound with the bubble, times the ratio of predicted step and lower bound with
+    the bubble of the option next to which it lies. The search begins with degrees from the whole range.
+
+    Args:
+        state: the search that gets each better plan.
+    """
+
+    def __init__(self, state: SearchState) -> None:
+        self.state, self.limits = state, state.limits
+        self.evaluated: list[EvaluatedOption] = []
+        """The options that fit the memory, in the order of their evaluation."""
+        self._seen: set[tuple[MemoryOptions, Option]] = set()
+        self._queue: list[tuple[float, int, SearchSpace, Option, float]] = []
+        """Heap of (estimate in seconds, running number, space, option, ratio of estimate and bound with the bubble)."""
+        self._numbers = itertools.count()
+        self._free = 0.0
+        """Evaluations that the options so far did not take, because they are known not to fit the memory."""
+        self._dims = set(state.plain.candidate_dims)
+        self._sizes = state.plain.work.micro_batch_sizes()
+
+    def run(self) -> None:
+        """Evaluate options until none is left that can win, or until the limits of the search.
+
+        The best plan that the state already has is one of those from which the search goes on.
+        """
+        known_best = self.state.best
+        for option in self._first_options():
+            self._push(self.state.plain, option, 1.0)
+        misfits = []
+        for space, option, _ in self._pop(self.limits.first_options, patience=self.limits.first_options):
+            if not self._evaluate(space, option):
+                misfits.append((space, option))
+                self._free += 1 - MISFIT_WORK
+        self._queue.clear()
+        if known_best is not None:
+            self.evaluated.append(EvaluatedOption(known_best, self.state.winner, known_best.layout.option))
+        ratios = [self._ratio(known.best, known.space, known.option) for known in self.evaluated]
+        for space, option in misfits:
+            self._push_leaner(space, option, median(ratios) if ratios else 1.0)
+        for known, ratio in zip(self.evaluated, ratios, strict=True):
+            self._push_neighbours(known.space, known.option, ratio)
+        for space, option, ratio in self._pop(self.limits.neighbour_options, self.limits.option_patience):
+            best = self._evaluate(space, option)
+            if best:
+                self._push_neighbours(space, option, self._ratio(best, space, option))
+            else:
+                self._push_leaner(space, option, ratio)
+                self._free += 1 - MISFIT_WORK
+
+    def fastest(self, most: int) -> list[EvaluatedOption]:
+        """Return at most `most` evaluated options, the one with the shortest predicted step first."""
+        return sorted(self.evaluated, key=lambda known: known.best.total)[:most]
+
+    def _pop(self, most: int, patience: int) -> Iterator[tuple[SearchSpace, Option, float]]:
+        """Yield at most `most` options that can win, each with its ratio, the one with the smallest estimate first. End
+        when `patience` options in a row brought no better plan.
+        """
+        state, since_best, best = self.state, 0, self.state.best
+        self._free = 0.0
+        while self._queue and most + self._free > 0 and since_best - self._free < patience:
+            _, _, space, option, ratio = heapq.heappop(self._queue)
+            if state.best is not None and space.bounds.step_s(option) >= state.best.total:
+                continue
+            yield space, option, ratio
+            most -= 1
+            since_best = since_best + 1 if state.best is best else 0
+            best = state.best
+
+    def _evaluate(self, space: SearchSpace, option: Option) -> Prediction | None:
+        """Return the fastest plan of an option with a few placements; None if none fits."""
+        if not space.bounds.may_fit(option):
+            return None
+        likely = space.placements(option.dims)
+        # Placements with pipelines within nodes come first, those with stages within nodes last.
+        number = min(len(likely), max(MIN_SAMPLED, MAX_SAMPLED_UNITS // option.dims.pp // option.dims.dp))
+        sampled = [likely[at * (len(likely) - 1) // max(1, number - 1)] for at in range(number)]
+        layouts = [space.fit_layout(placement, option) for placement in sampled]
+        fitting = [layout for layout in layouts if layout.memory_shortage(space.cost.memory) is None]
+        if not fitting:
+            return None
+        best = predict(space.cost, min(fitting, key=lambda layout: lower_bound(space.cost, layout)))
+        self._free -= simulated_actions(best.layout) / MANY_ACTIONS
+        self.evaluated.append(EvaluatedOption(best, space, option))
+        if self.state.best is None or best.total < self.state.best.total * (1 - 1e-9):
+            self.state.take(best, space)
+        return best
+
+    def _bound_s(self, space: SearchSpace, option: Option) -> float:
+        return self.state.candidates.priority_s(space.bounds.step_s(option), option)
+
+    def _ratio(self, best: Prediction, space: SearchSpace, option: Option) -> float:
+        """Return an option's predicted step divided by its bound with the bubble; 1 if the bound is 0, as on devices so
+        fast that their times are 0."""
+        bound_s = self._bound_s(space, option)
+        return best.total / bound_s if bound_s > 0 else 1.0
+
+    def _push(self, space: SearchSpace, option: Option, ratio: float) -> None:
+        memory_options, (_, dp, tp) = space.work.memory_options, option.dims
+        key = (memory_options, option)
+        if key in self._seen or (memory_options.zero and dp == 1) or space.why_no_layout(option):
+            return
+        if memory_options.sequence_parallel and not may_split_sequences(space.work, tp):
+            return
+        self._seen.add(key)
+        estimate = ratio * self._bound_s(space, option)
+        heapq.heappush(self._queue, (estimate, next(self._numbers), space, option, ratio))
+
+    def _first_options(self) -> Iterator[Option]:
+        """Yield an option for each of some degrees, with 1f1b and about two micro-batches a pipeline rank."""
+        work = self.state.plain.work
+        for dims in self.state.plain.candidate_dims:
+            if len(self._dims) <= self.limits.first_options or (dims.pp in LADDER and dims.dp in LADDER):
+                size = work.sequences / (2 * dims.pp * dims.dp)
+                nearest = min(self._sizes, key=lambda each: max(each / size, size / each))
+                while nearest > 1 and work.sequences // nearest < dims.dp:
+                    nearest = max((each for each in self._sizes if each < nearest), default=1)
+                yield Option(dims, work.schedule_specs(dims.pp)[0], nearest)
+
+    def _push_leaner(self, space: SearchSpace, option: Option, ratio: float) -> None:
+        smaller = [size for size in self._sizes if size < option.micro_batch]
+        if smaller:
+            self._push(space, option._replace(micro_batch=smaller[-1]), ratio)
+        for leaner in self.state.candidates.leaner_spaces(space, option.dims):
+            if option.schedule_spec in leaner.work.schedule_specs(option.dims.pp):
+                self._push(leaner, option, ratio)
+
+    def _push_neighbours(self, space: SearchSpace, option: Option, ratio: float) -> None:
+        dims, spec, size = option
+        for other in self._neighbour_dims(dims):
+            if spec in space.work.schedule_specs(other.pp):
+                self._push(space, Option(other, spec, size), ratio)
+        at = self._sizes.index(size)
+        for near in self._sizes[max(0, at - 1) : at] + self._sizes[at + 1 : at + 2]:
+            self._push(space, option._replace(micro_batch=near), ratio)
+        for other_spec in space.work.schedule_specs(dims.pp):
+            self._push(space, option._replace(schedule_spec=other_spec), ratio)
+        for other_space in self.state.candidates.neighbour_spaces(space, dims):
+            if spec in other_space.work.schedule_specs(dims.pp):
+                self._push(other_space, option, ratio)
+
+    def _neighbour_dims(self, dims: ParallelDims) -> Iterator[ParallelDims]:
+        pp, dp, tp = dims
+        near = [ParallelDims(pp + a, dp + b, tp) for a, b in PP_STEPS]
+        for powers in DOUBLINGS:
+            for sign in (1, -1):
+                near.append(
+                    ParallelDims(*(int(n * 2.0 ** (sign * power)) for n, power in zip(dims, powers, strict=True)))
+                )
+        return (other for other in dict.fromkeys(near) if other in self._dims)
