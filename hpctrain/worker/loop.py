@@ -77,7 +77,7 @@ class Loop:
         self.saved_step = None if trainer.from_memory else trainer.step
         self._save_error: str | None = None
         self._metrics = MetricsLog(trainer.folder / "metrics.jsonl", trainer.fence)
-        self._ranks = RankMetrics(trainer.folder, trainer.fence, trainer.plan, trainer.generation)
+        self._ranks = RankMetrics(trainer) if trainer.coordinate.rank == 0 else None
         self._first = True
         self._first_validation = True
         self._tp_bytes = 0
@@ -370,7 +370,7 @@ class Loop:
 
     def _report_step(self, job: StepFigures, info: LocalStepInfo) -> None:
         trainer = self.trainer
-        if trainer.coordinate.rank == 0:
+        if self._ranks is not None:  # on rank 0
             self._metrics.write(metric_row(trainer, trainer.step, job, info, self._peak_flops))
             self._ranks.add(trainer.step, job.ranks)
         self.agent_channel.send(StepDone(step=trainer.step, loss=job.loss))

@@ -7,7 +7,6 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import get_args
 
 import torch
@@ -16,9 +15,8 @@ from torch import Tensor
 from hpctrain.base.activity import ACTIVITY, WaitsFor
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import StorageError
-from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.rank_log import RANK_LOG, RankRow
-from hpctrain.records.plan.plan import Plan
+from hpctrain.worker.build import Trainer
 
 WAITS = (*(f"wait_{kind}_s" for kind in get_args(WaitsFor)), "hidden_dp_s")
 """Names of the figures of `own_waits`."""
@@ -49,9 +47,10 @@ class StepTimesByRank:
 class RankMetrics:
     """Adds up the times of the ranks on rank 0, and writes their means. Lines that cannot be written are lost."""
 
-    def __init__(self, folder: Path, fence: Fence, plan: Plan, generation: int) -> None:
-        self._path = folder / RANK_LOG
-        self._fence = fence
+    def __init__(self, trainer: Trainer) -> None:
+        plan = trainer.plan
+        self._path = trainer.folder / RANK_LOG
+        self._fence = trainer.fence
         owner = plan.stage_owner()
         self._devices = plan.ranks
         self._stages = {
@@ -60,7 +59,7 @@ class RankMetrics:
             for row in column
             for rank in row
         }
-        self._generation = generation
+        self._generation = trainer.generation
         self._every = max(LEAST_STEPS, -(-plan.world_size // RANKS_A_STEP))
         self._times: list[StepTimesByRank] | None = None
 
