@@ -39,12 +39,14 @@ VOTES_S = 1.0
 RESEND_S = 0.5
 """Seconds after which a request without an answer is sent again: a connection may have closed."""
 BACKOFF_S = 0.1
-"""Seconds from a refusal to the next ballot of the same agent, times the number of its refusals (at most
-`BACKOFF_MAX_TRIES`), times the place of its node among the sorted names of the acceptors' nodes, from 1. So two
-proposers do not outbid each other for ever."""
+"""Seconds from an agent's first refusal to its next ballot, times the place of its node among the sorted names of the
+acceptors' nodes, from 1. After each further refusal the agent waits twice as long, up to `BACKOFF_MAX` times as long.
+So proposers soon leave each other the time that a ballot takes."""
+BACKOFF_MAX = 10
+"""Longest wait after a refusal, as a multiple of the first."""
 BACKOFF_MAX_TRIES = 20
-"""Most refusals that `BACKOFF_S` counts. A ballot that fails because a file cannot be read or written counts as
-refused; after so many, the failure is an error."""
+"""A ballot that fails because a file cannot be read or written counts as refused. After so many refusals, such a
+failure is an error."""
 
 
 class MessageRoutes(Protocol):
@@ -351,7 +353,7 @@ class Agreement:
             self._refusals = min(self._refusals + 1, BACKOFF_MAX_TRIES)
             nodes = sorted(self._acceptors)
             turn = nodes.index(self._me.node) if self._me.node in nodes else len(nodes)
-            self._retry_at = now + BACKOFF_S * self._refusals * (1 + turn)
+            self._retry_at = now + BACKOFF_S * min(2 ** (self._refusals - 1), BACKOFF_MAX) * (1 + turn)
 
     def _note_failure(self, now: float, error: StorageError) -> None:
         """Try again in a higher ballot, because the file system may come back; after `BACKOFF_MAX_TRIES` refusals and

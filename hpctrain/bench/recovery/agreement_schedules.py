@@ -19,8 +19,9 @@ KINDS = ("majority", "half", "any")
 TREE_NODES = 4
 """Fewest nodes of a schedule whose agents may form a tree. A tree of a run has more nodes and a higher fan-out."""
 TREE_FAN_OUT = 2
-SETTLE_S = 60.0
-"""Simulated seconds after the end of the disturbances within which the nodes that must train have to begin."""
+SETTLE_S = 120.0
+"""Simulated seconds after the end of the disturbances within which the nodes that must train have to begin: workers
+that die at their start may end seven more generations, and a record takes up to 8 s to make."""
 START_S = 30.0
 MESSAGE_KINDS = (Prepare, Promise, AcceptRequest, AcceptRequest, Accepted, Decided)
 

@@ -33,6 +33,14 @@ class _Device(NamedTuple):
     node: str
 
 
+class _Heartbeat(NamedTuple):
+    """A heartbeat on its way. A connection keeps the order of heartbeats, so one that others have overtaken is
+    dropped."""
+
+    sent_s: float
+    announcement: Announcement
+
+
 class SimulatedMesh:
     """The connections of one agent; it stands in for `PeerMesh`."""
 
@@ -47,6 +55,8 @@ class SimulatedMesh:
         self._arrived: list[tuple[str, object]] = []
         self._messages: list[tuple[str, AgreementMessage]] = []
         self._last_beat = float("-inf")
+        self._newest: dict[str, float] = {}
+        """Node -> when its newest heartbeat that has arrived was sent."""
 
     def open(self) -> None: ...
     def close(self) -> None: ...
@@ -68,6 +78,10 @@ class SimulatedMesh:
     def take_in(self, node: str, content: object) -> None:
         """Keep a message for the agent's next turn, and let this turn come at once, unless the message is a heartbeat
         without news."""
+        if isinstance(content, _Heartbeat):
+            if content.sent_s < self._newest.get(node, 0.0):
+                return
+            self._newest[node], content = content
         self._arrived.append((node, content))
         view = self._views[node]
         if isinstance(content, Announcement):
@@ -94,7 +108,7 @@ class SimulatedMesh:
         if at_once or now - self._last_beat >= HEARTBEAT_S:
             self._last_beat = now
             for node in self._views:
-                self._send(node, announcement)
+                self._send(node, _Heartbeat(self._world.now, announcement))
 
     def send(self, nodes: Collection[str], message: AgreementMessage) -> None:
         """Send a message to some nodes."""
