@@ -46,9 +46,9 @@ def test_searches_and_plans_after_a_loss_are_shown(monkeypatch) -> None:
 
 
 def test_unlike_devices_gain_by_placement_and_equal_ones_do_not() -> None:
-    cases = [case for case in CASES if case.name in ("equal-32-350M", "paper-32-350M", "unlike-32-7B")]
+    cases = [case for case in CASES if case.name in ("equal-32-350M", "paper-32-350M", "unlike-16-7B")]
     rows = {row["case"]: row for row in measure_placement(lambda said: None, cases, orders=3)["rows"]}
-    equal, mixed, large = rows["equal-32-350M"], rows["paper-32-350M"], rows["unlike-32-7B"]
+    equal, mixed, large = rows["equal-32-350M"], rows["paper-32-350M"], rows["unlike-16-7B"]
     assert equal["shuffled_s"] == pytest.approx([equal["planned_s"]] * 3)
     assert mixed["planned_s"] < mixed["shuffled_s"][1] <= mixed["shuffled_s"][0] <= mixed["shuffled_s"][2]
     assert mixed["planned_s"] < mixed["listed_s"]

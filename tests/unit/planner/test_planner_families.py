@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.workload import ModelPart, workload_of
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
+from hpctrain.planner.limits import DEFAULT_LIMITS
+from hpctrain.planner.make import PlanRequest
+from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import PRESETS, FamilySpec
 from hpctrain.records.run.run import Run
@@ -53,13 +59,19 @@ def test_a_preset_of_every_family_is_planned(preset: str) -> None:
 
 
 def test_a_cut_near_the_seam_goes_there_where_it_costs_next_to_nothing() -> None:
-    # A decoder's sequence at which its blocks take as long as the encoder's: any cut in the middle is as good.
-    spec = EncoderDecoderSpec(layers=12, encoder_layers=7, dim=512, heads=8, decoder_seq=332)
-    asked = run(spec, pp=2, tp=1, schedule="1f1b")
-    free = run(PRESETS["bert-41m"].model_copy(update={"layers": 12}), pp=2, tp=1, schedule="1f1b")
-    cut, other = (make_plan(each, each.spec(), topology(2)).stages[0].layers[1] for each in (asked, free))
-    assert cut == 7
-    assert other != 7
+    limits = replace(DEFAULT_LIMITS, max_seam_slowdown=0.0)
+    outcomes = set()
+    for decoder_seq in range(208, 289, 16):
+        spec = EncoderDecoderSpec(layers=12, encoder_layers=7, dim=512, heads=8, vocab=32000, decoder_seq=decoder_seq)
+        asked = run(spec, pp=2, tp=1, schedule="1f1b")
+        fastest = make_plan(asked, asked.spec(), topology(2), PlanRequest(limits=limits))
+        scene = layout_of_plan(asked, asked.spec(), fastest, topology(2))
+        at_seam = predict(scene.cost, replace(scene.layout, blocks=(7, 5))).total
+        slowdown = at_seam / predict(scene.cost, scene.layout).total - 1
+        cut = make_plan(asked, asked.spec(), topology(2)).stages[0].layers[1]
+        assert cut == (7 if slowdown <= DEFAULT_LIMITS.max_seam_slowdown else fastest.stages[0].layers[1])
+        outcomes.add((fastest.stages[0].layers[1] == 7, cut == 7))
+    assert {(False, True), (False, False)} <= outcomes, "some cuts move to the seam and others do not"
 
 
 def test_a_stage_amounts_to_the_blocks_that_it_holds() -> None:
