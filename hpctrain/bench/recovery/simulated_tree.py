@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple
 
 from hpctrain.agent.agreement_messages import AgreementMessage
 from hpctrain.agent.peer_messages import HEARTBEAT_S, Announcement
@@ -15,6 +17,17 @@ from hpctrain.bench.recovery.simulated_world import SimulatedHost
 
 REDIAL_S = 0.2
 """Seconds after which a node that did not answer is dialled again."""
+_NUMBERS = count()
+
+
+class _Connection(NamedTuple):
+    """One end of a connection between two agents."""
+
+    number: int
+    """The same at both ends; no other connection has it. So the end of a connection is not taken for the end of the one
+    that replaced it."""
+    incarnation: str
+    """Agent at the other end."""
 
 
 class SimulatedTree(SimulatedMesh):
@@ -27,7 +40,9 @@ class SimulatedTree(SimulatedMesh):
         world = process.world
         timeout_s = world.limits.recovery.heartbeat_timeout_s
         self._routing = TreeRouting(process.node, world.nodes, timeout_s, fan_out)
-        self._connected: dict[str, str] = {}
+        self._connected: dict[str, _Connection] = {}
+        self._over: set[int | str] = set()
+        """Numbers of closed connections, and ended agents, by incarnation: this side may note a connection later."""
         self._dialled: dict[str, float] = {}
         self._waiting: list[Callable[[], bool]] = []
 
@@ -62,25 +77,38 @@ class SimulatedTree(SimulatedMesh):
         """Process a message at once, unless the process is paused; the agent takes its turn if there is news."""
         self._when_awake(lambda: node in self._connected and self._routing.take(self._world.now, node, content))
 
-    def join(self, node: str, incarnation: str) -> None:
-        """Note a new connection."""
+    def join(self, node: str, connection: _Connection) -> None:
+        """Note a new connection, in place of an older one to the same node."""
 
         def joined() -> bool:
             self._dialled.pop(node, None)
-            self._connected[node] = incarnation
+            if not self._over.isdisjoint(connection):
+                return False
+            self._connected[node] = connection
             self._routing.joined(self._world.now, node)
             return True
 
         self._when_awake(joined)
 
-    def note_closed(self, node: str, incarnation: str, leaves: bool = False) -> None:
-        """Note that the connection to an agent has closed. `leaves` says whether the agent has announced this."""
+    def note_closed(self, node: str, incarnation: str) -> None:
+        """Note that an agent has ended, and with it the connection to it."""
+        self._over.add(incarnation)
+        connection = self._connected.get(node)
+        if connection is not None and connection.incarnation == incarnation:
+            self._note_closed(node, connection.number)
 
+    def note_detached(self, node: str, number: int) -> None:
+        """Note that another agent has announced that it closes a connection, and has closed it."""
+        self._note_closed(node, number, Detach())
+
+    def _note_closed(self, node: str, number: int, last: Detach | None = None) -> None:
         def closed() -> bool:
-            if self._connected.get(node) != incarnation:
+            self._over.add(number)
+            connection = self._connected.get(node)
+            if connection is None or connection.number != number:
                 return False
-            if leaves:
-                self._routing.take(self._world.now, node, Detach())
+            if last is not None:
+                self._routing.take(self._world.now, node, last)
             del self._connected[node]
             self._routing.closed(node)
             return True
@@ -101,13 +129,10 @@ class SimulatedTree(SimulatedMesh):
             if not isinstance(message, Detach):
                 self._send(node, message)
         for node in self._routing.surplus():
-            incarnation = self._connected.pop(node)
+            closed = self._connected.pop(node)
             self._routing.closed(node)
-            self._reach(node, incarnation, lambda other: other.note_closed(self._process.node, *self._me, True))
-
-    @property
-    def _me(self) -> tuple[str]:
-        return (self._process.incarnation,)
+            detach = partial(SimulatedTree.note_detached, node=self._process.node, number=closed.number)
+            self._reach(node, closed.incarnation, detach)
 
     def _when_awake(self, act: Callable[[], bool]) -> None:
         if not self._process.is_awake:
@@ -129,8 +154,12 @@ class SimulatedTree(SimulatedMesh):
                 or not process.alive
             ):
                 return
-            tree_of(other).join(process.node, process.incarnation)
-            world.at(world.chance.uniform(*world.links.delay_s), lambda: self.join(node, other.incarnation))
+            number = next(_NUMBERS)
+            tree_of(other).join(process.node, _Connection(number, process.incarnation))
+            world.at(
+                world.chance.uniform(*world.links.delay_s),
+                lambda: self.join(node, _Connection(number, other.incarnation)),
+            )
 
         world.at(world.chance.uniform(*world.links.delay_s), answer)
 
