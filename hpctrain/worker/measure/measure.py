@@ -97,7 +97,11 @@ def _answer(exchange: BackendMeasurement, order: messages.Order) -> messages.Ren
         MalformedMessage: the order is of another kind.
     """
     if isinstance(order, messages.RendezvousOrder):
-        return messages.RendezvousAnswer(port=exchange.open_rendezvous(order.addr))
+        try:
+            return messages.RendezvousAnswer(port=exchange.open_rendezvous(order.addr))
+        except OSError as error:
+            text = f"measure: cannot listen on {order.addr}: {os.strerror(error.errno) if error.errno else error}"
+            return messages.RendezvousAnswer(error=text[:ERROR_CHARS])
     if isinstance(order, messages.ExchangeOrder):
         return exchange.run(order)
     raise MalformedMessage(f"it ordered {order.kind!r} of a process that measures messages")

@@ -1,15 +1,19 @@
 """The device half: figures of the CPU, and the words over the inherited socket."""
 
+import errno
 import json
+import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.probe.measure.devices import DeviceReport
+from hpctrain.worker.measure import measure
 from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes_per_s, launch_seconds, matmul_flops
 
 
@@ -84,6 +88,29 @@ def test_over_a_socket_it_waits_for_the_word_and_ends_when_nobody_listens(go: bo
         DeviceReport.model_validate(channel.wait_message(120)["report"])
     channel.close()
     assert process.wait(30) == (0 if go else 1)
+
+
+def test_an_address_of_another_machine_is_an_error_answer_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_report", lambda device, share: DeviceReport(devices=[], device_types={}))
+    ours, theirs = socket.socketpair()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(measure.main, ["--device", "cpu", "--fd", str(theirs.detach())])
+        channel = LineChannel(ours)
+        assert channel.wait_message(120) == {"kind": "ready"}
+        channel.send({"kind": "go"})
+        channel.wait_message(120)
+        channel.send({"kind": "rendezvous", "addr": "192.0.2.1"})  # RFC 5737: no machine has this address
+        refused = channel.wait_message(120)
+        channel.send({"kind": "rendezvous", "addr": "127.0.0.1"})
+        answer = channel.wait_message(120)
+        channel.close()
+    assert refused == {
+        "kind": "rendezvous",
+        "error": f"measure: cannot listen on 192.0.2.1: {os.strerror(errno.EADDRNOTAVAIL)}",
+    }
+    assert answer is not None
+    assert answer["port"] > 0
+    assert done.result() == 0
 
 
 @pytest.mark.slow
