@@ -39,7 +39,8 @@ from hpctrain.runs.folder import check_trusted
 _MODEL_CARD = Path(__file__).with_name("model_card.md.j2")
 _OWN_MODEL_CARD = Path(__file__).with_name("own_model_card.md.j2")
 _SURPLUS_BYTES = 1 << 20
-"""Bytes that the check of disk space allows for all files without tensors; a larger tokenizer is not counted."""
+"""Bytes that the check of disk space allows for the headers of the tensors' files and for their index. All other files
+are written before the check."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ def export(
         done = step_of(checkpoint)
         with made_whole(output, force) as made:
             size = spec.parameters() * BYTES[dtype]
-            check_disk_space(made, size + _SURPLUS_BYTES, "the exported model", -(-size // shard_bytes))
             architecture = _write_beside(made, folder, run, dtype, done, file_format, source)
+            check_disk_space(made, size + _SURPLUS_BYTES, "the exported tensors", -(-size // shard_bytes))
             ask_worker(
                 "export", folder, checkpoint, runner, "exports",
                 output=str(made), dtype=dtype, shard_bytes=shard_bytes, processes=processes, file_format=file_format,
