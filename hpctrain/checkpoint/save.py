@@ -10,6 +10,7 @@ device the memory is pinned, so that the device copies at the full rate of its l
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import time
@@ -195,27 +196,39 @@ class CheckpointSaver:
 
     def _describe(self, temporary: Path) -> list[FileEntry]:
         """Hash the files that this rank wrote to the folder `temporary`. Return the manifest's entries of all ranks'
-        files. Collective."""
+        files. Collective.
+
+        Raises:
+            StorageError: this rank or another one cannot read a file that it wrote.
+        """
         rank = dist.get_rank(self._group)
-        prefixes = (f"__{rank}_", ".metadata") if rank == 0 else (f"__{rank}_",)
-        entries = [
-            published.describe_file(path).model_dump()
-            for path in sorted(temporary.iterdir())
-            if path.name.startswith(prefixes)
-        ]
-        everyone: list[list[dict[str, object]]] = [[] for _ in range(dist.get_world_size(self._group))]
+        prefixes = (f"__{rank}_", published.METADATA) if rank == 0 else (f"__{rank}_",)
+        entries: list[dict[str, object]] | str
+        try:
+            paths = [path for path in sorted(temporary.iterdir()) if path.name.startswith(prefixes)]
+            entries = [published.describe_file(path).model_dump() for path in paths]
+        except OSError as error:
+            entries = f"{error.filename or temporary}: rank {rank} cannot read what it wrote: {error.strerror or error}"
+        everyone: list[list[dict[str, object]] | str] = [[] for _ in range(dist.get_world_size(self._group))]
         dist.all_gather_object(everyone, entries, group=self._group)
-        return [FileEntry.model_validate(entry) for entries in everyone for entry in entries]
+        described: list[FileEntry] = []
+        for entries in everyone:
+            if isinstance(entries, str):
+                raise StorageError(entries)
+            described += [FileEntry.model_validate(entry) for entry in entries]
+        return described
 
     def _publish(self, temporary: Path, manifest: Manifest, files: list[FileEntry]) -> None:
         final = published.publish(temporary, manifest.model_copy(update={"files": files}), self._fence)
         self._fence.check()
-        published.prune(self._checkpoints, self._keep, final)
+        with contextlib.suppress(OSError):  # the next checkpoint's save removes what this one cannot list
+            published.prune(self._checkpoints, self._keep, final)
 
     def _on_rank0(self, act: Callable[[], object]) -> None:
         """Run `act` on rank 0 alone, and wait for its end on every rank. Collective.
 
-        If `act` raises StorageError or Superseded, every rank raises StorageError, so that all ranks give up together.
+        If `act` raises StorageError, Superseded or OSError, every rank raises StorageError, so that all ranks give up
+        together.
         """
         message: list[str | None] = [None]
         if dist.get_rank(self._group) == 0:
@@ -223,6 +236,8 @@ class CheckpointSaver:
                 act()
             except (StorageError, Superseded) as error:
                 message = [str(error)]
+            except OSError as error:
+                message = [f"{error.filename or self._checkpoints}: {error.strerror or error}"]
         source = dist.get_global_rank(self._group, 0)
         dist.broadcast_object_list(message, src=source, group=self._group)
         if message[0] is not None:

@@ -1,5 +1,5 @@
-"""Damaged checkpoints of four ranks that share the weights, loaded on one, three and four ranks. Called by the test
-beside it.
+"""Checkpoints of four ranks that share the weights: one of which a file cannot be read when it is saved, and damaged
+ones, loaded on one, three and four ranks. Called by the test beside it.
 
 python damage_cases.py save 4 FOLDER
 python damage_cases.py load WORLD FOLDER
@@ -21,7 +21,10 @@ from processes import largest, launch, process_group
 from hpctrain.base.errors import DamagedCheckpointError
 from hpctrain.checkpoint import published
 from hpctrain.checkpoint.load import CheckpointReader
+from hpctrain.checkpoint.save import CheckpointSaver
 from hpctrain.checkpoint.state import collect, prepare_moments
+from hpctrain.records.history.generation import GENERATIONS, Fence
+from hpctrain.records.history.manifest import Manifest
 
 PLANS = {
     1: make_plan(1, 1, 1, WHOLE, [(2, 4)]),
@@ -58,7 +61,21 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
 def save(folder: Path, rank: int, world: int) -> dict[str, Any]:
     with process_group(folder, rank, world):
         save_state(folder / "saved", PLANS[world], SPEC, rank)
-    return {}
+        describe = published.describe_file
+        if rank == 2:
+            published.describe_file = lambda path: (path.unlink(), describe(path))[1]  # it is gone when it is hashed
+        lost = folder / "lost"
+        saver = CheckpointSaver(lost, dist.new_group(backend="gloo"), keep=2, fence=Fence(lost / GENERATIONS, 0))
+        manifest = Manifest(
+            step=1, generation=0, samples=0, seed=0, run_sha256="", model_sha256="", world_size=world, files=[]
+        )
+        saver.save({f"part {rank}": torch.ones(64)}, manifest)
+        result = saver.finished(wait=True)
+        saver.close()
+        published.describe_file = describe
+        assert result is not None
+        errors = gathered(result.error, world)
+    return {"lost": {"errors": errors, "files": sorted(path.name for path in lost.iterdir())}}
 
 
 def load(folder: Path, rank: int, world: int) -> dict[str, Any]:

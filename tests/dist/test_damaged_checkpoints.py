@@ -14,10 +14,18 @@ WORLDS = (1, 3, 4)
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """World size -> what loading gave; the checkpoint is of four ranks."""
+    """World size -> what loading gave; the checkpoint is of four ranks. 0 -> what saving gave."""
     folder = tmp_path_factory.mktemp("damaged")
-    run_cases(SCRIPT, "save", 4, folder)
-    return {world: run_cases(SCRIPT, "load", world, folder) for world in WORLDS}
+    saved = {0: run_cases(SCRIPT, "save", 4, folder)}
+    return saved | {world: run_cases(SCRIPT, "load", world, folder) for world in WORLDS}
+
+
+@pytest.mark.slow
+def test_a_file_that_cannot_be_hashed_costs_the_checkpoint_and_no_rank(results: dict[int, dict[str, Any]]) -> None:
+    lost = results[0]["lost"]
+    assert lost["files"] == []
+    (error,) = set(lost["errors"])
+    assert error.endswith("/__2_0.distcp: rank 2 cannot read what it wrote: No such file or directory")
 
 
 @pytest.mark.slow
