@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.agent.worker_messages import MemoryOrder, StartOrder
-from hpctrain.base.errors import CheckpointError
+from hpctrain.base.errors import CheckpointError, InputError
 from hpctrain.checkpoint.memory.codec_state import load_codec_state, own_codec_state
 from hpctrain.checkpoint.memory.live_state import LiveState, SegmentOwner, describe, dtypes_fit
 from hpctrain.checkpoint.memory.mapping import MappedSegment
 from hpctrain.checkpoint.memory.private_state import PrivateState
 from hpctrain.checkpoint.memory.restore import RestoredState, finish_everywhere, load_from_segments
-from hpctrain.checkpoint.memory.segment import BUCKET_BYTES, IndexEntry, SegmentError
+from hpctrain.checkpoint.memory.segment import BUCKET_BYTES, IndexEntry
 from hpctrain.checkpoint.memory.snapshots import LiveSource, SnapshotRing, SnapshotSource, check_snapshot
 from hpctrain.checkpoint.state import collect
 from hpctrain.compress.build import is_compressible
@@ -136,9 +136,8 @@ class StateMemory:
         loaded, or if there was nothing to load.
 
         Raises:
-            MemoryUnusableError: a segment is damaged; this rank's segments hold no state from then on.
-            CheckpointError: the reducer refuses the state, because a tensor has another shape than expected.
-            InputError: the file of the old plan cannot be read.
+            MemoryUnusableError: a segment is damaged, the file of the old plan cannot be read or used, or the reducer
+                expects a tensor of another shape. This rank's segments hold no state from then on.
         """
         source = self.order.source
         if source is None:
@@ -154,7 +153,7 @@ class StateMemory:
             if state:
                 reducer.load_state(state)
             return dropped
-        except SegmentError as error:
+        except (CheckpointError, InputError, OSError) as error:
             raise self._unusable(segments, error) from error
 
     def _compressed(self) -> list[tuple[int, IndexEntry]]:

@@ -247,7 +247,17 @@ def on_another_plan(cases: dict[str, tuple[Plan, Plan]], folder: Path, rank: int
         train(trainer, StoppingOrders(HALFWAY + 1))  # type: ignore[arg-type]
         leave()
         saved = Manifest.read(place / f"checkpoints/step-{HALFWAY:08}/manifest.json").generation
+        os.ftruncate(MEMORY[name, "new", rank], 0)
+        order = order.model_copy(update={"source": source_of(old, "plan-gone.json")})
+        refused = ""
+        try:
+            open_trainer(place, new, 3, None, rank, meeting, order)
+        except MemoryUnusableError as error:
+            refused = str(error)
+        leave()
         found[name] = {
+            "refused": refused,
+            "held": [held_state(descriptor) is not None for descriptor in mine],
             "unequal": [other for bits, *_ in everyone for names in bits for other in names],
             "steps": sorted({step for _, *steps, _ in everyone for step in steps}),
             "saved by": saved,

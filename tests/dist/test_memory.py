@@ -59,6 +59,14 @@ def test_another_plan_starts_from_memory_as_from_a_checkpoint(name: str, other: 
     assert other[name]["saved by"] == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*OTHER, *FEWER])
+def test_memory_of_a_plan_that_cannot_be_read_is_not_used_again(name: str, other: dict[str, dict[str, Any]]) -> None:
+    assert "plan-gone.json" in other[name]["refused"]
+    assert other[name]["held"]
+    assert not any(other[name]["held"])
+
+
 @pytest.fixture(scope="module")
 def snapshots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return run_cases(SCRIPT, "snapshots", 2, tmp_path_factory.mktemp("snapshots"))
