@@ -52,8 +52,6 @@ FINISHED_FILE = "finished"
 the task of a lost node."""
 ALLOCATOR_VARIABLES = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
 """Variables with which you may set torch's GPU allocator yourself."""
-FLIGHT_RECORDER_EVENTS = 2000
-"""Number of operations that NCCL's flight recorder remembers, at about a kilobyte each."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 PROBE_WAIT_S = 300.0
 """Seconds for which the other nodes wait until the first node has written topology.json."""
@@ -335,7 +333,6 @@ def _worker_environment(place: AgentIdentity, run: Run, logs: Path) -> dict[str,
     if interface is not None:
         env.setdefault("GLOO_SOCKET_IFNAME", interface)
         env.setdefault("NCCL_SOCKET_IFNAME", interface)
-    env.setdefault("TORCH_FR_BUFFER_SIZE", str(FLIGHT_RECORDER_EVENTS))
     env.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(logs / "nccl-trace-rank-"))
     env.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     if not ALLOCATOR_VARIABLES & env.keys():

@@ -38,6 +38,17 @@ def test_the_allocator_grows_its_segments(monkeypatch: pytest.MonkeyPatch, reque
     assert request.getfixturevalue("environment")["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
+@pytest.mark.parametrize("variable", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_the_flight_recorders_size_is_left_to_torch_and_to_whoever_set_one(
+    variable: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "50")
+    env = request.getfixturevalue("environment")
+    assert {name: value for name, value in env.items() if name.endswith("_BUFFER_SIZE")} == {variable: "50"}
+
+
 def trainer(folder: Path, precision: str, *ranks: str) -> SimpleNamespace:
     return SimpleNamespace(
         folder=folder, run=SimpleNamespace(precision=precision), plan=SimpleNamespace(ranks=list(map(DeviceId, ranks)))
