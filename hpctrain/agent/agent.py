@@ -90,8 +90,7 @@ class Agent:
         self._skipping: Future[None] | None = None
         self._next = NextGeneration(
             place, peers, source, store or GenerationStore(place.folder / GENERATIONS), context.event_log,
-            threads, self._end_for_agreement,
-            context.memory.held if context.memory is not None else tuple,
+            threads, self._end_for_agreement, context.memory.held if context.memory is not None else tuple,
         )  # fmt: skip
         self._starting = StartPreparation(place.node, source, group, threads[1])
         self._stop_logged = False
@@ -170,10 +169,11 @@ class Agent:
             self._next.publish(now)
         except StorageError as error:
             return self._fail(Decision("fail", str(error), exit_code=error.exit_code))
-        decided = self._next.decided(now, between=self._state.phase in ("joining", "fault"))
-        if decided is not None:
+        if (decided := self._next.decided(now, between=self._state.phase in ("joining", "fault"))) is not None:
             self._adopt(decided)
-        elif (files := self._starting.poll(now)) is not None:
+        elif isinstance(files := self._starting.poll(now), Decision):
+            return self._fail(files)
+        elif files is not None:
             self._start_workers(now, files)
         if self._skipping is not None:
             if not self._skipping.done():

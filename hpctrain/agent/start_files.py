@@ -6,9 +6,10 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
+from hpctrain.agent.decide import Decision
 from hpctrain.agent.generation_store import GenerationSource
 from hpctrain.agent.group import WorkerLog
-from hpctrain.base.errors import FileError, StorageError
+from hpctrain.base.errors import FileError, StorageError, UntrustedError
 from hpctrain.base.helper_thread import Background
 from hpctrain.records.history.generation import Generation
 from hpctrain.records.plan.plan import Plan
@@ -75,8 +76,9 @@ class StartPreparation:
             self._call.add_done_callback(_close_unused)
         self._call = self._wanted = None
 
-    def poll(self, now: float) -> StartFiles | None:
-        """Return the files, once for each generation; None before they are there, and afterwards.
+    def poll(self, now: float) -> StartFiles | Decision | None:
+        """Return the files, once for each generation; None before they are there, and afterwards. Return the decision
+        to fail if the plan or the run folder is untrusted: no node may use it, so the others cannot go on either.
 
         Args:
             now: seconds of the agent's clock.
@@ -84,7 +86,6 @@ class StartPreparation:
         Raises:
             FileError: no plan could be read for `PLAN_PATIENCE_S`.
             StorageError: no log could be opened for so long.
-            UntrustedError: the plan or its folder belongs to another user, or others can write to one of them.
         """
         if self._wanted is None:
             return None
@@ -95,6 +96,9 @@ class StartPreparation:
         call, self._call = self._call, None
         try:
             files = call.result()
+        except UntrustedError as error:
+            self._wanted = None
+            return Decision("fail", str(error), exit_code=error.exit_code)
         except (FileError, StorageError) as error:
             if self._fails_since is None:
                 self._fails_since = now

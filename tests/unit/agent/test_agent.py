@@ -25,7 +25,7 @@ from hpctrain.agent.group import WorkerLog, WorkerUpdate
 from hpctrain.agent.peers import Announcement
 from hpctrain.agent.view import DecisionLimits, PeerView, WorkerView
 from hpctrain.agent.worker_messages import MemoryOrder, StartOrder, StepDone, WorkerReady
-from hpctrain.base.errors import RefusedError, StorageError
+from hpctrain.base.errors import RefusedError, StorageError, UntrustedError
 from hpctrain.planner import make_plan
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 from hpctrain.records.history.memory_state import HeldState, MemorySource, StateHolder
@@ -216,6 +216,29 @@ def test_a_file_system_that_fails_while_the_first_record_is_made_ends_the_attemp
     assert agent.run() == StorageError.exit_code
     (failed,) = (event for event in read_events(tmp_path / "events.jsonl") if event.kind == "failed")
     assert failed.reason == f"{tmp_path}/generations: Read-only file system, so generation 0 cannot be made"
+
+
+def test_an_untrusted_plan_fails_the_run_with_one_line_and_does_not_crash_the_agent(tmp_path: Path) -> None:
+    plan, clock = first_generation(tmp_path), FakeClock()
+    error = UntrustedError(tmp_path / "plan.json", "can be written by others", "chmod go-w plan.json")
+
+    class Untrusted(Source):
+        def plan_of(self, record: Generation) -> Plan:
+            raise error
+
+    def make(_: Proposal) -> ProposedGeneration:
+        raise AssertionError("the agents have agreed on the generation already")
+
+    network = Network(clock, lambda: None)
+    network.is_over = lambda: False
+    fakes: dict[str, Any] = {"peers": network, "group": Workers()}
+    agent = Agent(
+        AgentIdentity("a", NODES, "127.0.0.1", "a", 0, tmp_path), DecisionLimits(), source=Untrusted(make, plan),
+        context=AgentContext(EventLog(tmp_path / "events.jsonl", "a", 0, clock), clock, lambda: None), **fakes,
+    )  # fmt: skip
+    assert agent.run() == UntrustedError.exit_code
+    (failed,) = (event for event in read_events(tmp_path / "events.jsonl") if event.kind == "failed")
+    assert failed.reason == str(error)
 
 
 def state(rank: int) -> HeldState:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from direct_executor import DirectExecutor, HungExecutor
 
+from hpctrain.agent.decide import Decision
 from hpctrain.agent.group import WorkerLog
-from hpctrain.agent.start_files import PLAN_PATIENCE_S, StartPreparation
-from hpctrain.base.errors import FieldError, FileError, StorageError
+from hpctrain.agent.start_files import PLAN_PATIENCE_S, StartFiles, StartPreparation
+from hpctrain.base.errors import FieldError, FileError, StorageError, UntrustedError
 from hpctrain.base.helper_thread import in_background
 from hpctrain.records.history.generation import Generation, StoreAddress
 
@@ -67,7 +68,7 @@ def test_workers_get_a_plan_and_a_log_each_and_who_is_no_member_no_log(tmp_path:
         starting.begin(RECORD, None, is_member)
         assert starting.is_pending
         files = starting.poll(0.0)
-        assert files is not None
+        assert isinstance(files, StartFiles)
         assert len(files.logs) == logs
         assert (starting.is_pending, starting.poll(0.0)) == (False, None)
         for log in files.logs:
@@ -99,6 +100,19 @@ def test_files_that_fail_are_tried_again_for_a_while_over_all_generations(tmp_pa
         starting.poll(PLAN_PATIENCE_S + 1)
     files.errors = []
     found = starting.poll(PLAN_PATIENCE_S + 2)
-    assert found is not None
+    assert isinstance(found, StartFiles)
     for log in found.logs:
         log.close()
+
+
+def test_an_untrusted_plan_is_not_tried_again_and_fails_the_run(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    starting = preparation(files, DirectExecutor())
+    files.errors = [UntrustedError("plan.json", "can be written by others", "chmod go-w plan.json")]
+    starting.begin(RECORD, None, True)
+    decision = starting.poll(0.0)
+    assert isinstance(decision, Decision)
+    assert (decision.act, decision.exit_code) == ("fail", UntrustedError.exit_code)
+    assert decision.reason == str(files.errors[0])
+    assert "\n" not in decision.reason
+    assert (starting.is_pending, starting.poll(1.0)) == (False, None)
