@@ -38,8 +38,8 @@ EXIT_RESUMABLE = 75
 """Only of workers, agents and jobs: stopped at a checkpoint, or too few nodes are left; the next attempt continues the
 run."""
 EXIT_INFRASTRUCTURE = 76
-"""Only of workers, agents and jobs: a node, a device, a peer or the network failed. Of a worker also: the checkpoint that
-it was to load is damaged, or the state in memory cannot be used; the next generation starts from another one."""
+"""Only of workers, agents and jobs: a node, a device, a peer or the network failed. Of a worker also: the checkpoint
+that it was to load is damaged, or the state in memory cannot be used; the next generation starts from another one."""
 EXIT_NO_PROGRESS = 77
 """Only of workers, agents and jobs: several generations or attempts in a row ended without a new checkpoint."""
 

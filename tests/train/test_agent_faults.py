@@ -9,6 +9,7 @@ import psutil
 import pytest
 from train_site import Outcome, Site, kill_node, kill_worker, node_process, wait_for, wait_for_step, worker_of
 
+from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.base.process import WORKER_NAME
 from hpctrain.jobs.bad_nodes import nodes_to_blame
 from hpctrain.records.history.run_log import last_row_of_each_step, read_events
@@ -53,8 +54,13 @@ def kinds(folder: Path) -> list[str]:
 
 
 def working(folder: Path) -> str:
-    """A node that has workers and is not the first: the planner may leave nodes idle."""
-    return next(node for node in Plan.read(folder / "plan.json").nodes if node != "local0")
+    """A node that has workers and is not the first: the planner may leave nodes idle.
+
+    The plan is the one that the record names: it is there before the event `generation_started`. The copy plan.json is
+    written while the workers start."""
+    record = GenerationStore(folder / "generations").newest()
+    assert record is not None
+    return next(node for node in Plan.read(folder / record.plan).nodes if node != "local0")
 
 
 def others(node: str) -> list[str]:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import WORKER, CommandResult
+from hpctrain.doctor.facts import DoctorFinding
 
 TORCH = {"version": "2.13.0+cpu", "cuda_version": None, "gloo": True, "nccl_version": None, "devices": []}
 
@@ -54,12 +55,26 @@ def test_on_a_laptop(machine, hpctrain, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+FINDINGS = [
+    DoctorFinding("Slurm", "SlurmdTimeout", "ok", "300 s", "", ""),
+    DoctorFinding(
+        "Slurm", "partitions", "note", "gpu[1-4], cpu", "a job of gpu[1-4] waits for a node that is drained " * 3, ""
+    ),
+    DoctorFinding("torch", "torch", "problem", "2.13.0+cpu", "it has no CUDA, and the nodes do", "install one " * 9),
+    DoctorFinding("files", "run folders", "note", "/a-path-of-one-word" * 9, "it lies on a node's own disk", ""),
+]
+"""Texts that are short, long, and without a space in 80 columns; those of a machine change between two calls."""
+
+
 def test_80_columns_hold_every_line_and_a_pipe_gets_whole_ones(machine, hpctrain, monkeypatch):
+    monkeypatch.setattr(
+        importlib.import_module("hpctrain.cli.commands.doctor"), "findings_of", lambda facts: list(FINDINGS)
+    )
     piped = hpctrain("doctor").stdout.splitlines()
     findings = json.loads(hpctrain("doctor", "--json").stdout)
     for finding in findings:
         head = piped.index(f"  {finding['level']}".ljust(11) + f"{finding['name']}: {finding['value']}")
-        assert not finding["words"] or piped[head + 1].strip() == finding["words"]
+        assert not finding["words"] or piped[head + 1].strip() == finding["words"].strip()
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
