@@ -348,14 +348,15 @@ def _predicted(scene: CostedLayout) -> list[float]:
     """Return [stage] -> predicted seconds of its forward and backward passes in a step, each stage in its slowest
     replica."""
     layout = scene.layout
+    return [max(passes_s(scene, replica, stage) for replica in range(layout.dp)) for stage in range(len(layout.blocks))]
+
+
+def passes_s(scene: CostedLayout, replica: int, stage: int) -> float:
+    """Return the predicted seconds of all forward and backward passes of a stage of a replica in a step."""
+    layout = scene.layout
+    times = scene.cost.stage(layout.unit(replica, stage), layout.micro_batch, layout.model_parts[stage])
     split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
-
-    def seconds(replica: int, stage: int) -> float:
-        times = scene.cost.stage(layout.unit(replica, stage), layout.micro_batch, layout.model_parts[stage])
-        backward = times.inputs + times.weights if split else times.backward
-        return layout.micro_batches[replica] * (times.forward + backward)
-
-    return [max(seconds(replica, stage) for replica in range(layout.dp)) for stage in range(len(layout.blocks))]
+    return layout.micro_batches[replica] * (times.forward + (times.inputs + times.weights if split else times.backward))
 
 
 def _limited(factor: float) -> tuple[float, str]:

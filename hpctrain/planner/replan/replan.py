@@ -9,6 +9,7 @@ from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.planner.devices.constants import DEFAULT_CODEC_S
 from hpctrain.planner.devices.pool import DEFAULT_BYTES_PER_S, DEFAULT_LAUNCH_S
 from hpctrain.planner.make import PlanRequest, make_plan
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
@@ -75,6 +76,8 @@ class TopologyChanges:
 
     slow: Mapping[str, float] = field(default_factory=dict)
     """Node -> its speed as a factor of the present speed; with 0.5 everything takes twice as long."""
+    slow_devices: Mapping[DeviceId, float] = field(default_factory=dict)
+    """Device -> its speed as a factor of the present speed, on top of its node's in `slow`."""
     links: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Pair of nodes -> bandwidth of their link as a factor of the present bandwidth, in both directions."""
     lost: tuple[str, ...] = ()
@@ -90,9 +93,11 @@ def apply_changes(topology: Topology, changes: TopologyChanges) -> Topology:
     """
     _check(topology, changes)
     topology = _with_intra(topology)
-    nodes = [
-        _slowed(topology, node, changes.slow[node.id]) if node.id in changes.slow else node for node in topology.nodes
-    ]
+    factors = {
+        device: changes.slow.get(device.node, 1.0) * changes.slow_devices.get(device, 1.0)
+        for device in topology.device_ids()
+    }
+    nodes = [_slowed(topology, node, factors) for node in topology.nodes]
     fabric = topology.fabric
     for (a, b), factor in changes.links.items():
         fabric = _with_link(topology, fabric, a, b, factor)
@@ -124,6 +129,8 @@ def plan_without(
 
 def _check(topology: Topology, changes: TopologyChanges) -> None:
     known = {node.id for node in topology.nodes}
+    if absent := sorted(set(changes.slow_devices) - set(topology.device_ids())):
+        raise InputError(f"found device {absent[0]}, not in the topology; give a device as node:device")
     named = [*changes.slow, *(end for pair in changes.links for end in pair), *changes.lost]
     unknown = sorted(set(named) - known)
     if unknown:
@@ -131,7 +138,7 @@ def _check(topology: Topology, changes: TopologyChanges) -> None:
         raise InputError(
             f"found node {', '.join(unknown)}, not in the topology; it has {', '.join(some)}{' …' * (len(known) > 6)}"
         )
-    factors = [*changes.slow.values(), *changes.links.values()]
+    factors = [*changes.slow.values(), *changes.slow_devices.values(), *changes.links.values()]
     strange = [factor for factor in factors if not 1 / MAX_FACTOR <= factor <= MAX_FACTOR]
     if strange:
         raise InputError(
@@ -159,12 +166,15 @@ def _with_intra(topology: Topology) -> Topology:
     return topology.model_copy(update={"nodes": nodes})
 
 
-def _slowed(topology: Topology, node: Node, factor: float) -> Node:
-    """Return the node with the speeds of all its devices multiplied by `factor`; defaults stand in for figures that
-    were not measured.
+def _slowed(topology: Topology, node: Node, factors: Mapping[DeviceId, float]) -> Node:
+    """Return the node with the speeds of its devices multiplied by their factors; defaults stand in for figures that
+    were not measured. A device with factor 1 stays as it is.
     """
 
     def slower(device: Device) -> Device:
+        factor = factors[DeviceId.of(node.id, device.id)]
+        if factor == 1.0:
+            return device
         kind = topology.device_types[device.type].kind
         usual = device.codec_s or DEFAULT_CODEC_S[kind]
         launch_s = DEFAULT_LAUNCH_S[kind] if device.launch_s is None else device.launch_s

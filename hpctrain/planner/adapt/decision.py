@@ -1,0 +1,294 @@
+"""Whether a run takes another plan for the speeds that were measured, and whether a plan that was taken stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from hpctrain.base.errors import HpctrainError, InputError
+from hpctrain.base.units import format_seconds
+from hpctrain.planner.adapt.measured import MeasuredSpeeds
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
+from hpctrain.planner.replan.calibration import MIN_STEPS, WARMUP_STEPS, fit_profile
+from hpctrain.planner.replan.replan import apply_changes, replan
+from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.history.run_log import MetricRow
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.profile import CalibrationProfile
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Topology
+
+AdaptMode = Literal["off", "once", "online"]
+"""When a run may take another plan: never, once after its first steps, or then and after each lasting change."""
+
+
+@dataclass(frozen=True)
+class AdaptLimits:
+    """How much a new plan must gain, how long a run waits between two, and when one is taken back."""
+
+    min_gain: float = 0.05
+    """Least share of a step by which a new plan must be faster."""
+    price_factor: float = 2.0
+    """The steps that remain must gain at least this many times the price of the move."""
+    wait_steps: int = 100
+    """Steps without a change of speed that a second move in an attempt needs; each further one needs twice as many."""
+    judge_steps: int = 100
+    """Steps after which a new plan is judged."""
+    tolerance: float = 0.1
+    """Share by which a step of a new plan may be longer than predicted."""
+    max_scale: float = 2.0
+    """Largest factor between the predicted and the measured step of the present plan, in either direction; beyond it,
+    predictions say nothing about the gain of another plan."""
+
+
+DEFAULT_ADAPT_LIMITS = AdaptLimits()
+
+
+@dataclass(frozen=True)
+class PlanChange:
+    """A change of plan without a fault, earlier in the attempt."""
+
+    step: int
+    """Last step before it."""
+    replaced: Plan
+    """The plan before it."""
+    plan: Plan
+    """The plan after it."""
+    before_s: float
+    """Measured seconds of a step before it."""
+    predicted_s: float
+    """Predicted seconds of a step after it."""
+    takes_back: bool = False
+    """Whether it took back the move before it."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a decision depends on."""
+
+    run: Run
+    spec: Spec
+    topology: Topology
+    """The nodes that live, with the speeds that the probe measured."""
+    plan: Plan
+    """The plan that runs."""
+    speeds: MeasuredSpeeds
+    """The measured speeds."""
+    rows: Sequence[MetricRow]
+    """Rows of metrics.jsonl of the present generation, in order: the first `WARMUP_STEPS` and those since
+    `speeds.steady_since`, or more."""
+    mode: AdaptMode
+    """When the run may take another plan."""
+    after: int
+    """Steps of the attempt after which the first decision is made."""
+    asked: bool
+    """Whether the run file states the mode; then an edited plan and fixed degrees do not keep the run from adapting."""
+    began: int
+    """Last step before the attempt began."""
+    move_s: float
+    """Price of a move in seconds: what the run loses by it, as measured by recoveries and moves."""
+    decided: int | None = None
+    """Step of the attempt's last decision (`AdaptDecision.made`); None before the first."""
+    moves: Sequence[PlanChange] = ()
+    """Earlier moves of the attempt, in order."""
+    edited: bool = False
+    """Whether a person wrote or edited the plan."""
+    lost: int = 0
+    """Number of nodes that the run has lost."""
+    saving: bool = False
+    """Whether a checkpoint is being saved."""
+
+    @property
+    def step(self) -> int:
+        """The last step that was made."""
+        return self.rows[-1].step if self.rows else self.began
+
+
+@dataclass(frozen=True)
+class AdaptDecision:
+    """Whether the run takes another plan."""
+
+    reason: str
+    """Why, in one sentence for people."""
+    plan: Plan | None = None
+    """The plan to take; None: the present one stays."""
+    made: bool = False
+    """Whether plans were compared. If not, the decision is asked for again when there are more rows."""
+    before_s: float | None = None
+    """Measured seconds of a step of the present plan."""
+    predicted_s: float | None = None
+    """Predicted seconds of a step of `plan`."""
+
+
+def decide(now: Situation, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS) -> AdaptDecision:
+    """Return whether the run takes another plan, made for the measured speeds.
+
+    The first decision of an attempt is made after `Situation.after` steps. With mode online, another one follows each
+    lasting change of a device's speed. A new plan is taken if its step is predicted to be shorter by `min_gain` and
+    the steps that remain gain `price_factor` times the price. After each move, a change must last longer before it is
+    followed, so that a device whose speed goes up and down moves the run twice at most, if it does so faster than in
+    `2 * wait_steps` steps.
+    """
+    if (reason := _why_stay(now) or _why_wait(now, limits)) is not None:
+        return AdaptDecision(reason)
+    before_s = _step_s(now)
+    try:
+        topology = apply_changes(now.topology, now.speeds.changes)
+        profile = _profile(now, topology)
+        old = now.plan.model_copy(update={"profile": profile})
+        scene = layout_of_plan(now.run, now.spec, old, topology)
+        expected_s = predict(scene.cost, scene.layout, whole=True).total
+        plan, _ = replan(now.run, now.spec, topology, now.lost, now.plan, profile)
+    except HpctrainError as error:
+        return AdaptDecision(f"no other plan can be compared: {error}", made=True)
+    scale = before_s / expected_s
+    if not 1 / limits.max_scale <= scale <= limits.max_scale:
+        return AdaptDecision(
+            f"a step takes {format_seconds(before_s)} and was predicted to take {format_seconds(expected_s)}, so "
+            "predictions of other plans say nothing",
+            made=True,
+        )
+    if same_layout(plan, now.plan) or plan.predicted is None:
+        return AdaptDecision("the present plan is the best one found for the measured speeds", made=True)
+    if any(move.takes_back and same_layout(plan, move.replaced) for move in now.moves):
+        return AdaptDecision(
+            "the best plan found was taken back before, because it was slower than predicted", made=True
+        )
+    after_s = plan.predicted.step_time_s["total"] * scale
+    if (reason := _too_little(now, before_s, after_s, limits)) is not None:
+        return AdaptDecision(reason, made=True)
+    slow = now.speeds.reasons()
+    text = (
+        f"{'; '.join(slow[:3]) or 'measured stage times differ from the predicted ones'}{' …' * (len(slow) > 3)}: "
+        f"{plan.dims} on {len(plan.nodes)} nodes is predicted to take {format_seconds(after_s)} a step instead of "
+        f"{format_seconds(before_s)}"
+    )
+    # The speeds are those of the probe's topology times what was measured, so the plan belongs to that topology.
+    plan = plan.model_copy(update={"topology_sha256": now.topology.sha256()})
+    return AdaptDecision(text, plan, True, before_s, after_s)
+
+
+def _why_stay(now: Situation) -> str | None:
+    """Return why the run never takes another plan, whatever is measured; None if it may."""
+    if now.mode == "off":
+        return "adapt.mode is off"
+    if len(now.topology.device_ids()) == 1:
+        return "there is one device, so there is no other plan"
+    if now.edited and not now.asked:
+        return "a person wrote or edited the plan, so it is obeyed; state adapt.mode in the run file to adapt it"
+    if not now.asked and now.run.parallel.mode == "fixed":
+        return "parallel.mode is fixed; state adapt.mode in the run file to adapt cuts and devices"
+    return None
+
+
+def _why_wait(now: Situation, limits: AdaptLimits) -> str | None:
+    """Return why no plans are compared now; None if they are."""
+    done = now.step - now.began
+    steady = now.step - now.speeds.steady_since + 1
+    if now.decided is None and done < now.after:
+        return f"the first decision is made after {now.after} steps, and {done} are done"
+    if now.decided is not None:
+        if now.mode == "once":
+            return "adapt.mode is once, and plans were compared"
+        if now.speeds.changed_at is None or now.speeds.changed_at <= now.decided:
+            return "no device's speed has changed since the last decision"
+    if now.saving:
+        return "a checkpoint is being saved"
+    if not now.speeds.devices or len(_timed(now)) < MIN_STEPS:
+        return "too few steps of this generation were measured"
+    needed = limits.wait_steps * 2 ** (len(now.moves) - 1) if now.moves else 0
+    steady = min(steady, now.step - now.moves[-1].step) if now.moves else steady
+    if steady < needed:
+        return f"speeds have not changed for {steady} steps, and after {len(now.moves)} moves it must be {needed}"
+    return None
+
+
+def _too_little(now: Situation, before_s: float, after_s: float, limits: AdaptLimits) -> str | None:
+    """Return why a plan gains too little; None if it gains enough.
+
+    Args:
+        before_s: seconds of a step of the present plan.
+        after_s: predicted seconds of a step of the other plan.
+    """
+    gain_s, remaining = before_s - after_s, now.run.steps - now.step
+    if gain_s < limits.min_gain * before_s:
+        return (
+            f"the best plan found shortens a step by {100 * gain_s / before_s:.1f} %, and a move needs "
+            f"{100 * limits.min_gain:g} %"
+        )
+    if gain_s * remaining < limits.price_factor * now.move_s:
+        return (
+            f"another plan would save {format_seconds(gain_s * remaining)} in the {remaining} steps that remain, and a "
+            f"move needs {format_seconds(limits.price_factor * now.move_s)}, {limits.price_factor:g} times its price"
+        )
+    return None
+
+
+def _timed(now: Situation) -> list[MetricRow]:
+    """Return the rows of the steps with the present speeds, without the generation's first steps."""
+    return [row for row in now.rows[WARMUP_STEPS:] if row.step >= now.speeds.steady_since and not row.skipped]
+
+
+def _step_s(now: Situation) -> float:
+    return median(row.step_time_s for row in _timed(now)[-100:])
+
+
+def _profile(now: Situation, topology: Topology) -> CalibrationProfile | None:
+    """Return the factors with which predictions of the present plan fit its measured steps; None if none can be
+    fitted."""
+    try:
+        rows = [*now.rows[:WARMUP_STEPS], *_timed(now)]
+        return fit_profile(now.plan, now.run, now.spec, topology, rows, "this run")
+    except InputError:
+        return None
+
+
+def same_layout(a: Plan, b: Plan) -> bool:
+    """Return whether two plans compute the same on the same devices, whatever their predictions and notes are."""
+    names = ("zero", "shard", "sequence_parallel", "schedule", "stages", "replicas", "compression", "actions")
+    return all(getattr(a, name) == getattr(b, name) for name in names)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether a move kept its promise."""
+
+    reason: str
+    """What was predicted and what came true, in one sentence."""
+    take_back: bool = False
+    """Whether the run takes the plan before the move again."""
+    measured_s: float | None = None
+    """Median seconds of a step after the move; None if the move cannot be judged."""
+
+
+def judge(
+    move: PlanChange, rows: Sequence[MetricRow], speeds: MeasuredSpeeds, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS
+) -> Judgement | None:
+    """Return whether a move kept its promise; None before `judge_steps` steps.
+
+    A plan whose step is longer than predicted by more than `tolerance`, and no shorter than that of the plan before it,
+    is taken back. If a device's speed has changed since the move, what was predicted does not hold any more, and
+    nothing is taken back.
+
+    Args:
+        move: the last move of the attempt.
+        rows: rows of metrics.jsonl of the generation that the move began, in order.
+        speeds: the speeds that were measured since the move.
+        limits: when a plan is taken back.
+    """
+    timed = [row.step_time_s for row in rows[WARMUP_STEPS:] if not row.skipped]
+    if not rows or rows[-1].step - move.step < limits.judge_steps or len(timed) < MIN_STEPS:
+        return None
+    measured_s = median(timed)
+    words = f"a step takes {format_seconds(measured_s)}, predicted were {format_seconds(move.predicted_s)}"
+    if speeds.changed_at is not None:
+        return Judgement(f"{words}; the speed of a device changed since, so this says nothing about the plan")
+    if measured_s <= (1 + limits.tolerance) * move.predicted_s:
+        return Judgement(f"{words}: it came true", measured_s=measured_s)
+    before = f"before the move it took {format_seconds(move.before_s)}"
+    if measured_s < move.before_s or move.takes_back:
+        return Judgement(f"{words}; {before}, so the plan stays", measured_s=measured_s)
+    return Judgement(f"{words}; {before}, so the plan before it is taken again", True, measured_s)

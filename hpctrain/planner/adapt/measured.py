@@ -1,0 +1,264 @@
+"""The speed of each device as the rows of its ranks show it, relative to the speed that the topology promises.
+
+A window's time on a device is the predicted one, times a factor of the device's part of the model (a part with the
+embedding or the head may be predicted worse than blocks), times a factor of the device. The two are told apart by
+devices that hold parts of one kind, and by one device that changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, median_low
+
+from hpctrain.planner.adapt.straggler import (
+    DEFAULT_CHANGE_LIMITS,
+    ChangeDetector,
+    ChangeLimits,
+    SpeedChange,
+    common_part,
+)
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
+from hpctrain.planner.replan.calibration import passes_s
+from hpctrain.planner.replan.replan import TopologyChanges
+from hpctrain.records.format.node_name import DeviceId
+from hpctrain.records.history.rank_log import RankRow
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Topology
+
+LEAST_DIFFERENCE = math.log(1.1)
+"""Difference of speed, as natural logarithm, below which devices count as equally fast. Equal devices keep the search
+short, and plans from changing with noise."""
+GRID = math.log(1.05)
+"""Speeds are rounded to powers of this factor (its logarithm), for the same reason."""
+NEWEST_WINDOWS = 30
+"""Most windows of which a speed is the median: the newest ones since the last change."""
+
+_Role = tuple[bool, bool]
+"""Whether a device's part of the model has the embedding, and whether it has the head."""
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """How fast a device was."""
+
+    factor: float
+    """Speed divided by the one that the topology promises, relative to the other devices: 0.5 takes twice as long."""
+    spread: float
+    """Median absolute deviation of the windows' times, as a share of the time."""
+    windows: int
+    """Windows that were measured."""
+
+
+@dataclass(frozen=True)
+class MeasuredSpeeds:
+    """What the rows of a run say about its devices."""
+
+    changes: TopologyChanges
+    """Changes to the topology that give devices their measured speeds. Devices that no window of any plan has measured
+    keep their speed; a device that the present plan leaves out keeps the speed that was measured last."""
+    devices: Mapping[DeviceId, DeviceSpeed]
+    """The devices of the present plan; {} before there are enough windows."""
+    speed_changes: tuple[SpeedChange, ...]
+    """Lasting changes since the present plan began."""
+    changed_at: int | None
+    """Step after which the last of them was seen; None without one."""
+    steady_since: int
+    """First step with the present speeds: that after which the last change began, or the plan's first measured one."""
+    windows: int
+    """Windows since then."""
+
+    def reasons(self) -> list[str]:
+        """Return a clause for each device whose speed differs from the topology's, the slowest first."""
+        unlike = [(speed.factor, device) for device, speed in self.devices.items() if _rounded(speed.factor) != 0.0]
+        return [
+            f"{device} computes {1 / factor:.2g} times as long as predicted, relative to the others "
+            f"(±{100 * self.devices[device].spread:.0f} % over {self.devices[device].windows} windows)"
+            for factor, device in sorted(unlike)
+        ]
+
+
+@dataclass(frozen=True)
+class _Window:
+    first_step: int
+    slowness: Mapping[DeviceId, float]
+    """Device -> logarithm of its measured seconds of computation divided by the predicted ones."""
+
+
+class SpeedTracker:
+    """The speeds of the devices of one attempt, window by window, over all its plans."""
+
+    def __init__(self, run: Run, spec: Spec, topology: Topology, limits: ChangeLimits = DEFAULT_CHANGE_LIMITS) -> None:
+        """Create a tracker without any window.
+
+        Args:
+            run: the run file.
+            spec: the run's model with a known vocabulary size.
+            topology: all nodes, with the speeds that the probe measured.
+            limits: which changes of speed count as lasting.
+        """
+        self._run, self._spec, self._topology, self._limits = run, spec, topology, limits
+        self._role_excess: dict[_Role, float] = {}
+        self._device_excess: dict[DeviceId, float] = {}
+        self._begin(0, {}, {})
+
+    def _begin(self, world: int, predicted: dict[DeviceId, float], roles: dict[DeviceId, _Role]) -> None:
+        self._world, self._predicted, self._roles = world, predicted, roles
+        self._rows: list[RankRow] = []
+        self._detector = ChangeDetector(self._limits)
+        self._windows: list[_Window] = []
+        self._count = 0
+        self._changes: list[SpeedChange] = []
+        self._changed_at: int | None = None
+        self._steady_since = 0
+
+    def begin(self, plan: Plan) -> None:
+        """Begin a generation: the rows that follow are those of this plan.
+
+        Raises:
+            InputError: the cost model cannot predict the plan on the topology's nodes.
+        """
+        self._settle()
+        scene = layout_of_plan(self._run, self._spec, plan.model_copy(update={"profile": None}), self._topology)
+        predicted: dict[DeviceId, float] = {}
+        roles: dict[DeviceId, _Role] = {}
+        last = len(plan.stages) - 1
+        for number, replica in enumerate(plan.replicas):
+            for stage, devices in enumerate(replica.devices):
+                for device in devices:
+                    predicted[device] = predicted.get(device, 0.0) + passes_s(scene, number, stage)
+                    first, head = roles.get(device, (False, False))
+                    roles[device] = (first or stage == 0, head or stage == last)
+        self._begin(plan.world_size, predicted, roles)
+
+    def add(self, rows: Iterable[RankRow]) -> None:
+        """Add rows of the present plan, in file order. Rows of other devices are skipped, and a window counts when the
+        rows of all its ranks are there."""
+        for row in rows:
+            if self._rows and row.step != self._rows[0].step:
+                self._rows = []
+            if DeviceId(row.device) in self._predicted and 0 < row.compute_s < math.inf:
+                self._rows.append(row)
+            if self._world and len({row.rank for row in self._rows}) == self._world:
+                self._add_window(self._rows)
+                self._rows = []
+
+    def _add_window(self, rows: Sequence[RankRow]) -> None:
+        slowness = {
+            DeviceId(row.device): math.log(row.compute_s / self._predicted[DeviceId(row.device)]) for row in rows
+        }
+        window = _Window(rows[0].step - rows[0].steps + 1, slowness)
+        if not self._windows:
+            self._steady_since = window.first_step
+        self._windows.append(window)
+        self._count += 1
+        if self._count == self._limits.windows:  # before any change can be found
+            self._learn_roles()
+        if changes := self._detector.add(slowness):
+            self._changes += changes
+            self._changed_at = rows[0].step
+            # Several devices may change at once, and be found one after the other.
+            began = max(change.began for change in changes) - (self._count - len(self._windows))
+            self._windows = self._windows[max(0, began) :]
+            self._steady_since = self._windows[0].first_step
+        self._windows = self._windows[-NEWEST_WINDOWS:]
+
+    def measured(self) -> MeasuredSpeeds:
+        """Return the present speeds."""
+        devices = self._speeds()
+        excess = self._device_excess | {device: -math.log(speed.factor) for device, speed in devices.items()}
+        return MeasuredSpeeds(
+            changes=_topology_changes(self._topology, excess),
+            devices=devices,
+            speed_changes=tuple(self._changes),
+            changed_at=self._changed_at,
+            steady_since=self._steady_since,
+            windows=len(self._windows),
+        )
+
+    def _series(self) -> dict[DeviceId, list[float]]:
+        return {device: [window.slowness[device] for window in self._windows] for device in self._predicted}
+
+    def _learn_roles(self) -> None:
+        """Keep by how much parts of each new role take longer than predicted."""
+        by_role: dict[_Role, list[float]] = {}
+        for device, values in self._series().items():
+            by_role.setdefault(self._roles[device], []).append(median(values) - self._device_excess.get(device, 0.0))
+        # Of two devices, the slower one counts as slow, not the other as fast.
+        self._role_excess = {role: median_low(levels) for role, levels in by_role.items()} | self._role_excess
+
+    def _speeds(self) -> dict[DeviceId, DeviceSpeed]:
+        """Return the speeds of the present plan's devices; {} before there are enough windows."""
+        if self._count < self._limits.windows:
+            return {}
+        series = self._series()
+        levels = {device: median(values) for device, values in series.items()}
+        excess = {device: level - self._role_excess[self._roles[device]] for device, level in levels.items()}
+        common = common_part(list(excess.values()))
+        return {
+            device: DeviceSpeed(
+                math.exp(common - excess[device]),
+                median(abs(value - levels[device]) for value in series[device]),
+                len(series[device]),
+            )
+            for device in levels
+        }
+
+    def _settle(self) -> None:
+        """Keep the speeds of the present plan, which a next one may leave out."""
+        self._device_excess |= {device: -math.log(speed.factor) for device, speed in self._speeds().items()}
+
+
+def _topology_changes(topology: Topology, excess: Mapping[DeviceId, float]) -> TopologyChanges:
+    """Return the changes that give devices their measured speeds. A node whose measured devices are all equally slow
+    is slow as a whole, with those of its devices that were not measured.
+
+    Args:
+        excess: device -> logarithm of its time divided by the expected one.
+    """
+    slow: dict[str, float] = {}
+    slow_devices: dict[DeviceId, float] = {}
+    for node in topology.nodes:
+        factors = {
+            device: math.exp(_rounded(math.exp(-excess[device])))
+            for device in (DeviceId.of(node.id, device.id) for device in node.devices)
+            if device in excess
+        }
+        if len(set(factors.values())) == 1:
+            slow[node.id] = next(iter(factors.values()))
+        else:
+            slow_devices |= factors
+    return TopologyChanges(
+        slow={node: factor for node, factor in slow.items() if factor != 1.0},
+        slow_devices={device: factor for device, factor in slow_devices.items() if factor != 1.0},
+    )
+
+
+def _rounded(factor: float) -> float:
+    """Return the logarithm of a factor on speed, rounded to the grid; 0.0 if the speed counts as the promised one."""
+    logarithm = math.log(factor)
+    return 0.0 if abs(logarithm) < LEAST_DIFFERENCE else round(logarithm / GRID) * GRID
+
+
+def measured_topology(
+    run: Run, spec: Spec, topology: Topology, generations: Iterable[tuple[Plan, Sequence[RankRow]]]
+) -> MeasuredSpeeds:
+    """Return the speeds of a run's devices.
+
+    Args:
+        run: the run file.
+        spec: the run's model with a known vocabulary size.
+        topology: all nodes, with the speeds that the probe measured.
+        generations: the plan of each generation of the attempt and its rows of metrics-ranks.jsonl, in order.
+
+    Raises:
+        InputError: the cost model cannot predict a plan on the topology's nodes.
+    """
+    tracker = SpeedTracker(run, spec, topology)
+    for plan, rows in generations:
+        tracker.begin(plan)
+        tracker.add(rows)
+    return tracker.measured()

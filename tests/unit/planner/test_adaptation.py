@@ -1,0 +1,338 @@
+"""Measured speeds of devices, and whether a run takes another plan for them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.planner import make_plan
+from hpctrain.planner.adapt.decision import AdaptLimits, PlanChange, Situation, decide, judge, same_layout
+from hpctrain.planner.adapt.measured import SpeedTracker, measured_topology
+from hpctrain.planner.layout.plan_conversion import layout_of_plan
+from hpctrain.planner.replan.calibration import passes_s
+from hpctrain.planner.replan.replan import TopologyChanges, apply_changes
+from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.history.rank_log import RankRow
+from hpctrain.records.history.run_log import BytesSent, MetricRow
+from hpctrain.records.plan.plan import Plan
+
+WINDOW = 10
+
+
+class Machine:
+    """A machine whose devices compute as the cost model says, at speeds that a test changes."""
+
+    def __init__(self, run, topology, machine_factor=1.0, noise=0.0):
+        self.run, self.spec, self.topology = run, run.spec(), topology
+        self.machine_factor = machine_factor
+        self.noise, self.rng = noise, random.Random(1)
+        self.tracker = SpeedTracker(run, self.spec, topology)
+        self.step = 0
+
+    def begin(self, plan: Plan):
+        self.plan, self.rows = plan, []
+        self.tracker.begin(plan)
+
+    def train(self, steps, **slow):
+        """Make steps, with nodes slower by these factors, and show them to the tracker."""
+        changes = TopologyChanges(slow={name: 1 / factor for name, factor in slow.items()})
+        changed = apply_changes(self.topology, changes)
+        scene = layout_of_plan(self.run, self.spec, self.plan, changed)
+        stages = range(len(self.plan.stages))
+        passes = [[self._passes_s(scene, replica, stage) for stage in stages] for replica in range(self.plan.dp)]
+        step_s = self.machine_factor * predict(scene.cost, scene.layout, whole=True).total
+        for _ in range(steps):
+            self.step += 1
+            stage_s = [max(replica[stage] for replica in passes) for stage in stages]
+            self.rows.append(metric_row(self.run, self.plan, self.step, step_s, stage_s))
+            if self.step % WINDOW == 0:
+                self.tracker.add(rank_rows(self.plan, passes, self.step))
+
+    def _passes_s(self, scene, replica, stage):
+        return self.machine_factor * passes_s(scene, replica, stage) * (1 + self.rng.uniform(-self.noise, self.noise))
+
+    def situation(self, **fields):
+        values = {"mode": "online", "after": 64, "asked": False, "began": 0, "move_s": 1.0}
+        return Situation(
+            self.run, self.spec, self.topology, self.plan, self.tracker.measured(), self.rows, **(values | fields)
+        )
+
+
+def rank_rows(plan, passes, step):
+    owner, mesh = plan.stage_owner(), plan.mesh()
+    return [
+        RankRow(
+            step=step, steps=WINDOW, generation=0, rank=rank, device=plan.ranks[rank],
+            stages=(stages := [stage for stage in owner if owner[stage] == pp]),
+            forward_s=[passes[replica][stage] / 3 for stage in stages],
+            backward_s=[2 * passes[replica][stage] / 3 for stage in stages],
+            wait_pp_s=0.0, wait_dp_s=0.0, wait_world_s=0.0, wait_device_s=0.0, hidden_dp_s=0.0, memory_bytes=1e6,
+        )
+        for pp, column in enumerate(mesh)
+        for replica, group in enumerate(column)
+        for rank in group
+    ]  # fmt: skip
+
+
+def metric_row(run, plan, step, step_s, stage_s):
+    tokens = plan.sequences * run.data.seq_len
+    return MetricRow(
+        step=step, generation=0, time_s=0.0, step_time_s=step_s, loss=1.0, lr=1e-3, tokens=tokens, samples=0,
+        tokens_per_s=tokens / step_s, bytes_sent=BytesSent(), stage_time_s=stage_s,
+        micro_batches=[replica.micro_batches for replica in plan.replicas],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def machine(run, topology):
+    def make(nodes=4, steps=10_000, machine_factor=1.0, noise=0.0, **fields):
+        asked = run(steps=steps, rows=32, dims={"layers": 12, "dim": 512}, **fields)
+        made = Machine(asked, topology([1.0] * nodes), machine_factor, noise)
+        made.begin(make_plan(asked, made.spec, made.topology))
+        return made
+
+    return make
+
+
+REPLICAS = {"mode": "fixed", "pp": 1, "dp": 4}
+PIPELINE = {"mode": "fixed", "pp": 4, "dp": 1, "schedule": "1f1b"}
+
+
+@pytest.mark.parametrize("parallel", [REPLICAS, PIPELINE, {"mode": "fixed", "pp": 2, "dp": 2, "schedule": "1f1b"}])
+@pytest.mark.parametrize("machine_factor", [1.0, 1.7])
+def test_a_node_that_became_slower_has_its_measured_speed(machine, parallel, machine_factor):
+    made = machine(parallel=parallel, machine_factor=machine_factor, noise=0.02)
+    made.train(100)
+    assert made.tracker.measured().changes == TopologyChanges()
+    made.train(60, local2=2.0)
+    speeds = made.tracker.measured()
+    assert dict(speeds.changes.slow) == {"local2": pytest.approx(0.5, rel=0.06)}
+    assert not speeds.changes.slow_devices
+    assert speeds.steady_since == 101
+    assert "local2:cpu0 computes 2 times as long as predicted, relative to the others" in speeds.reasons()[0]
+
+
+def test_replicas_show_a_node_that_was_slow_from_the_beginning(machine):
+    made = machine(parallel=REPLICAS)
+    made.train(60, local1=1.5)
+    assert dict(made.tracker.measured().changes.slow) == {"local1": pytest.approx(1 / 1.5, rel=0.06)}
+
+
+def test_a_part_that_is_predicted_badly_is_no_slow_device(machine):
+    """The head takes twice as long as predicted, in every window: no other device holds such a part, so it is not the
+    device that is slow."""
+    made = machine(parallel=PIPELINE)
+    scene = layout_of_plan(made.run, made.spec, made.plan, made.topology)
+    passes = [[passes_s(scene, 0, stage) * (2 if stage == 3 else 1) for stage in range(4)]]
+    for step in range(10, 200, 10):
+        made.tracker.add(rank_rows(made.plan, passes, step))
+    assert made.tracker.measured().changes == TopologyChanges()
+
+
+def test_a_node_that_is_equally_slow_in_a_later_plan_keeps_its_speed(machine):
+    made = machine(parallel=PIPELINE)
+    made.train(60)
+    made.train(60, local1=2.0)
+    speeds = made.tracker.measured()
+    changed = apply_changes(made.topology, speeds.changes)
+    made.begin(make_plan(made.run, made.spec, changed))
+    made.train(60, local1=2.0)
+    assert dict(made.tracker.measured().changes.slow) == {"local1": pytest.approx(0.5, rel=0.1)}
+    made.train(60)
+    assert made.tracker.measured().changes == TopologyChanges(), "it recovered"
+
+
+def test_a_node_that_the_plan_leaves_out_keeps_the_speed_that_was_measured_last(machine):
+    made = machine(parallel=REPLICAS)
+    made.train(60)
+    made.train(60, local3=3.0)
+    left = made.topology.only(["local0", "local1", "local2"])
+    anyhow = made.run.model_copy(update={"parallel": made.run.parallel.model_copy(update={"dp": 3})})
+    made.begin(make_plan(anyhow, made.spec, left))
+    assert dict(made.tracker.measured().changes.slow) == {"local3": pytest.approx(1 / 3, rel=0.06)}
+
+
+def test_rows_of_another_plan_and_cut_off_windows_are_skipped(machine):
+    made = machine(parallel=REPLICAS)
+    made.train(60)
+    before = made.tracker.measured()
+    rows = rank_rows(made.plan, [[99.0]] * 4, 70)
+    made.tracker.add([row.model_copy(update={"device": "elsewhere:cpu0"}) for row in rows])
+    made.tracker.add(rows[:3])
+    assert made.tracker.measured() == before
+
+
+def test_rows_give_the_same_speeds_one_by_one_and_all_at_once(machine):
+    made = machine(parallel=REPLICAS)
+    made.train(60)
+    made.train(60, local0=1.4)
+    passes = lambda factor: [[factor], [1.0], [1.0], [1.0]]  # noqa: E731
+    rows = [row for step in range(10, 200, 10) for row in rank_rows(made.plan, passes(1 + (step > 100)), step)]
+    whole = measured_topology(made.run, made.spec, made.topology, [(made.plan, rows)])
+    tracker = SpeedTracker(made.run, made.spec, made.topology)
+    tracker.begin(made.plan)
+    for row in rows:
+        tracker.add([row])
+    assert tracker.measured() == whole
+
+
+def test_a_slow_node_gets_less_work_and_its_work_back(machine):
+    made = machine()
+    made.train(100)
+    first = decide(made.situation())
+    assert (first.plan, first.made) == (None, True)
+    assert first.reason == "the present plan is the best one found for the measured speeds"
+    decided = made.step
+    made.train(30, local2=2.0)
+    assert decide(made.situation(decided=decided)).reason == "no device's speed has changed since the last decision"
+    made.train(20, local2=2.0)
+    slow = decide(made.situation(decided=decided))
+    assert slow.plan is not None, slow.reason
+    assert slow.plan.topology_sha256 == made.topology.sha256()
+    assert slow.predicted_s < 0.8 * slow.before_s
+    assert slow.reason.startswith("local2:cpu0 computes 2 times as long as predicted")
+    move = PlanChange(made.step, made.plan, slow.plan, slow.before_s, slow.predicted_s)
+    made.begin(slow.plan)
+    made.train(99, local2=2.0)
+    assert judge(move, made.rows, made.tracker.measured()) is None
+    made.train(1, local2=2.0)
+    verdict = judge(move, made.rows, made.tracker.measured())
+    assert verdict.measured_s == pytest.approx(slow.predicted_s, rel=0.1)
+    assert not verdict.take_back
+    assert verdict.reason.endswith("it came true")
+    decided = made.step
+    made.train(90)
+    again = decide(made.situation(decided=decided, moves=[move]))
+    assert again.reason == "speeds have not changed for 90 steps, and after 1 moves it must be 100"
+    made.train(10)
+    again = decide(made.situation(decided=decided, moves=[move]))
+    assert again.predicted_s == pytest.approx(made.rows[-1].step_time_s * 0.8, rel=0.3)
+    made.begin(again.plan)
+    made.train(20)
+    assert made.rows[-1].step_time_s < 0.8 * slow.before_s
+
+
+def test_nothing_is_gained_near_the_end(machine):
+    made = machine(steps=160)
+    made.train(100)
+    made.train(50, local2=2.0)
+    answer = decide(made.situation(move_s=1000.0))
+    assert (answer.plan, answer.made) == (None, True)
+    assert "10 steps that remain, and a move needs 33 min 20 s, 2 times its price" in answer.reason
+    assert decide(made.situation(move_s=0.1)).plan is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"mode": "off"}, "adapt.mode is off"),
+        ({"edited": True}, "a person wrote or edited the plan, so it is obeyed"),
+        ({"mode": "once", "decided": 64}, "adapt.mode is once, and plans were compared"),
+        ({"after": 1000}, "the first decision is made after 1000 steps, and 150 are done"),
+        ({"saving": True}, "a checkpoint is being saved"),
+        ({"rows": ()}, "the first decision is made after 64 steps, and 0 are done"),
+    ],
+)
+def test_cases_in_which_the_plan_stays(machine, fields, reason):
+    made = machine()
+    made.train(100)
+    made.train(50, local2=2.0)
+    situation = made.situation()
+    answer = decide(replace(situation, **fields))
+    assert (answer.plan, answer.made) == (None, False)
+    assert reason in answer.reason
+    assert decide(situation).plan is not None
+
+
+def test_one_device_has_no_other_plan(machine):
+    made = machine(nodes=1)
+    made.train(200)
+    assert decide(made.situation()).reason == "there is one device, so there is no other plan"
+
+
+def test_fixed_degrees_are_adapted_if_somebody_asked(machine):
+    made = machine(parallel=PIPELINE)
+    made.train(100)
+    made.train(50, local1=2.0)
+    assert "parallel.mode is fixed" in decide(made.situation()).reason
+    answer = decide(made.situation(asked=True))
+    assert answer.plan.dims == made.plan.dims
+    assert not same_layout(answer.plan, made.plan)
+
+
+def test_a_machine_that_is_slower_as_a_whole_keeps_its_plan(machine):
+    made = machine(machine_factor=1.8)
+    made.train(200)
+    assert decide(made.situation()).plan is None
+
+
+def test_a_plan_that_is_worse_than_before_is_taken_back_and_not_taken_again(machine):
+    made = machine()
+    made.train(100)
+    made.train(50, local2=2.0)
+    answer = decide(made.situation())
+    move = PlanChange(made.step, made.plan, answer.plan, answer.before_s, answer.predicted_s)
+    rows = [row.model_copy(update={"step": made.step + 1 + number, "step_time_s": 1.01 * answer.before_s})
+            for number, row in enumerate(made.rows[:100])]  # fmt: skip
+    verdict = judge(move, rows, replace(made.tracker.measured(), changed_at=None))
+    assert verdict.take_back
+    assert verdict.reason.endswith("so the plan before it is taken again")
+    back = PlanChange(made.step + 100, answer.plan, made.plan, 1.01 * answer.before_s, answer.before_s, takes_back=True)
+    made.train(500, local2=2.0)
+    again = decide(made.situation(moves=[move, back]))
+    assert again.reason == "the best plan found was taken back before, because it was slower than predicted"
+
+
+def test_a_plan_is_not_judged_by_a_machine_that_changed(machine):
+    made = machine()
+    made.train(100)
+    move = PlanChange(0, made.plan, made.plan, made.rows[0].step_time_s, made.rows[0].step_time_s)
+    made.train(100, local1=3.0)
+    verdict = judge(move, made.rows, made.tracker.measured())
+    assert "the speed of a device changed since" in verdict.reason
+    assert not verdict.take_back
+
+
+@settings(max_examples=8, deadline=None)
+@given(half_period=st.integers(4, 19), factor=st.floats(1.5, 3.0), seed=st.integers(0, 100))
+def test_a_flapping_node_moves_a_run_twice_at_most(run_made, half_period, factor, seed):
+    made = run_made(seed)
+    moves, decided = [], None
+    for window in range(120):
+        slow = {"local1": factor} if window // half_period % 2 else {}
+        made.train(WINDOW, **slow)
+        answer = decide(made.situation(decided=decided, moves=moves))
+        decided = made.step if answer.made else decided
+        if answer.plan is not None:
+            moves.append(PlanChange(made.step, made.plan, answer.plan, answer.before_s, answer.predicted_s))
+            made.begin(answer.plan)
+    assert len(moves) <= 2
+
+
+def test_a_thousand_noisy_steps_move_nothing(machine):
+    made = machine(noise=0.08)
+    decided = None
+    for _ in range(100):
+        made.train(WINDOW)
+        answer = decide(made.situation(decided=decided), AdaptLimits())
+        decided = made.step if answer.made else decided
+        assert answer.plan is None
+    assert decided is not None
+
+
+@pytest.fixture(scope="module")
+def run_made():
+    from tests.unit.planner.conftest import run_of, topology_of
+
+    def make(seed):
+        asked = run_of(steps=100_000, rows=8, dims={"layers": 6, "dim": 256}, parallel={"mode": "auto"})
+        made = Machine(asked, topology_of([1.0] * 2), noise=0.01)
+        made.rng = random.Random(seed)
+        made.begin(make_plan(asked, made.spec, made.topology))
+        return made
+
+    return make

@@ -1,0 +1,130 @@
+"""Lasting changes of devices' speeds: found, and told apart from bursts, periodic noise and a slower machine."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.planner.adapt.straggler import ChangeDetector, ChangeLimits
+from hpctrain.records.format.node_name import DeviceId
+
+DEVICES = [DeviceId(f"node{number}:cpu0") for number in range(4)]
+LIMITS = ChangeLimits()
+
+
+def found(series, limits=LIMITS):
+    """The changes in a series: [window][device] -> factor on time."""
+    detector = ChangeDetector(limits)
+    return [
+        change
+        for window in series
+        for change in detector.add({device: math.log(factor) for device, factor in zip(DEVICES, window, strict=False)})
+    ]
+
+
+def noisy(windows, sigma, seed, devices=4):
+    rng = random.Random(seed)
+    return [[math.exp(rng.gauss(0, sigma)) for _ in range(devices)] for _ in range(windows)]
+
+
+def scaled(series, device, factor, start=0, end=None):
+    """The series with one device slower by `factor` in the windows [start, end)."""
+    return [
+        [value * (factor if number == device and start <= index < (end or len(series)) else 1.0)
+         for number, value in enumerate(window)]
+        for index, window in enumerate(series)
+    ]  # fmt: skip
+
+
+def test_a_device_that_becomes_slower_is_found_in_four_quiet_windows():
+    (change,) = found(scaled([[1.0] * 4] * 30, device=2, factor=1.2, start=10))
+    assert (change.device, change.began, change.seen) == (DEVICES[2], 10, 13)
+    assert change.factor == pytest.approx(1 / 1.2)
+
+
+def test_of_two_devices_the_one_that_changed_is_found():
+    (change,) = found(scaled([[1.0] * 2] * 20, device=1, factor=2.0, start=8))
+    assert change.device == DEVICES[1]
+
+
+def test_a_device_that_recovers_is_found_too():
+    slow, fast = found(scaled([[1.0] * 2] * 60, device=0, factor=2.0, start=10, end=30))
+    assert (slow.device, fast.device) == (DEVICES[0], DEVICES[0])
+    assert (slow.factor, fast.factor) == (pytest.approx(0.5), pytest.approx(2.0))
+    assert fast.began == 30
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    factor=st.floats(1.3, 5.0),
+    start=st.integers(10, 40),
+    device=st.integers(0, 3),
+)
+def test_a_change_by_30_percent_is_found_within_12_windows_of_3_percent_noise(seed, factor, start, device):
+    changes = found(scaled(noisy(start + 12, 0.03, seed), device, factor, start))
+    assert [change.device for change in changes] == [DEVICES[device]]
+    assert changes[0].factor == pytest.approx(1 / factor, rel=0.1)
+
+
+@pytest.mark.parametrize("sigma", [0.005, 0.03, 0.1, 0.3])
+def test_a_thousand_windows_of_noise_show_no_change(sigma):
+    assert found(noisy(1000, sigma, seed=7)) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    bursts=st.lists(st.tuples(st.integers(6, 190), st.integers(1, 3), st.floats(1.2, 100.0)), max_size=3, unique_by=(
+        lambda burst: burst[0] // 40
+    )),
+)  # fmt: skip
+def test_bursts_of_three_windows_are_no_change(seed, bursts):
+    series = noisy(200, 0.01, seed)
+    for place, (start, length, factor) in enumerate(bursts):
+        series = scaled(series, place, factor, start, start + length)
+    assert found(series) == []
+
+
+@pytest.mark.parametrize(("period", "busy"), [(2, 1), (4, 2), (6, 3), (10, 3), (30, 3)])
+def test_periodic_noise_is_no_change(period, busy):
+    series = [[1.6 if index % period >= period - busy else 1.0, 1.0, 1.0, 1.0] for index in range(1000)]
+    assert found(series) == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(factors=st.lists(st.floats(0.2, 5.0), min_size=40, max_size=80))
+def test_what_all_devices_have_in_common_is_no_change(factors):
+    assert found([[factor, 1.1 * factor, 0.7 * factor, factor] for factor in factors]) == []
+
+
+def test_a_slow_drift_is_found():
+    """A device that becomes slower by 1 % every 5 windows: its reference does not drift along."""
+    series = [[math.exp(0.01 * index / 5), 1.0, 1.0, 1.0] for index in range(300)]
+    changes = found(series)
+    assert {change.device for change in changes} == {DEVICES[0]}
+    assert all(change.factor < 1 for change in changes)
+
+
+def test_half_the_shift_never_counts():
+    assert found(scaled([[1.0] * 4] * 1000, device=0, factor=math.exp(0.49 * LIMITS.shift), start=10)) == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), order=st.permutations(range(4)))
+def test_the_order_of_devices_does_not_matter(seed, order):
+    series = scaled(noisy(60, 0.05, seed), 1, 1.5, 30)
+    detector, reordered = ChangeDetector(), ChangeDetector()
+    for window in series:
+        named = {device: math.log(value) for device, value in zip(DEVICES, window, strict=True)}
+        one = detector.add(named)
+        other = reordered.add({DEVICES[number]: named[DEVICES[number]] for number in order})
+        assert sorted(one, key=str) == sorted(other, key=str)
+
+
+def test_one_device_has_nothing_to_be_compared_with():
+    assert found(scaled([[1.0]] * 50, device=0, factor=3.0, start=10)) == []
