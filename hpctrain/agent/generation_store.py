@@ -32,7 +32,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be read.
-            FileError, UntrustedError: the newest record has errors, or is not this user's alone.
+            FileError, UntrustedError: the newest record has errors or is untrusted.
         """
         files = sorted(self.list_records())
         return self.read(files[-1], Generation) if files else None
@@ -44,7 +44,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be read or written.
-            FileError, UntrustedError: the record that was published first has errors, or is not this user's alone.
+            FileError, UntrustedError: the record that was published first has errors or is untrusted.
         """
         path = record_file(self._folder, record.number)
         return record if self.create(path, record) else self._existing(path, Generation)
@@ -54,7 +54,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be read or written.
-            FileError, UntrustedError: the record with this number has errors, or is not this user's alone.
+            FileError, UntrustedError: the record with this number has errors or is untrusted.
             HpctrainError: another record with this number is published.
         """
         path = record_file(self._folder, record.number)
@@ -70,7 +70,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be read.
-            FileError, UntrustedError: the entry has errors, or is not this user's alone.
+            FileError, UntrustedError: the entry has errors or is untrusted.
         """
         return self.read(witness_file(self._folder, number, place), WitnessEntry)
 
@@ -80,7 +80,7 @@ class GenerationStore:
 
         Raises:
             StorageError: the run folder cannot be written, or the entry at this place cannot be read.
-            FileError, UntrustedError: the entry at this place has errors, or is not this user's alone.
+            FileError, UntrustedError: the entry at this place has errors or is untrusted.
         """
         path = witness_file(self._folder, number, place)
         created = self.create(path, entry)

@@ -116,7 +116,7 @@ class NextGeneration:
 
         Raises:
             StorageError: the run folder cannot be read.
-            FileError, UntrustedError: the newest record has errors, or is not this user's alone.
+            FileError, UntrustedError: the newest record has errors or is untrusted.
         """
         last = self._store.newest()
         # A generation that this attempt decided before this agent joined is entered as a spectator; the next
@@ -142,7 +142,7 @@ class NextGeneration:
         Raises:
             StorageError: a copy of a new plan cannot be written.
             HpctrainError: the run folder has another record of a generation than the agents agreed on, or its record is
-                not this user's alone.
+                untrusted.
         """
         self._publication.poll(now)
         if self._saving is not None and self._saving.done():

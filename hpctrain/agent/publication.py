@@ -58,8 +58,8 @@ class Publication:
         """Go on publishing; to be called in each turn, at `now` seconds of the agent's clock.
 
         Raises:
-            HpctrainError: another record with the same number is published, or the published one is not this user's
-                alone. A file that cannot be read or written is tried again.
+            HpctrainError: another record with the same number is published, or the published one is
+                untrusted. A file that cannot be read or written is tried again.
         """
         if self._call is not None and self._call.done():
             call, self._call = self._call, None

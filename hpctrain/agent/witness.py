@@ -42,7 +42,7 @@ class Witness:
 
         Raises:
             StorageError: the run folder cannot be read or written.
-            FileError, UntrustedError: an entry of the journal has errors, or is not this user's alone.
+            FileError, UntrustedError: an entry of the journal has errors or is untrusted.
         """
         entry = WitnessEntry(number=self._number, round=ballot.round, proposer=ballot.proposer)
         return self._append(ballot, entry, lambda state: state.after_prepare(ballot))
@@ -52,7 +52,7 @@ class Witness:
 
         Raises:
             StorageError: the run folder cannot be read or written.
-            FileError, UntrustedError: an entry of the journal has errors, or is not this user's alone.
+            FileError, UntrustedError: an entry of the journal has errors or is untrusted.
         """
         ballot = vote.ballot
         entry = WitnessEntry(number=self._number, round=ballot.round, proposer=ballot.proposer, record=vote.value)

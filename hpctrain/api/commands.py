@@ -202,7 +202,8 @@ def wait(run: LoadedRun | AnyPath, timeout_s: float | None = None, *, progress: 
 
     Raises:
         WaitTimeoutError: the run goes on after `timeout_s`; it is also a TimeoutError.
-        InputError: there is no such run, or a file of it is damaged or not yours alone.
+        InputError: there is no such run, or the run folder or a file in it is damaged
+            or untrusted (it belongs to another user, or others can write to it).
     """
     clock, say = SystemClock(), reporter(progress)
     deadline = None if timeout_s is None else clock.now() + timeout_s

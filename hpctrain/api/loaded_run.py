@@ -242,7 +242,8 @@ class LoadedRun:
         """Write the run's report, one HTML file, and return its path. The report needs the package plotly.
 
         Raises:
-            InputError: plotly is not installed, or a file of the run is damaged or not yours alone.
+            InputError: plotly is not installed, or a file of the run is damaged or untrusted (it belongs to
+                another user, or others can write to it).
             StorageError: the file cannot be written.
         """
         path = Path(output)

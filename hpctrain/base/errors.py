@@ -97,7 +97,8 @@ def _shown(text: str, longest: int = 200) -> str:
 
 
 class UntrustedError(InputError):
-    """A file or folder belongs to another user, or others can write to it; none of it was used."""
+    """A file or folder belongs to another user, others can write to it, or it is not of the expected kind, such as a
+    symbolic link; none of it was used."""
 
     def __init__(self, path: Path | str, reason: str, remedy: str) -> None:
         self.path = str(path)

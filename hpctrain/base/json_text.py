@@ -1,4 +1,4 @@
-"""Parses untrusted JSON with bounded work; every error in the text is raised as a ValueError."""
+"""Parses JSON of any origin with bounded work; every error in the text is raised as a ValueError."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def cancel_run(folder: Path, at_once: bool, runner: Runner, clock: Clock) -> str
 
     Raises:
         InputError: there is nothing to stop, the run's local processes are on another machine, run.yaml has errors, or
-            the folder is not this user's alone.
+            the folder is untrusted.
         RefusedError: the run's job is on another cluster.
         CommandError: Slurm did not cancel the job.
         StorageError: the run folder cannot be written.
@@ -56,7 +56,7 @@ def cancel_runs(
 
     Raises:
         CommandError: Slurm does not say which runs wait; none was stopped.
-        UntrustedError: a run folder or its list of job ids is not this user's alone; none was stopped.
+        UntrustedError: a run folder or its list of job ids is untrusted; none was stopped.
     """
     waiting = _waiting(folders, Slurm(runner))
 

@@ -80,8 +80,8 @@ def export(
         file_format: format of the tensors; their names and shapes are the same in both.
 
     Raises:
-        InputError: there is no such checkpoint, `output` holds files that may not be replaced, or the run folder is not
-            this user's alone.
+        InputError: there is no such checkpoint, `output` holds files that may not be replaced, or the run folder is
+            untrusted.
         CheckpointError: the checkpoint's files differ from what was written.
         StorageError: there is no space, or the folder cannot be written.
         HpctrainError: the worker failed.

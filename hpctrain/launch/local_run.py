@@ -210,7 +210,7 @@ class LocalJob:
             tick: called every POLL_S seconds while a process runs, and once afterwards.
 
         Raises:
-            FileError, UntrustedError: events.jsonl or attempts.jsonl is damaged, or not this user's alone.
+            FileError, UntrustedError: events.jsonl or attempts.jsonl is damaged or untrusted.
             StorageError: attempts.jsonl cannot be written.
         """
         while self.running():
@@ -257,7 +257,7 @@ def start_local_job(folder: RunFolder, count: int, lock: FileIO, runner: Runner,
     Raises:
         StorageError: the folder cannot be written.
         CommandError: a process cannot be started.
-        FileError, UntrustedError: a file of the run is damaged, or not this user's alone.
+        FileError, UntrustedError: a file of the run is damaged or untrusted.
     """
     nodes = local_nodes(count)
     for line in folder.open_attempts():

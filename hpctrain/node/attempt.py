@@ -119,7 +119,7 @@ def end_attempt(path: Path, number: int, code: int, again: str | None) -> tuple[
         The exit code of the job, and whether this job was put back into the queue.
 
     Raises:
-        FileError, UntrustedError: a file of the run has errors; or it or the run folder is not this user's alone.
+        FileError, UntrustedError: a file of the run has errors; or it or the run folder is untrusted.
         StorageError: the run folder cannot be written.
     """
     folder = RunFolder(path)
@@ -248,7 +248,7 @@ def _queue_again(folder: RunFolder, run: Run, job: str, slurm: Slurm, same_job: 
 
     Raises:
         CommandError: Slurm refused, or the controller does not answer.
-        UntrustedError: the run folder or its list of job ids is not this user's alone.
+        UntrustedError: the run folder or its list of job ids is untrusted.
     """
     if job != job_id(folder.path):
         return  # another node was slow to end the attempt of a lost script, and had queued it
@@ -303,7 +303,7 @@ def _close_unfinished(folder: RunFolder, run: Run, number: int, job: str | None,
 
     Raises:
         StorageError: the run folder cannot be written.
-        FileError, UntrustedError: a file of the run has errors; or it or the run folder is not this user's alone.
+        FileError, UntrustedError: a file of the run has errors; or it or the run folder is untrusted.
     """
     events, now = read_events(folder.path / "events.jsonl", number), SystemClock().wall()
     state = read_attempt_state(folder, run, number, None, events)

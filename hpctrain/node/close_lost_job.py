@@ -87,7 +87,7 @@ def close(folder: Path, number: int, code: int, again: str, runner: Runner, cloc
 
     Raises:
         CommandError: Slurm does not cancel the job.
-        FileError, UntrustedError: a file of the run has errors; or it or the run folder is not this user's alone.
+        FileError, UntrustedError: a file of the run has errors; or it or the run folder is untrusted.
         StorageError: the run folder cannot be written.
     """
     slurm, job, node = Slurm(runner, os.environ), job_of_process(os.environ), os.environ["SLURMD_NODENAME"]

@@ -58,7 +58,7 @@ def command_in_container(
         with_code: whether the command can import the run's copy of your code.
 
     Raises:
-        InputError: run.yaml has errors or is not this user's alone, no container runtime is on this node's PATH, or a
+        InputError: run.yaml has errors or is untrusted, no container runtime is on this node's PATH, or a
             path cannot be bound into the image.
         StorageError: the run folder cannot be written.
     """

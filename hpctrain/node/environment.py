@@ -61,7 +61,7 @@ def check_same_version(folder: RunFolder, attempt: int, node: str) -> None:
 
     Raises:
         RefusedError: this node has another version. The agents of two versions need not understand each other.
-        FileError, UntrustedError: attempts.jsonl cannot be read, or is not this user's alone.
+        FileError, UntrustedError: attempts.jsonl cannot be read or is untrusted.
     """
     line = next((line for line in folder.attempts() if line.get("attempt") == attempt), {})
     begun = line.get("hpctrain")
@@ -84,7 +84,7 @@ def record_environment(
 
     Raises:
         StorageError: the run folder cannot be written.
-        FileError, UntrustedError, OSError: requirements.lock in the run folder is too large, is not this user's alone,
+        FileError, UntrustedError, OSError: requirements.lock in the run folder is too large, is untrusted,
             or cannot be read.
     """
     packages = installed_packages()

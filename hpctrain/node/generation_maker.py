@@ -62,7 +62,7 @@ class GenerationMaker:
             RefusedError: the model does not fit on the members' nodes, the plan in the run folder is for other devices,
                 or all saved checkpoints are lost.
             NoProgressError: more than `recovery.retries` generations in a row have failed without progress.
-            InputError: a file of the run has errors or is not this user's alone, or the topology or the plan cannot be
+            InputError: a file of the run has errors or is untrusted, or the topology or the plan cannot be
                 used.
             StorageError: the copy of the plan cannot be written.
             OSError: the folder `generations` or `checkpoints` cannot be made or read.
@@ -314,7 +314,7 @@ class GenerationMaker:
 
         Raises:
             RefusedError: the run had saved a checkpoint.
-            FileError, UntrustedError: events.jsonl has errors, or is not this user's alone.
+            FileError, UntrustedError: events.jsonl has errors or is untrusted.
         """
         events = read_events(self.folder / "events.jsonl")
         step = saved_step(events)

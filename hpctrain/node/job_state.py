@@ -39,7 +39,7 @@ def read_attempt_state(
         events: events of the attempt.
 
     Raises:
-        FileError, UntrustedError: attempts.jsonl or successors.jsonl has errors, or is not this user's alone.
+        FileError, UntrustedError: attempts.jsonl or successors.jsonl has errors or is untrusted.
     """
     *before, line = folder.attempts()[: attempt + 1]
     outcome = read_outcome(code, events, (folder.path / FINISHED_FILE).exists())
@@ -64,7 +64,7 @@ def read_run_state(folder: RunFolder, run: Run, job: str | None, slurm: Slurm) -
         job: id of the job that begins.
 
     Raises:
-        FileError, UntrustedError: a file of the run has errors, or is not this user's alone.
+        FileError, UntrustedError: a file of the run has errors or is untrusted.
     """
     attempts, successors, newest = folder.attempts(), read_successors(folder.path), job_id(folder.path)
     is_successor = job in {item.job_id for item in successors} and job != newest

@@ -84,7 +84,7 @@ def find_run_or_sweep(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
     ]
     if named:
         return max(named, key=_age_key)
-    # Of a folder that is not this user's alone, only the name is read.
+    # Of an untrusted folder, only the name is read.
     others = [*scan_runs(environ, cwd).untrusted, *there.untrusted]
     for other in others:
         if name in _names(Path(other.path)):
@@ -297,7 +297,7 @@ def untrusted_folders_text(others: Sequence[UntrustedError]) -> str:
         return ""
     counted = Counter(other.reason for other in others)
     why = ", ".join(f"{count} × {reason}" for reason, count in sorted(counted.items()))
-    return f"{len(others)} run folder{'s' * (len(others) > 1)} left out, as not yours alone: {why}"
+    return f"{len(others)} run folder{'s' * (len(others) > 1)} left out, as untrusted: {why}"
 
 
 def _newest(name: str, runs: list[Path]) -> Path | None:

@@ -276,7 +276,7 @@ def peak_flops_of_plan(trainer: Trainer) -> float | None:
     None in fp32, without a topology in the run folder, or if a device's data sheet is not known.
 
     Raises:
-        InputError: the topology has errors, or is not this user's alone.
+        InputError: the topology has errors or is untrusted.
     """
     path = trainer.folder / "topology.json"
     if trainer.run.precision == "fp32" or not path.exists():

@@ -259,8 +259,8 @@ class _RandomSchedule:
 
 
 def _countdown(count: int, counts: Callable[[object], bool]) -> Callable[[object], bool]:
-    """Return a function that is to be called with one object after the other. It returns False until `counts` was true
-    for `count` of them, then True."""
+    """Return a function to call with one object after the other. The function returns True from the `count`-th object
+    on for which `counts` is true, that object included, and False before."""
     left = [count]
 
     def is_it(content: object) -> bool:

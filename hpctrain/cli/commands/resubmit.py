@@ -259,7 +259,7 @@ def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
         run: the run; None: read from its folder.
 
     Raises:
-        InputError: the run folder is not this user's alone, or a file in it has errors.
+        InputError: the run folder is untrusted, or a file in it has errors.
         StorageError: the run folder cannot be written.
         CommandError: bash cannot be started.
     """

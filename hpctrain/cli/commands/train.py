@@ -159,7 +159,7 @@ def watch_job(
         on_row: called with each new row of metrics.
 
     Raises:
-        FileError, UntrustedError: a file of the run is damaged, or not this user's alone.
+        FileError, UntrustedError: a file of the run is damaged or untrusted.
         StorageError: attempts.jsonl cannot be written.
     """
     clock = SystemClock()

@@ -84,7 +84,7 @@ class GpuCountType(click.ParamType[GpuCount]):
 
 
 def option_name(param: click.Parameter | None) -> str:
-    """Return an option's names as messages show them: '-t/--time'."""
+    """Return an option's names as messages show them: '-t/--time'; 'value' if `param` is None."""
     return "/".join(param.opts) if param is not None else "value"
 
 

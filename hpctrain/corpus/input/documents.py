@@ -43,13 +43,16 @@ def read_file_range(piece: FileRange, reading: ReadOptions, bad: BadRecords) -> 
     """Yield the passages of a part of a file; an empty document has none.
 
     Args:
-        bad: receives each document that cannot be used, and each damaged file.
+        piece: the file, or the part of it.
+        reading: size of passages and name of the field or column; `skip_bad` is not used.
+        bad: receives each line, row or document that cannot be used, and the file if it is a damaged one of lines or
+            rows. Its `add` raises the InputError if nothing may be skipped.
 
     Raises:
-        InputError: a document cannot be used or a file is damaged, and nothing may be skipped; or a table has no column
-            of text with the wanted name.
-        NotTextError: a text file is binary or not UTF-8.
-        OSError: the file cannot be read.
+        InputError: a line, row or document cannot be used, or a file of lines or rows is damaged, and `bad` skips
+            nothing; or a table does not have exactly one column with the wanted name, or this column holds no text.
+        NotTextError: a text file is binary or not UTF-8, whatever `bad` skips. Passages before the place were yielded.
+        OSError: the file cannot be read; or a text file is compressed, and is damaged or expands too much.
     """
     if piece.format == "text":
         yield from _text_passages(piece, reading.size_bytes)
@@ -67,8 +70,8 @@ def _text_passages(piece: FileRange, size_bytes: int) -> Iterator[Passage]:
     any.
 
     Raises:
-        NotTextError: the file is binary or not UTF-8.
-        OSError: the file cannot be read.
+        NotTextError: the file is binary or not UTF-8; passages before the place were yielded.
+        OSError: the file cannot be read, or its compressed text is damaged or expands too much.
     """
     with open_decompressed(piece.path) as file:
         begin, to = _part_of(file, piece.start, piece.stop)

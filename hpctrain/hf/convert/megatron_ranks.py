@@ -189,11 +189,16 @@ def _rank(path: Path) -> _Rank:
 
 
 def _whole(path: Path, name: str, held: list[dict[str, LazyTensor]]) -> LazyTensor:
-    """Return a tensor joined of its parts on the ranks of tensor parallelism.
+    """Return a tensor of a pipeline stage: joined of its parts on the ranks of tensor parallelism, or that of the
+    first rank if every rank holds it whole.
 
     Args:
         path: file of the first rank, for errors.
-        held: name -> part of the tensor, for each rank.
+        name: name of the tensor in the files of the stage.
+        held: the tensors by name, for each rank.
+
+    Raises:
+        FileError: a tensor that is split by columns is no matrix.
     """
     parts = [rank[name] for rank in held]
     one = parts[0]

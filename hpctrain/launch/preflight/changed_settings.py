@@ -74,7 +74,7 @@ def changes_text(folder: Path, run: Run) -> list[str]:
     the old settings are kept, and which plans `write_changed_settings` renames; [] without differences.
 
     Raises:
-        FileError, UntrustedError: run.yaml has errors; or it or the folder is not this user's alone.
+        FileError, UntrustedError: run.yaml has errors; or it or the folder is untrusted.
     """
     before = run_of(folder)
     old, new = before.to_json(), run.to_json()
@@ -96,7 +96,7 @@ def write_changed_settings(folder: RunFolder, run: Run) -> Iterator[None]:
 
     Raises:
         StorageError: the folder cannot be written.
-        FileError, UntrustedError: run.yaml has errors; or it or the folder is not this user's alone.
+        FileError, UntrustedError: run.yaml has errors; or it or the folder is untrusted.
     """
     path = folder.path / "run.yaml"
     before, text = run_of(folder.path), read_owned(path).decode("utf-8")
@@ -133,7 +133,7 @@ def put_stale_plans_aside(folder: RunFolder, before: Run, after: Run) -> list[tu
     the old and the new path of each renamed plan.
 
     Raises:
-        FileError, UntrustedError: attempts.jsonl has errors; or it or the folder is not this user's alone.
+        FileError, UntrustedError: attempts.jsonl has errors; or it or the folder is untrusted.
         OSError: a plan cannot be renamed.
     """
     if _plan_inputs(after) == _plan_inputs(before):

@@ -151,7 +151,7 @@ def drop_stale_topology(
         the folder has none. A topology that stays may have reasons against it too, such as another driver.
 
     Raises:
-        UntrustedError: the topology, attempts.jsonl or the run folder is not this user's alone.
+        UntrustedError: the topology, attempts.jsonl or the run folder is untrusted.
         OSError: the topology cannot be renamed.
     """
     path = folder.path / "topology.json"

@@ -337,7 +337,7 @@ def adopt_job(folder: Path, run: Run, job: str) -> list[str]:
     return the argv with which this process becomes the script.
 
     Raises:
-        InputError: as of `render_job`; or the run's list of job ids is not this user's alone.
+        InputError: as of `render_job`; or the run's list of job ids is untrusted.
         StorageError: the run folder cannot be written.
     """
     script = folder / "job.sh"

@@ -165,7 +165,7 @@ def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Cal
 
     Raises:
         CommandError: the controller did not answer for ten minutes.
-        FileError, UntrustedError: attempts.jsonl or successors.jsonl is damaged, or not this user's alone.
+        FileError, UntrustedError: attempts.jsonl or successors.jsonl is damaged or untrusted.
     """
     watcher, shown, seen = JobWatcher(slurm, [job_id]), "", [job_id]
     while True:

@@ -136,8 +136,8 @@ class PlacementLinks:
         return group
 
     def _busiest_port_beta(self, rank_of_stage: tuple[int, ...]) -> float:
-        """Return the seconds per byte of a stage message in which the busiest card or uplink carries, in one direction,
-        all messages of one micro-batch of every replica.
+        """Return beta, in s/byte, such that beta times the bytes of one stage message is the time that the busiest
+        network card or uplink needs, in one direction, for the messages of one micro-batch of each replica.
 
         Args:
             rank_of_stage: [stage] -> its pipeline rank.

@@ -29,7 +29,8 @@ class Recovery(Part):
     exclude_hours: float = Field(default=24.0, ge=0)
     """Hours for which new jobs exclude a bad node; 0: they exclude none."""
     exclude_max_fraction: float = Field(default=0.25, ge=0, le=1)
-    """Largest share of the partition's nodes that new jobs exclude as bad."""
+    """Largest share of the nodes that the job's request allows (partition, constraint, exclude) that new jobs exclude
+    as bad."""
     heartbeat_timeout_s: float = Field(default=5.0, gt=0)
     """Seconds of silence after which a node counts as lost; a node whose connection closes counts as lost at once."""
     progress_timeout_s: float = Field(default=120.0, gt=0)

@@ -241,7 +241,7 @@ def test_a_name_that_only_a_hostile_folder_has_tells_why(fake, runs, hpctrain) -
     assert "their-20270101T000000Z-00ff: belongs to another user" in str(error)
     error = hpctrain("cancel", "77").exception
     assert "77: no such run" in str(error)
-    assert f"1 run folder left out, as not yours alone: 1 × belongs to another user (uid {OTHER})" in str(error)
+    assert f"1 run folder left out, as untrusted: 1 × belongs to another user (uid {OTHER})" in str(error)
 
 
 def test_list_leaves_out_other_peoples_runs_with_one_line(fake, runs, hpctrain) -> None:
@@ -254,7 +254,7 @@ def test_list_leaves_out_other_peoples_runs_with_one_line(fake, runs, hpctrain) 
     result = hpctrain("list", "--json")
     assert [row["folder"] for row in json.loads(result.stdout)] == [str(mine)]
     assert result.stderr.splitlines() == [
-        f"hpctrain: 4 run folders left out, as not yours alone: 3 × belongs to another user (uid {OTHER}), "
+        f"hpctrain: 4 run folders left out, as untrusted: 3 × belongs to another user (uid {OTHER}), "
         "1 × can be written by others (mode 777)"
     ]
 
@@ -287,7 +287,7 @@ def test_a_job_that_comes_back_does_not_enter_a_hostile_folder(fake, runs, hpctr
     before, asked = everything(runs), len(fake.argvs)
     result = hpctrain("submit", str(tmp_path / "no.yaml"), "--own-job")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    assert "1 run folder left out, as not yours alone: 1 × belongs to another user" in result.stderr
+    assert "1 run folder left out, as untrusted: 1 × belongs to another user" in result.stderr
     assert isinstance(result.exception, HpctrainError)
     assert everything(runs) == before
     assert not {argv[0] for argv in fake.argvs[asked:]} & {"bash", "sbatch"}
