@@ -37,6 +37,14 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def format_age(seconds: float) -> str:
+    """Return an age in its largest whole unit: 95 -> '1 min', 100_000 -> '27 h', 5_000_000 -> '57 d'."""
+    for unit, unit_s, below_s in (("s", 1, 60), ("min", 60, 3600), ("h", 3600, 48 * 3600)):
+        if seconds < below_s:
+            return f"{int(seconds // unit_s)} {unit}"
+    return f"{int(seconds // 86400)} d"
+
+
 def format_delta(seconds: float) -> str:
     """Return a difference in seconds with its sign: 0.12 -> '+120 ms', -2.0 -> '-2 s'."""
     return ("-" if seconds < 0 else "+") + format_seconds(abs(seconds))

@@ -3,12 +3,14 @@ watch`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import CommandError, FileError, HpctrainError
 from hpctrain.base.process import SystemRunner
+from hpctrain.jobs.ended_runs import EndedRunStatuses, state_of_files
 from hpctrain.jobs.successors import is_cancelled
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.run.run import run_of
@@ -35,30 +37,54 @@ def run_status(folder: Path) -> RunStatus:
     Raises:
         FileError: run.yaml is missing, or a file of the run is damaged.
     """
-    status = run_statuses([folder])[0]
-    if isinstance(status, HpctrainError):
-        raise status
-    return status
+    now = SystemClock().wall()
+    status = read_status(folder, now)
+    jobs = _open_jobs(folder, status)
+    return _with_slurm({folder: (status, jobs)}, Slurm(SystemRunner()), now).get(folder, status) if jobs else status
 
 
 def run_statuses(folders: Sequence[Path]) -> list[RunStatus | HpctrainError]:
     """Return for each run folder, in order, the status of its run, or the error that prevents one.
 
-    Slurm's queue is asked once for all runs. Accounting is asked once for the jobs that have left the queue and whose
-    end the files do not state.
+    The files of a run that has ended are read once, and then only after a change; its status is kept in
+    ended_runs.json, without warnings. Slurm's queue is asked once for all runs. Accounting is asked once for the jobs
+    that have left the queue and whose end the files do not state.
     """
     now = SystemClock().wall()
+    ended = EndedRunStatuses(os.environ, now)
     statuses: dict[Path, RunStatus | HpctrainError] = {}
     open_runs: dict[Path, tuple[RunStatus, list[str]]] = {}
     for folder in folders:
         try:
-            statuses[folder] = status = read_status(folder, now)
-            if jobs := _open_jobs(folder, status):
+            statuses[folder], jobs = status, _ = _status_by_files(folder, ended, now)
+            if jobs:
                 open_runs[folder] = status, jobs
         except HpctrainError as error:
             statuses[folder] = error
+    ended.write()
     statuses |= _with_slurm(open_runs, Slurm(SystemRunner()), now) if open_runs else {}
     return [statuses[folder] for folder in folders]
+
+
+def _status_by_files(folder: Path, ended: EndedRunStatuses, now: float) -> tuple[RunStatus, list[str]]:
+    """Return (status by the files alone, jobs about which Slurm may know more) of a run.
+
+    Raises:
+        FileError: run.yaml is missing, or a file of the run is damaged.
+        UntrustedError: another user owns the run folder or a file in it, or can write to it.
+    """
+    try:
+        files = state_of_files(folder)
+    except OSError:
+        files = None  # the error of `read_status` says more
+    known = None if files is None else ended.get(folder, files)
+    if known is not None:
+        return known
+    status = read_status(folder, now)
+    jobs = _open_jobs(folder, status)
+    if files is not None:
+        ended.add(folder, files, status, jobs)
+    return status, jobs
 
 
 def _with_slurm(open_runs: dict[Path, tuple[RunStatus, list[str]]], slurm: Slurm, now: float) -> dict[Path, RunStatus]:

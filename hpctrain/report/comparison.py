@@ -4,20 +4,16 @@ of a sweep with all loss curves in one chart."""
 from __future__ import annotations
 
 import html
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import utc_text
-from hpctrain.base.errors import FileError, HpctrainError
-from hpctrain.records.format.input_file import read_jsonl
-from hpctrain.records.history.ledger import ATTEMPTS_FILE
-from hpctrain.records.history.run_log import last_row_of_each_step, read_events, read_metrics
+from hpctrain.base.errors import HpctrainError
+from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.records.topology.topology import Topology
 from hpctrain.report.charts import Chart, Trace, layout, line, thinned
 from hpctrain.report.render import plotly_script, render_page
 from hpctrain.report.status import RunStatus
@@ -66,14 +62,13 @@ class ComparedRun:
         return asdict(self)
 
 
-def compare(folders: Sequence[Path], statuses: Sequence[RunStatus | HpctrainError], now: float) -> list[ComparedRun]:
+def compare(folders: Sequence[Path], statuses: Sequence[RunStatus | HpctrainError]) -> list[ComparedRun]:
     """Return a row for each run, in the order of `folders`. A run whose files cannot be read has the state `unknown`,
     and the error as its reason.
 
     Args:
         folders: run folders.
         statuses: the status of each run, or the error that prevents one.
-        now: seconds since 1970, up to which an attempt in progress counts.
     """
     runs = [_run_if_readable(folder) for folder in folders]
     rows = []
@@ -81,7 +76,7 @@ def compare(folders: Sequence[Path], statuses: Sequence[RunStatus | HpctrainErro
         try:
             if isinstance(status, HpctrainError):
                 raise status
-            rows.append(_row(folder, run or run_of(folder), status, settings, now))
+            rows.append(_row(folder, run or run_of(folder), status, settings))
         except HpctrainError as error:
             rows.append(ComparedRun(folder.name, str(folder), settings, "unknown", str(error)))
     return rows
@@ -94,14 +89,10 @@ def _run_if_readable(folder: Path) -> Run | None:
         return None
 
 
-def _row(folder: Path, run: Run, status: RunStatus, settings: dict[str, Any], now: float) -> ComparedRun:
+def _row(folder: Path, run: Run, status: RunStatus, settings: dict[str, Any]) -> ComparedRun:
     metrics = read_metrics(folder / "metrics.jsonl")
     history = last_row_of_each_step(metrics)
     valid = [losses[0] for row in history if (losses := list(losses_by_set(row).values()))]
-    signs = [row.time_s for row in metrics] + [event.time_s for event in read_events(folder / "events.jsonl")]
-    is_alive = status.state in ("starting", "running", "recovering")
-    spans = _attempt_spans(read_jsonl(folder / ATTEMPTS_FILE), signs, now if is_alive else None)
-    gpus = _gpus_of_nodes(folder, run)
     return ComparedRun(
         name=folder.name,
         folder=str(folder),
@@ -116,8 +107,8 @@ def _row(folder: Path, run: Run, status: RunStatus, settings: dict[str, Any], no
         best_valid_loss=min(valid, default=None),
         tokens_per_s=steady_tokens_per_s(metrics),
         mfu=steady_mfu(metrics),
-        node_hours=sum(hours * len(nodes) for hours, nodes in spans),
-        gpu_hours=None if gpus is None else sum(hours * sum(map(gpus, nodes)) for hours, nodes in spans),
+        node_hours=status.node_hours,
+        gpu_hours=status.gpu_hours,
     )
 
 
@@ -158,57 +149,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _attempt_spans(
-    lines: Sequence[Mapping[str, Any]], signs: Sequence[float], now: float | None
-) -> list[tuple[float, list[str]]]:
-    """Return (hours, names of the nodes) of each attempt; a line without a usable start is left out. An attempt without
-    an end that is not in progress counts up to its last sign of life.
-
-    Args:
-        lines: lines of attempts.jsonl.
-        signs: times of all events and metrics of the run, seconds since 1970.
-        now: up to when the newest attempt counts, if it is in progress; None: none is.
-    """
-    starts = [(start, values) for values in lines if (start := _moment(values.get("start"))) is not None]
-    spans = []
-    for index, (start, values) in enumerate(starts):
-        following = starts[index + 1][0] if index + 1 < len(starts) else math.inf
-        end = _moment(values.get("end"))
-        if end is None and now is not None and following == math.inf:
-            end = now
-        if end is None:
-            end = max((sign for sign in signs if start <= sign < following), default=start)
-        nodes = values.get("nodes")
-        names = [name for name in nodes if isinstance(name, str)] if isinstance(nodes, list) else []
-        spans.append((max(0.0, end - start) / 3600.0, names))
-    return spans
-
-
-def _moment(value: object) -> float | None:
-    """Return a time of a line of attempts.jsonl in seconds since 1970; None for any other value."""
-    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
-    return float(value) if is_time else None  # type: ignore[arg-type]
-
-
-def _gpus_of_nodes(folder: Path, run: Run) -> Callable[[str], float] | None:
-    """Return a function that returns the number of GPUs that the run has on a node; None without GPUs, or if it is not
-    known.
-
-    The number is `cluster.devices_per_node`; without it, that of the GPUs that the run's probe found on the node.
-    """
-    if run.cluster.device == "cpu":
-        return None
-    if (named := run.cluster.devices_per_node) is not None:
-        return lambda node: float(named)
-    try:
-        nodes = Topology.read(folder / "topology.json", owned=True).nodes
-    except FileError:
-        return None
-    counts = {node.id: sum(device.id.startswith("cuda") for device in node.devices) for node in nodes}
-    most = max(counts.values(), default=0)
-    return (lambda node: float(counts.get(node, most))) if most else None
 
 
 @dataclass(frozen=True)

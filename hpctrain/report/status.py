@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.ledger import ATTEMPTS_FILE, last_end_text
 from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
 from hpctrain.records.run.run import Run, run_of
+from hpctrain.report.cost import run_cost
 from hpctrain.report.event_text import describe_event
 from hpctrain.report.rank_times import read_last_rank_rows, slow_rank_text
 from hpctrain.report.summaries import (
@@ -35,6 +36,8 @@ QUIET_S = 60.0
 """Seconds for which a Slurm run counts as alive after the newest line in its files, even if no process is seen to hold
 its lock: locks of other nodes may not be visible from this node."""
 
+AT_WORK = ("starting", "running", "recovering")
+"""States of a run whose newest attempt is in progress."""
 _PAUSED = ("preempted", "time_limit")
 
 
@@ -91,6 +94,10 @@ class RunStatus:
     """Time at which Slurm expects a waiting job to start, in seconds since 1970. Slurm revises it all the time."""
     needs_action: bool | None = None
     """True if the job waits until a person does what `reason` says."""
+    node_hours: float | None = None
+    """Hours of each attempt times its nodes, summed; None in views that do not compute it."""
+    gpu_hours: float | None = None
+    """Hours of each attempt times its GPUs, summed; None without GPUs, or if their number is not known."""
     last_end: str | None = None
     """How the newest ended attempt ended, by its line in attempts.jsonl; None if the run is done."""
 
@@ -132,7 +139,10 @@ def read_status(folder: Path, now: float) -> RunStatus:
     metrics = read_metrics(folder / "metrics.jsonl")
     slow_rank = slow_rank_text(read_last_rank_rows(folder))
     attempts = read_jsonl(folder / ATTEMPTS_FILE)
-    return decide_status(run, events, metrics, now, held, attempts, _free_bytes(folder), slow_rank)
+    status = decide_status(run, events, metrics, now, held, attempts, _free_bytes(folder), slow_rank)
+    signs = [*(event.time_s for event in events), *(row.time_s for row in metrics)]
+    cost = run_cost(folder, run, attempts, signs, now if status.state in AT_WORK else None)
+    return replace(status, node_hours=cost.node_hours, gpu_hours=cost.gpu_hours)
 
 
 def _free_bytes(folder: Path) -> int | None:
@@ -261,11 +271,10 @@ def _decide(
         return _decide_untouched(run)
     if run.cluster.kind == "slurm" and age is not None and age < QUIET_S:
         return _decide_alive(events, metrics)
-    ago = f"; last sign of life {format_seconds(age)} ago" if age is not None else ""
     if run.cluster.kind == "slurm":
-        return "unknown", f"no process seen from here holds the run folder{ago}"
+        return "unknown", "no process seen from here holds the run folder"
     crash = _newest(events, "agent_crashed")
-    return "failed", crash.reason if crash else f"the run's process is gone and did not say why{ago}"
+    return "failed", crash.reason if crash else "the run's process is gone and did not say why"
 
 
 def _end(events: list[Event]) -> Event | None:

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from hpctrain.base.clock import utc_text
 from hpctrain.base.output_streams import control
-from hpctrain.base.units import format_count, format_seconds
+from hpctrain.base.units import format_age, format_count, format_seconds
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.report.event_text import describe_event
-from hpctrain.report.status import RunStatus
+from hpctrain.report.status import AT_WORK, RunStatus
 from hpctrain.report.summaries import loss_words, losses_by_set
 
 _RECENT = 20
@@ -112,6 +112,10 @@ def status_lines(status: RunStatus, now: float) -> list[str]:
     if status.nodes:
         place += f"  nodes {', '.join(status.nodes)}"
     lines.append(place)
+    cost = cost_text(status.node_hours, status.gpu_hours)
+    age = "" if status.last_sign_s is None else f"newest line in its files {format_age(status.last_sign_s)} old"
+    if cost or age:
+        lines.append("  " + "  ".join(filter(None, [f"cost {cost}" if cost else "", age])))
     if status.source_samples is not None:
         lines.append("  samples  " + "  ".join(f"{name} {count:,}" for name, count in status.source_samples.items()))
     if status.weights_sha256 is not None:
@@ -129,6 +133,14 @@ def figures(status: RunStatus) -> list[str]:
     speed = [] if status.tokens_per_s is None else [f"{format_count(status.tokens_per_s)} tokens/s"]
     share = [] if status.mfu is None else [f"MFU {status.mfu:.1%}"]
     return [*loss, *loss_words(status.valid_losses), *speed, *share]
+
+
+def cost_text(node_hours: float | None, gpu_hours: float | None) -> str:
+    """Return what a run has cost so far as text: '1.5 GPU-h', or '0.2 node-h' if the GPU-hours are not known; '' if
+    nothing is known, or nothing was used."""
+    if gpu_hours:
+        return f"{gpu_hours:.3g} GPU-h"
+    return f"{node_hours:.3g} node-h" if node_hours else ""
 
 
 def queue_lines(status: RunStatus, now: float) -> list[str]:
@@ -152,7 +164,6 @@ PROGRESS_EVERY_S = 10.0
 """Fewest seconds between two progress lines of `PlainView`, by the times of the metrics."""
 BAR_WIDTH = 40
 
-_AT_WORK = ("starting", "running", "recovering")
 _NUMBER = re.compile(r"\d[\d.]*( (us|ms|s|min|h)\b)?")
 _COLOURS = {"done": "green", "running": "green", "failed": "red", "cancelled": "red", "recovering": "yellow"}
 
@@ -224,7 +235,7 @@ class PlainView:
             lines.append(status.last_end)
         # The events of an active run say the rest. Numbers in the reason are ignored: the time to the start always
         # changes.
-        state = status.state, "" if status.state in _AT_WORK else " ".join(_NUMBER.sub(" ", status.reason).split())
+        state = status.state, "" if status.state in AT_WORK else " ".join(_NUMBER.sub(" ", status.reason).split())
         if state != self._state:
             self._state = state
             lines += [f"{status.state}: {status.reason}", *queue_lines(status, now)]

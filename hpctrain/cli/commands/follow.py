@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 from rich.live import Live
 
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_FAILED, HpctrainError, InputError
+from hpctrain.base.units import format_age
 from hpctrain.cli.answers import say, warn
 from hpctrain.cli.options.parameters import RUN, RUNS
 from hpctrain.cli.views.console import Console
@@ -24,13 +25,16 @@ from hpctrain.jobs.run_status import WatchedRun, run_status, run_statuses
 from hpctrain.report.event_text import log_line_text
 from hpctrain.report.logs import LogLine, find_logs, follow_lines, last_lines
 from hpctrain.report.status import RunStatus, State
-from hpctrain.report.terminal import PlainView, render_watch_view, status_lines
+from hpctrain.report.terminal import PlainView, cost_text, render_watch_view, status_lines
 from hpctrain.runs.locate import job_id, past_folders, run_name, scan_runs, sorted_by_age, untrusted_folders_text
 from hpctrain.runs.sweeps import NamedRuns, sweeps_of
 
 GONE = "its folder is gone: removed or moved"
-TELLING = ("failed", "recovering", "requeued", "unknown")
-"""States that `hpctrain list` shows with their reason; the other states need none."""
+TELLING = ("queued", "failed", "recovering", "requeued", "unknown")
+"""States that `hpctrain list` shows with their reason, such as what a run waits for; the other states need none."""
+FIGURES = ("loss", "valid_loss", "tokens_per_s", "eta_s", "last_sign_s", "node_hours", "gpu_hours", "expected_start_s",
+           "needs_action")  # fmt: skip
+"""Keys of `RunStatus` that a row of `hpctrain list` has besides its state and step; null where not known."""
 
 
 @click.command("list")
@@ -43,6 +47,11 @@ def list_command(here: bool, as_json: bool) -> None:
     (by default in ~/.local/state). A run whose folder no longer exists has the state `gone`. In the JSON form, `job_id`
     is the run's newest job; for a run that `hpctrain submit` started on this machine, the id of its background process;
     null for a run of `hpctrain train`.
+
+    Columns: state, step of the run's steps, training loss, age of the newest line in the run's files, cost so far in
+    GPU-hours (without GPUs, or if their number is not known, in node-hours), and folder. Below a run that waits or
+    failed stands why. The files of a run that has ended are read once; its row is then kept in
+    $XDG_STATE_HOME/hpctrain/ended_runs.json, which you may remove.
 
     A sweep is one line that counts its runs by state; `hpctrain status SWEEP` shows them one by one. In the JSON form
     each run is an object, and `sweep` is the folder of its sweep, or null.
@@ -73,12 +82,15 @@ def list_command(here: bool, as_json: bool) -> None:
             shown.add(sweep)
             states = Counter(str(other["state"]) for other in rows if other["sweep"] == sweep)
             counted = ", ".join(f"{state} {states[state]}" for state in sorted(states, key=_STATES.index))
-            click.echo(f"{'sweep':<10} {counted:<15} {sweep}")
+            click.echo(f"{'sweep':<10} {counted:<42} {sweep}")
 
 
-def _list_row(row: dict[str, object]) -> None:
+def _list_row(row: dict[str, Any]) -> None:
     progress = f"{row['step']:>7}/{row['steps']:<7}" if row["state"] != "gone" else " " * 15
-    click.echo(f"{row['state']:<10} {progress} {row['folder']}")
+    loss = "" if row["loss"] is None else f"{row['loss']:.4f}"
+    age = "" if row["last_sign_s"] is None else format_age(row["last_sign_s"])
+    cost = cost_text(row["node_hours"], row["gpu_hours"])
+    click.echo(f"{row['state']:<10} {progress} {loss:>8} {age:>6} {cost:>11} {row['folder']}")
     if row["state"] in TELLING:
         click.echo(f"{'':<10} {row['reason']}")
 
@@ -110,17 +122,18 @@ def _newest_job(folder: Path, remembered: Collection[str]) -> str | None:
     return job or max(remembered, key=lambda known: (len(known), known), default=None)
 
 
-def _row(folder: Path, job: str | None, status: RunStatus | HpctrainError | None) -> dict[str, object]:
-    row: dict[str, object] = {
+def _row(folder: Path, job: str | None, status: RunStatus | HpctrainError | None) -> dict[str, Any]:
+    row: dict[str, Any] = {
         "name": run_name(folder.name), "folder": str(folder), "job_id": job,
-        "state": "unknown", "reason": str(status), "step": 0, "steps": 0,
+        "state": "unknown", "reason": str(status), "step": 0, "steps": 0, **dict.fromkeys(FIGURES),
     }  # fmt: skip
     if status is None:
         return {**row, "state": "gone", "reason": GONE}
     if isinstance(status, HpctrainError):
         return row
     reason = "; ".join([status.reason, *status.further_words])
-    return {**row, "state": status.state, "reason": reason, "step": status.step, "steps": status.steps}
+    figures = {key: getattr(status, key) for key in FIGURES}
+    return {**row, "state": status.state, "reason": reason, "step": status.step, "steps": status.steps, **figures}
 
 
 LINES = 50

@@ -49,7 +49,7 @@ def report_command(named: NamedRuns, output: Path | None) -> None:
         click.get_current_context().with_resource(owner_only())
     target, now = output or named.folder / "report.html", SystemClock().wall()
     if named.is_sweep:
-        rows = sort_rows(_compared(named.runs, now), "loss")
+        rows = sort_rows(_compared(named.runs), "loss")
         write_comparison(f"Sweep {run_name(named.folder.name)}", rows, target, now)
     else:
         write_report(named.folder, target, now)
@@ -70,7 +70,7 @@ def compare_command(several: tuple[NamedRuns, ...], key: SortKey, as_json: bool)
     every run has one, else the training loss.
     """
     folders = list(dict.fromkeys(folder for named in several for folder in named.runs))
-    rows = sort_rows(_compared(folders, SystemClock().wall()), key)
+    rows = sort_rows(_compared(folders), key)
     if as_json:
         click.echo(json.dumps([row.to_json() for row in rows], allow_nan=False))
         return
@@ -87,9 +87,9 @@ WIDTH = 1000
 """Columns of a comparison that is not printed on a terminal, so that each run is one line."""
 
 
-def _compared(folders: list[Path], now: float) -> list[ComparedRun]:
+def _compared(folders: list[Path]) -> list[ComparedRun]:
     """Return a row for each run. Why a run has the state `unknown`, such as a damaged file, is printed on stderr."""
-    rows = compare(folders, run_statuses(folders), now)
+    rows = compare(folders, run_statuses(folders))
     warn([f"{row.name}: {row.reason}" for row in rows if row.state == "unknown"])
     return rows
 

@@ -48,13 +48,20 @@ class PastRun(Document):
 
 
 def history_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the path of history.jsonl: $XDG_STATE_HOME/hpctrain/history.jsonl if `environ` has an absolute
-    XDG_STATE_HOME, else $HOME/.local/state/hpctrain/history.jsonl; None if HOME is no absolute path, either."""
+    """Return the path of history.jsonl in the folder that `state_folder` returns; None if there is no such folder."""
+    folder = state_folder(environ)
+    return None if folder is None else folder / "history.jsonl"
+
+
+def state_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the folder with this user's state of hpctrain, which may not exist yet: $XDG_STATE_HOME/hpctrain if
+    `environ` has an absolute XDG_STATE_HOME, else $HOME/.local/state/hpctrain; None if HOME is no absolute path,
+    either."""
     base, home = environ.get(STATE_VARIABLE, ""), environ.get("HOME", "")
     # The XDG specification requires that relative paths are ignored.
     if base.startswith("/"):
-        return Path(base) / "hpctrain" / "history.jsonl"
-    return Path(home) / ".local" / "state" / "hpctrain" / "history.jsonl" if home.startswith("/") else None
+        return Path(base) / "hpctrain"
+    return Path(home) / ".local" / "state" / "hpctrain" if home.startswith("/") else None
 
 
 def append_past_run(path: Path, past: PastRun) -> None:

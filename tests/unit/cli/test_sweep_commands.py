@@ -478,4 +478,4 @@ def test_a_sweep_lists_only_the_runs_that_are_left(submitted, fake, hpctrain):
 def test_a_sweep_of_somebody_else_is_not_read(submitted, hpctrain):
     (Path(submitted["folder"]) / SWEEP_FILE).chmod(0o666)
     assert "can be written by others" in str(hpctrain("status", submitted["folder"]).exception)
-    assert len(hpctrain("list", "--here").stdout.splitlines()) == 4
+    assert len([line for line in hpctrain("list", "--here").stdout.splitlines() if "/runs/" in line]) == 4
