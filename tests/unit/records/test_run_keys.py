@@ -49,8 +49,9 @@ def test_every_file_has_a_schema_for_editors(model: type[BaseModel]) -> None:
 
 
 def test_every_file_that_people_read_has_a_schema() -> None:
-    """All documents, but for messages between processes and a file that exists only while a corpus is made."""
-    internal = {"check_order", "check_result", "corpus_part"}
+    """All documents, but for messages between processes, a file that exists only while a corpus is made, and the memory
+    of `hpctrain list`."""
+    internal = {"check_order", "check_result", "corpus_part", "ended_runs"}
     kinds = {model.schema_kind for model in Document.__subclasses__() if model.__module__.startswith("hpctrain.")}
     assert kinds - internal == set(KINDS)
 
