@@ -1,6 +1,6 @@
 """Compresses stage messages: activations and their gradients.
 
-There is no residual (decision 78): the rounding errors of a message are lost, because the next message is about other
+There is no residual (decision 0078): the rounding errors of a message are lost, because the next message is about other
 samples.
 """
 

@@ -99,7 +99,7 @@ def padded_shards(module: nn.Module) -> dict[nn.Parameter, Tensor]:
 
 
 def shard_group(module: nn.Module) -> dist.ProcessGroup:
-    """Return the ranks over which the state of a stage is sharded."""
+    """Return the process group of the ranks over which the state of a stage is sharded."""
     group: dist.ProcessGroup = next(
         gathered._reduce_scatter_process_group
         for part in sharded_parts(module)

@@ -31,8 +31,8 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
     A missing gradient becomes zeros. Autograd may leave a DTensor's gradient whole although the parameter is split (as
     for the embedding), or as partial sums although the parameter is not split (as for norms with sequence parallelism).
-    Such a gradient first gets the parameter's own placements, collectively over tp; otherwise norm and optimizer would
-    see a wrong shape or a partial sum.
+    Such a gradient first gets the parameter's own placements, by collectives over tp. Without that, norm and optimizer
+    would see a wrong shape or a partial sum.
     """
     parameters = list(parameters)
     _sum_parts(parameters)

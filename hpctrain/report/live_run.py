@@ -132,7 +132,11 @@ class LiveRun:
 
     def read_run(self) -> None:
         """Read run.yaml again, because a run that was resubmitted may have other settings. A damaged file changes
-        nothing; one that others can write to raises an UntrustedError."""
+        nothing.
+
+        Raises:
+            UntrustedError: another user owns the file or the folder, or can write to it.
+        """
         try:
             self.run = run_of(self.folder)
         except FileError:

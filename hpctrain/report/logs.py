@@ -229,7 +229,11 @@ def _stamps(block: bytes) -> list[float]:
 
 
 def _block(path: Path, offset: int) -> bytes:
-    """Return at most `BLOCK_BYTES` bytes of the file from `offset` on; b"" if the file is gone or may not be read."""
+    """Return at most `BLOCK_BYTES` bytes of the file from `offset` on; b"" if the file is gone or may not be read.
+
+    Raises:
+        UntrustedError: another user owns the file or its folder, or can write to it.
+    """
     try:
         descriptor = open_owned(path)
     except OSError:

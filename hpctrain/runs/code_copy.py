@@ -88,6 +88,7 @@ def omitted_secrets_text(run_folder: Path) -> list[str]:
 
     Raises:
         UntrustedError: code.json or the run folder belongs to somebody else, or others can write to it.
+        FileError, OSError, ValueError: code.json is too large, cannot be read, or is not JSON.
     """
     try:
         names = json.loads(read_owned(run_folder / "code.json")).get("left_out", [])

@@ -204,8 +204,9 @@ class KeptFolderError(CommandError):
 
 @contextlib.contextmanager
 def remove_on_error(folder: RunFolder) -> Iterator[None]:
-    """Remove a new run folder, or the folder of a sweep, if the `with` block fails. Otherwise its name would lead to
-    this folder instead of an earlier run with the same name. After a KeptFolderError it stays."""
+    """Remove a new run folder, or the folder of a sweep, if the `with` block fails. If the folder stayed, commands
+    would find it by the run's name, instead of an earlier run of the same name. It stays only after a
+    KeptFolderError."""
     try:
         yield
     except KeptFolderError:
@@ -232,7 +233,7 @@ def lock_run_folder(path: Path) -> FileIO:
     these processes has ended, even if it was killed.
 
     Raises:
-        InputError: another process holds the lock, or others can write to the folder.
+        InputError: another process holds the lock, or the folder or the lock file is untrusted.
         StorageError: the lock file cannot be written.
     """
     with storage_errors(path / LOCK_FILE), OwnedFolder(path) as folder:
@@ -289,6 +290,7 @@ def lock_holder(path: Path) -> LockHolder | None:
 
     Raises:
         UntrustedError: the folder or its lock file belongs to somebody else, or others can write to it.
+        OSError: the lock file cannot be opened, although it is there.
     """
     _, holder = _look_at_lock(path)
     if holder is not None and holder.is_here and not Path(f"/proc/{holder.pid}").exists():
@@ -302,6 +304,7 @@ def is_locked(path: Path) -> bool:
 
     Raises:
         UntrustedError: the folder or its lock file belongs to somebody else, or others can write to it.
+        OSError: the lock file cannot be opened, although it is there.
     """
     return _look_at_lock(path)[0]
 

@@ -14,7 +14,7 @@ class UserAccounts:
     names: tuple[str, ...]
     """Names of the accounts, the default one first, the others in alphabetical order."""
     default: str | None
-    """The account of jobs that name none; None: accounting names none."""
+    """The account to which a job is charged that names none; None: the user has no default account."""
 
 
 def sacctmgr_argv(user: str) -> list[str]:

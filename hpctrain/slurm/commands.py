@@ -76,7 +76,7 @@ class StartEstimate:
     """When the job would start, in seconds since 1970; None if sbatch does not say. It is years from now if earlier
     jobs have no time limit, or if a limit of an account or a QOS delays the job."""
     nodes: tuple[str, ...]
-    """Names of the nodes on which the job would start."""
+    """Names of the nodes on which the job would start; () if sbatch does not say."""
     problem: str | None
     """sbatch's own message if sbatch refuses the script; None if it accepts the script."""
 

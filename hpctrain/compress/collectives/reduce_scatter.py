@@ -88,6 +88,8 @@ class ReduceScatter(ABC):
         Raises:
             HpctrainError: the codec selects or quantises numbers, and the gradient lacks parameters of the module.
             CheckpointError: a loaded residual or variance profile is of another size.
+            ValueError: with mode topk or adaptive, a message of another rank is about a gradient of another size.
+            RuntimeError: the collective failed.
         """
 
 

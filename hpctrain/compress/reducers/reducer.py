@@ -35,7 +35,9 @@ class Reducer(StepState, ABC):
 
         Raises:
             CheckpointError: loaded state, such as a residual, has another size than its gradient.
-            RuntimeError: after `overlap`, the backward pass added to a gradient after it was sent.
+            ValueError: with mode topk or adaptive, a message of another rank is about a gradient of another size.
+            RuntimeError: a collective failed; or after `overlap`, the backward pass added to a gradient after it was
+                sent.
         """
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:

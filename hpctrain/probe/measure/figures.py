@@ -268,7 +268,11 @@ def fit_alpha_beta(points: Sequence[Point]) -> tuple[float, float]:
 
 def _fit(size: Floats, seconds: Floats) -> tuple[Floats, Floats]:
     """Return (alpha, beta), arrays with one value for each row of `seconds`, fitted as `fit_alpha_beta` does. `size`
-    has the bytes of each column."""
+    has the bytes of each column.
+
+    Raises:
+        ValueError: as of `fit_alpha_beta`, for any row.
+    """
     if len(size) < 2 or (size == size[0]).all() or (seconds <= 0).any():
         raise ValueError("a line needs two sizes and positive times")
     # Only ratios of weights matter. The fastest message has weight 1, so that tiny times do not overflow.

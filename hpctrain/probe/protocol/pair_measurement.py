@@ -174,7 +174,11 @@ def _share_of_cpu(
 
 def ping(stream: DeadlineSocket, settings: ProbeSettings) -> list[RoundTrip]:
     """Send pings of 8 bytes and return their round trips, without those of the warm-up. On a slow link there are fewer
-    than `settings.pings`."""
+    than `settings.pings`.
+
+    Raises:
+        PeerError: the peer died or hung, answered with no time, or the link is too slow for the deadline.
+    """
     stream.arm()
     answer = memoryview(bytearray(PING_BYTES))
     more, last = bytes([_MORE]) + bytes(PING_BYTES - 1), bytes([_LAST]) + bytes(PING_BYTES - 1)
@@ -200,7 +204,11 @@ def ping(stream: DeadlineSocket, settings: ProbeSettings) -> list[RoundTrip]:
 
 
 def echo(stream: DeadlineSocket) -> None:
-    """Answer every ping with this end's wall clock, until the ping that is marked as the last."""
+    """Answer every ping with this end's wall clock, until the ping that is marked as the last.
+
+    Raises:
+        PeerError: as of `measure_pair`.
+    """
     stream.arm()
     buffer = bytearray(PING_BYTES)
     view = memoryview(buffer)
@@ -216,6 +224,9 @@ def size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> list[tuple[in
     round trip).
 
     The sweep ends with the size at which the time limit passes.
+
+    Raises:
+        PeerError: as of `measure_pair`.
     """
     stream.arm()
     answer = memoryview(bytearray(PING_BYTES))
@@ -240,7 +251,11 @@ def size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> list[tuple[in
 
 
 def answer_size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> None:
-    """Answer every message of the peer's size sweep with 8 bytes, until the message that is marked as the last."""
+    """Answer every message of the peer's size sweep with 8 bytes, until the message that is marked as the last.
+
+    Raises:
+        PeerError: as of `measure_pair`.
+    """
     stream.arm()
     answer = bytes(PING_BYTES)
     for size in settings.ladder_bytes:
@@ -256,7 +271,11 @@ def answer_size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> None:
 
 def stream_send(stream: DeadlineSocket, settings: ProbeSettings) -> None:
     """Send blocks of data until volume and time have both reached their minimum (`bulk_bytes`, `bulk_s`), or one of
-    them its maximum (`bulk_bytes_max`, `bulk_limit_s`)."""
+    them its maximum (`bulk_bytes_max`, `bulk_limit_s`).
+
+    Raises:
+        PeerError: as of `measure_pair`.
+    """
     stream.arm()
     more = bytes(BLOCK_BYTES)
     last = bytes([_LAST]) + bytes(BLOCK_BYTES - 1)
@@ -274,7 +293,11 @@ def stream_send(stream: DeadlineSocket, settings: ProbeSettings) -> None:
 
 def stream_receive(stream: DeadlineSocket) -> list[tuple[float, int]]:
     """Receive the peer's blocks up to the last one. Return for each block (clock time in seconds when it was complete,
-    bytes received so far)."""
+    bytes received so far).
+
+    Raises:
+        PeerError: as of `measure_pair`.
+    """
     stream.arm()
     buffer = bytearray(BLOCK_BYTES)
     view = memoryview(buffer)

@@ -91,7 +91,7 @@ def routed_address(peer: str) -> str:
     A host name often resolves to 127.0.0.1 or to a management network. Nothing is sent.
 
     Raises:
-        InputError: the peer's name is unknown, or only loopback leads there.
+        InputError: the peer's name is unknown, no route leads there, or only loopback does.
     """
     try:
         family, kind, _, _, target = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]

@@ -212,7 +212,11 @@ def node_of_dump(text: str, source: str, name: str) -> tuple[Node, dict[str, Dev
 
 def _parse(text: str, source: str) -> _Element:
     """Return the root element of an XML text; `source` is the path of its file, for errors. A document type
-    (<!DOCTYPE>) is refused, because its entities could grow without bound or name other files."""
+    (<!DOCTYPE>) is refused, because its entities could grow without bound or name other files.
+
+    Raises:
+        FileError: the text is not XML, has a document type, or is nested deeper than a topology of NCCL.
+    """
     parser = expat.ParserCreate()
     roots: list[_Element] = []
     open_: list[_Element] = []

@@ -117,6 +117,9 @@ def _bottom_up(leaves: dict[str, list[str]], children: dict[str, list[str]]) -> 
     Args:
         leaves: switch next to the nodes -> its nodes.
         children: every other switch -> the switches directly below it.
+
+    Raises:
+        InputError: switches lie in each other.
     """
     done = [name for name, nodes in leaves.items() if nodes]
     pending = dict(children)
@@ -362,7 +365,11 @@ def _cluster(switch: _Switch, named: dict[str, _Switch], parent: str | None) -> 
 
 def _chosen(file: YamlFile) -> int:
     """Return the index of the topology to read in a topology.yaml, which is a list of topologies: of the default one,
-    else of the first one of kind tree or block."""
+    else of the first one of kind tree or block.
+
+    Raises:
+        FileError: the file is no list, or none of its topologies is of kind tree or block.
+    """
     if not isinstance(file.value, list):
         raise FileError(
             file.path, [FieldError("", "a list of topologies is expected, each with `topology` as its name")]
