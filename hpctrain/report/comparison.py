@@ -53,9 +53,9 @@ class ComparedRun:
     mfu: float | None = None
     """Median over the steps of the model FLOPs utilization, without the first step of each generation."""
     node_hours: float | None = None
-    """Hours of each of its jobs times the job's nodes, summed."""
+    """Hours of each attempt times its nodes, summed."""
     gpu_hours: float | None = None
-    """Hours of each of its jobs times the job's GPUs, summed; None without GPUs, or if their number is not known."""
+    """Hours of each attempt times its GPUs, summed; None without GPUs, or if their number is not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as JSON values."""

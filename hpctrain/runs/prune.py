@@ -72,6 +72,7 @@ def why_in_use(folder: Path, jobs: Jobs, now: float) -> str | None:
     Raises:
         FileError, UntrustedError: the list of jobs or of successors of the run is damaged, or the run folder is not
             trusted.
+        OSError: a file disappears while the folder is searched.
     """
     if is_locked(folder):
         return "a process holds it"
@@ -93,6 +94,9 @@ def removable(folder: Path, now: float, older_than_s: float | None, keep: int) -
         older_than_s: if no file of the run has changed for this many seconds, the whole run can be removed; None: no
             run as a whole.
         keep: number of verified checkpoints that stay, at least 1.
+
+    Raises:
+        OSError: a file disappears while the folder is searched, because the run is alive after all.
     """
     age = now - last_activity(folder)
     if older_than_s is not None and age >= older_than_s:
@@ -148,6 +152,7 @@ def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: C
     Raises:
         StorageError: an item cannot be removed; the items before it are removed.
         InputError: a process locked the run in the meantime, or a file of the run is damaged or not trusted.
+        OSError: as of `why_in_use`.
     """
     skipped = []
     for run in dict.fromkeys(item.run for item in removals):
@@ -163,14 +168,22 @@ def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: C
 
 def last_activity(folder: Path) -> float:
     """Return when a file in the run folder last changed, in seconds since 1970; changes of the files in NOT_ACTIVITY do
-    not count. Without any other file, return when the folder itself changed."""
+    not count. Without any other file, return when the folder itself changed.
+
+    Raises:
+        OSError: a file disappears while the folder is searched.
+    """
     times = [path.lstat().st_mtime for path in _files(folder) if path.name not in NOT_ACTIVITY]
     return max(times, default=folder.stat().st_mtime)
 
 
 def size_of(path: Path) -> int:
     """Return the bytes of all files in the folder `path`. A file with several hard links counts once, and the target of
-    a symbolic link does not count."""
+    a symbolic link does not count.
+
+    Raises:
+        OSError: a file disappears while the folder is searched.
+    """
     return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in map(Path.lstat, _files(path))}.values())
 
 

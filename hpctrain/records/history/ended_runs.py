@@ -21,7 +21,7 @@ class EndedRun(Part):
     """The status of a run that had ended, and the state of the files from which it was read."""
 
     files: str
-    """Size, inode and time of change of each of these files. The entry holds only while they are the same."""
+    """Size, inode and time of change of each file that was read. The entry holds only while they are the same."""
     read_s: float
     """When the files were read, seconds since 1970."""
     status: dict[str, Any]

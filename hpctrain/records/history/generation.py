@@ -70,7 +70,8 @@ class Generation(Document):
     proposer: str = ""
     """Incarnation of the agent that proposed this record."""
     failures: int = 0
-    """Number of failures since the last new checkpoint or later step in memory, up to the start of this generation."""
+    """Number of failures in a row before this generation, within the attempt. A generation that left a new checkpoint,
+    or a later step in memory than every start before it, counts as the first failure."""
     newest_start: int = Field(default=0, ge=0)
     """Newest step from which a generation of the attempt has started, this one included."""
 

@@ -41,8 +41,8 @@ class RankRow(Document):
     wait_pp_s: float
     """Seconds a step in which the rank waited for messages between stages."""
     wait_dp_s: float
-    """Seconds a step for which sums over replicas, and collectives of sharded weights and gradients, were waited for.
-    Sums that begin after the backward pass include the coding of compressed gradients."""
+    """Seconds a step in which the rank waited for sums over replicas, and for collectives of sharded weights and
+    gradients. Sums that begin after the backward pass include the coding of compressed gradients."""
     wait_world_s: float
     """Seconds a step in which the rank waited for all others: gradient norm, metrics, validation. The slowest rank
     waits least."""
