@@ -241,7 +241,9 @@ class TreeRouting:
             at_once: whether to send a summary to all neighbours even if no heartbeat is due.
         """
         for index, neighbour in self._neighbours.items():
-            if now - neighbour.heard > self._timeout_s:
+            # Its newest heartbeat may have come from another neighbour, while nobody reads this connection any more.
+            heard = max(neighbour.heard, self._table.entries[index].seen)
+            if now - heard > self._timeout_s:
                 self.has_news |= self._table.mark_lost(index)
         outbox, self._outbox = self._outbox, []
         due = at_once or now - self._last_beat >= HEARTBEAT_S

@@ -15,8 +15,9 @@ from hpctrain.agent.view import PeerView
 from hpctrain.bench.recovery.simulated_parts import SimulatedMesh
 from hpctrain.bench.recovery.simulated_world import SimulatedHost
 
-REDIAL_S = 0.2
-"""Seconds after which a node that did not answer is dialled again."""
+REDIAL_S = 0.5
+"""Seconds after which a node that did not answer is dialled again; longer than any answer takes, because an agent never
+dials a node twice at a time."""
 _NUMBERS = count()
 
 
@@ -84,6 +85,10 @@ class SimulatedTree(SimulatedMesh):
             self._dialled.pop(node, None)
             if not self._over.isdisjoint(connection):
                 return False
+            replaced = self._connected.get(node)
+            if replaced is not None and replaced != connection:
+                closed = partial(SimulatedTree.note_end_of, node=self._process.node, number=replaced.number)
+                self._reach(node, replaced.incarnation, closed)
             self._connected[node] = connection
             self._routing.joined(self._world.now, node)
             return True
@@ -95,13 +100,11 @@ class SimulatedTree(SimulatedMesh):
         self._over.add(incarnation)
         connection = self._connected.get(node)
         if connection is not None and connection.incarnation == incarnation:
-            self._note_closed(node, connection.number)
+            self.note_end_of(node, connection.number)
 
-    def note_detached(self, node: str, number: int) -> None:
-        """Note that another agent has announced that it closes a connection, and has closed it."""
-        self._note_closed(node, number, Detach())
+    def note_end_of(self, node: str, number: int, last: Detach | None = None) -> None:
+        """Note that another agent has closed a connection, maybe after a last message."""
 
-    def _note_closed(self, node: str, number: int, last: Detach | None = None) -> None:
         def closed() -> bool:
             self._over.add(number)
             connection = self._connected.get(node)
@@ -131,7 +134,7 @@ class SimulatedTree(SimulatedMesh):
         for node in self._routing.surplus():
             closed = self._connected.pop(node)
             self._routing.closed(node)
-            detach = partial(SimulatedTree.note_detached, node=self._process.node, number=closed.number)
+            detach = partial(SimulatedTree.note_end_of, node=self._process.node, number=closed.number, last=Detach())
             self._reach(node, closed.incarnation, detach)
 
     def _when_awake(self, act: Callable[[], bool]) -> None:
