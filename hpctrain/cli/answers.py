@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,6 +23,17 @@ def say(lines: Iterable[str], err: bool = False) -> None:
 def warn(lines: Iterable[str]) -> None:
     """Print lines on stderr, each with `hpctrain: ` before it."""
     say((f"hpctrain: {line}" for line in lines), err=True)
+
+
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+"""The option --json of a command that prints one JSON object."""
+JSON_LINES_OPTION = click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line on stdout.")
+"""The option --json of a command that prints JSON objects as they come."""
+
+
+def print_json(value: Any) -> None:
+    """Print a JSON value as one line on stdout, at once."""
+    click.echo(json.dumps(value, allow_nan=False))
 
 
 def submission(folder: Path, job_id: str) -> dict[str, str]:

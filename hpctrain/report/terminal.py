@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -233,9 +233,7 @@ class PlainView:
         if status.last_end is not None and status.last_end != self._shown_end:
             self._shown_end = status.last_end
             lines.append(status.last_end)
-        # The events of an active run say the rest. Numbers in the reason are ignored: the time to the start always
-        # changes.
-        state = status.state, "" if status.state in AT_WORK else " ".join(_NUMBER.sub(" ", status.reason).split())
+        state = _without_numbers(status)
         if state != self._state:
             self._state = state
             lines += [f"{status.state}: {status.reason}", *queue_lines(status, now)]
@@ -249,6 +247,36 @@ class PlainView:
             return []
         self._progress_s = item.time_s
         return [f"{moment}  {progress_line(item, steps)}"]
+
+
+class JsonView:
+    """The view of `hpctrain watch --json`: JSON values about what is new."""
+
+    def __init__(self) -> None:
+        self._first = True
+        self._status: tuple[str, str] | None = None
+
+    def values(self, status: RunStatus, new: Sequence[Event | MetricRow]) -> list[dict[str, Any]]:
+        """Return what to print after a poll of the run, each as an object with one key: `event`, `metrics` or `status`.
+
+        Args:
+            new: events and metrics since the last poll; at the first poll all past ones, of which only the last
+                `EVENTS` events are shown.
+        """
+        items = [item for item in new if isinstance(item, Event)][-EVENTS:] if self._first else new
+        self._first = False
+        values = [{"event" if isinstance(item, Event) else "metrics": item.to_json()} for item in items]
+        state = _without_numbers(status)
+        if state != self._status:
+            self._status = state
+            values.append({"status": status.to_json()})
+        return values
+
+
+def _without_numbers(status: RunStatus) -> tuple[str, str]:
+    """Return (state, reason without its numbers) of a run: the time to the start always changes. The events of an
+    active run say the rest."""
+    return status.state, "" if status.state in AT_WORK else " ".join(_NUMBER.sub(" ", status.reason).split())
 
 
 def _clock_time(moment: float) -> str:

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_count, format_si
-from hpctrain.cli.answers import say
+from hpctrain.cli.answers import JSON_OPTION, print_json, say
 from hpctrain.cli.options.parameters import PATH
 from hpctrain.cli.views.console import phases
 from hpctrain.corpus.input.skipped import SKIPPED_NAME, read_skipped
@@ -124,7 +124,8 @@ def prepare_command(
 
 @data_command.command("check")
 @click.argument("folder", metavar="DIR", type=PATH)
-def check_command(folder: Path) -> None:
+@JSON_OPTION
+def check_command(folder: Path, as_json: bool) -> None:
     """Compare every file of the corpus folder DIR with its hash. If a recipe made DIR, every corpus in it is
     checked."""
     folders = corpora_in(folder)
@@ -132,6 +133,17 @@ def check_command(folder: Path) -> None:
     with phases() as progress:
         report = _checked(progress, total)
         indexes = [check_corpus(corpus, report) for corpus in folders]
+    if as_json:
+        rows = [
+            {
+                "folder": str(corpus),
+                "shards": len(index.shards),
+                "tokens": index.tokens("train") + index.tokens("valid"),
+            }
+            for corpus, index in zip(folders, indexes, strict=True)
+        ]
+        print_json({"corpora": rows})
+        return
     for corpus, index in zip(folders, indexes, strict=True):
         tokens = format_count(index.tokens("train") + index.tokens("valid"))
         click.echo(f"{corpus}: {len(index.shards)} shards with {tokens} tokens are what was written")

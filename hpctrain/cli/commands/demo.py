@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_delta, format_seconds, format_si
+from hpctrain.cli.answers import JSON_OPTION, print_json
 from hpctrain.cli.commands.train import watch_job
 from hpctrain.cli.options.parameters import FOLDER
 from hpctrain.cli.views.console import Console, phases
@@ -53,7 +55,8 @@ WORKER_DIES_AT, NODE_DIES_AT = 50, 85
 @click.command()
 @click.option("-o", "--output", type=FOLDER, default=Path("demo"), help="Folder for everything that the demo writes.")
 @click.option("--model", type=click.Choice(list(STARTERS)), default="decoder", help="What is trained.")
-def demo_command(output: Path, model: str) -> None:
+@JSON_OPTION
+def demo_command(output: Path, model: str, as_json: bool) -> None:
     """Run everything once on this machine: no Slurm, no root, under 3 minutes.
 
     Text found on this machine is tokenized; four virtual nodes are measured; a plan is made; a Transformer trains by
@@ -61,12 +64,17 @@ def demo_command(output: Path, model: str) -> None:
     """
     click.get_current_context().with_resource(owner_only())
     began = time.monotonic()
-    folder = _own_folder(output.resolve())
-    run_file = _text(folder, STARTERS[model])
-    topology = _probe(folder)
-    _plan(folder, run_file, topology)
-    run_folder = _train(folder, run_file, TASKS[model])
-    _report(run_folder, time.monotonic() - began, STARTERS[model].preset)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        folder = _own_folder(output.resolve())
+        run_file = _text(folder, STARTERS[model])
+        topology = _probe(folder)
+        _plan(folder, run_file, topology)
+        run_folder = _train(folder, run_file, TASKS[model])
+        seconds = time.monotonic() - began
+        report = _report(run_folder, seconds, STARTERS[model].preset)
+    if as_json:
+        paths = {"folder": str(folder), "run_folder": str(run_folder), "report": str(report) if report else None}
+        print_json({**paths, "seconds": seconds})
 
 
 def _own_folder(folder: Path) -> Path:
@@ -174,7 +182,9 @@ class _FaultInjector:
             self.job.processes["local1"].kill()
 
 
-def _report(run_folder: Path, seconds: float, preset: str) -> None:
+def _report(run_folder: Path, seconds: float, preset: str) -> Path | None:
+    """Write the report of the demo's run and say where it is; return its path, None if plotly is not installed."""
+    report: Path | None = run_folder / "report.html"
     _say(5, "Report", "Loss, throughput, the measured network, the plan and the recoveries in one file.")
     rows = last_row_of_each_step(read_metrics(run_folder / "metrics.jsonl"))
     click.echo(f"    loss {rows[0].loss:.3f} -> {rows[-1].loss:.3f} in {len(rows)} steps, none missing")
@@ -184,9 +194,11 @@ def _report(run_folder: Path, seconds: float, preset: str) -> None:
     except InputError as error:  # plotly is not installed; everything else was shown
         click.echo(f"    no report was written: {error}; then `hpctrain report {run_folder}` writes it")
         see = f"`hpctrain status {run_folder}` tells how it went"
+        report = None
     base = run_folder.parent.parent
     _styled(f"\nDone in {format_seconds(seconds)}. {see}", "bold")
     click.echo("Next: change something in the plan by hand, and train by it:")
     click.echo(f"    hpctrain train {base}/run.yaml --topology {base}/topology.json --plan {base}/plan.json")
     click.echo("or write a run file of your own:")
     click.echo(f"    hpctrain init --preset {preset}")
+    return report

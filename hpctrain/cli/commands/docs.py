@@ -10,6 +10,7 @@ from rich.markdown import Markdown
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.package_data import package_data_path
+from hpctrain.cli.answers import JSON_OPTION, print_json
 from hpctrain.cli.views.console import Console, table_console
 
 WIDTH_MAX = 110
@@ -20,7 +21,8 @@ _INDEX = "README"
 
 @click.command()
 @click.argument("page", required=False)
-def docs_command(page: str | None) -> None:
+@JSON_OPTION
+def docs_command(page: str | None, as_json: bool) -> None:
     """Print a page of the documentation, or list the pages.
 
     A page is named by its path within docs/ without `.md`, such as submitting or decisions/0069-images; a folder's
@@ -28,7 +30,11 @@ def docs_command(page: str | None) -> None:
     """
     pages = documentation_pages()
     if page is None:
-        _list(pages)
+        titles = _titles(pages)
+        if as_json:
+            print_json({"pages": [{"name": name, "title": title} for name, title in titles.items()]})
+        else:
+            _list(titles)
         return
     name = page.removeprefix("docs/").removesuffix(".md").removesuffix(f"/{_INDEX}")
     if name not in pages:
@@ -36,6 +42,9 @@ def docs_command(page: str | None) -> None:
         hint = f"did you mean '{close[0]}'?" if close else "`hpctrain docs` lists the pages"
         raise InputError(f"no page '{page}'; {hint}")
     text, console = pages[name].read_text(encoding="utf-8"), Console()
+    if as_json:
+        print_json({"name": name, "text": text})
+        return
     if console.is_terminal:
         console.width = min(console.width, WIDTH_MAX)
         console.print(Markdown(text))
@@ -55,11 +64,17 @@ def documentation_pages() -> dict[str, Path]:
     return dict(sorted(names.items()))
 
 
-def _list(pages: dict[str, Path]) -> None:
-    """Print the name and the title of each page, except those that a page of their folder lists."""
-    listed = {name: path for name, path in pages.items() if name.rpartition("/")[0] not in pages}
-    width = max(map(len, listed))
-    for name, path in listed.items():
-        with path.open(encoding="utf-8") as lines:
-            title = next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), "")
+def _titles(pages: dict[str, Path]) -> dict[str, str]:
+    """Return the title of each page by name, except those that a page of their folder lists."""
+    titles = {}
+    for name, path in pages.items():
+        if name.rpartition("/")[0] not in pages:
+            with path.open(encoding="utf-8") as lines:
+                titles[name] = next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), "")
+    return titles
+
+
+def _list(titles: dict[str, str]) -> None:
+    width = max(map(len, titles))
+    for name, title in titles.items():
         table_console().print(f"{name.ljust(width)}  {title}", soft_wrap=True)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,14 @@ from rich.live import Live
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_FAILED, HpctrainError, InputError
 from hpctrain.base.units import format_age
-from hpctrain.cli.answers import say, warn
+from hpctrain.cli.answers import JSON_LINES_OPTION, print_json, say, warn
 from hpctrain.cli.options.parameters import RUN, RUNS
 from hpctrain.cli.views.console import Console
 from hpctrain.jobs.run_status import WatchedRun, run_status, run_statuses
 from hpctrain.report.event_text import log_line_text
 from hpctrain.report.logs import LogLine, find_logs, follow_lines, last_lines
 from hpctrain.report.status import RunStatus, State
-from hpctrain.report.terminal import PlainView, cost_text, render_watch_view, status_lines
+from hpctrain.report.terminal import JsonView, PlainView, cost_text, render_watch_view, status_lines
 from hpctrain.runs.locate import job_id, past_folders, run_name, scan_runs, sorted_by_age, untrusted_folders_text
 from hpctrain.runs.sweeps import NamedRuns, sweeps_of
 
@@ -148,8 +148,9 @@ LINES = 50
 @click.option(
     "-n", "--lines", type=click.IntRange(min=0), default=LINES, help="Last lines of all logs together; 0: every line."
 )
+@JSON_LINES_OPTION
 def logs_command(
-    folder: Path, follow: bool, rank: int | None, node: str | None, attempt: int | None, lines: int
+    folder: Path, follow: bool, rank: int | None, node: str | None, attempt: int | None, lines: int, as_json: bool
 ) -> None:
     """Print the end of the logs of a run, merged by time: logs of the job script, the agents and the workers.
 
@@ -159,20 +160,21 @@ def logs_command(
     the log of a job script have no time either; they stand before the next line with a time, or at the end. Events are
     printed as sentences.
     """
+    show = _print_log_line_as_json if as_json else _print_log_line
     find = partial(find_logs, folder, node, rank, attempt)
     files = find()
     if not files and not follow:
         raise InputError(f"{folder.name}: no log of that kind in {folder / 'logs'}")
     readers, shown = last_lines(files, lines or None, rest=not follow)
     for line in shown:
-        click.echo(_text(line))
+        show(line)
     if not follow:
         return
     clock = SystemClock()
     watched = WatchedRun(folder, clock)
     try:
         for line in follow_lines(readers, find, clock, lambda: watched.is_over(watched.look())):
-            click.echo(_text(line))
+            show(line)
     except KeyboardInterrupt:
         click.echo(f"\nno longer followed; the run goes on: `hpctrain logs -f {folder.name}`", err=True)
         return
@@ -180,9 +182,14 @@ def logs_command(
     click.echo(f"{status.name}: {status.state} - {status.reason}", err=True)
 
 
-def _text(line: LogLine) -> str:
+def _print_log_line(line: LogLine) -> None:
     moment = datetime.fromtimestamp(line.time_s, timezone.utc)
-    return f"{moment:%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} {line.source} | {log_line_text(line.text)}"
+    time_of_day = f"{moment:%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d}"
+    click.echo(f"{time_of_day} {line.source} | {log_line_text(line.text)}")
+
+
+def _print_log_line_as_json(line: LogLine) -> None:
+    print_json({"time_s": line.time_s, "source": line.source, "text": log_line_text(line.text)})
 
 
 @click.command("status")
@@ -233,18 +240,25 @@ EXIT_INTERRUPTED = 130
 
 @click.command()
 @click.argument("folder", metavar="RUN", type=RUN)
-def watch_command(folder: Path) -> None:
+@JSON_LINES_OPTION
+def watch_command(folder: Path, as_json: bool) -> None:
     """Watch a run until it ends: state, step, loss, nodes, the last event, and the reason why the run waits.
 
     RUN is a run folder, a run's name or a job's id. On a terminal the view is redrawn in place; elsewhere each change
-    is a line. Watching goes on when the run is requeued or continues in a new job. The exit code is 0 when the run is
-    done, 1 when it failed or was cancelled. Ctrl-C ends the watching, not the run. Times of day are UTC, which the Z
-    after them means.
+    is a line. With --json, each new event, each new step and each change of the state is a line: an object with one
+    key, `event`, `metrics` or `status`, whose value is that of events.jsonl, metrics.jsonl or `status --json`.
+
+    Watching goes on when the run is requeued or continues in a new job. The exit code is 0 when the run is done, 1 when
+    it failed or was cancelled. Ctrl-C ends the watching, not the run. Times of day are UTC, which the Z after them
+    means.
     """
     clock, console = SystemClock(), Console()
     watched = WatchedRun(folder, clock)
     try:
-        if console.is_terminal and not console.is_dumb_terminal:
+        if as_json:
+            changes = JsonView()
+            status = _show_until_over(watched, clock, lambda now: _print_each(changes.values(now, watched.new)))
+        elif console.is_terminal and not console.is_dumb_terminal:
             status = _draw_until_over(watched, clock, console)
         else:
             plain = PlainView()
@@ -253,6 +267,11 @@ def watch_command(folder: Path) -> None:
         click.echo(f"\nno longer watched; the run goes on (`hpctrain cancel {folder.name}` stops it)", err=True)
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_DONE if status.state == "done" else EXIT_FAILED)
+
+
+def _print_each(values: Iterable[dict[str, Any]]) -> None:
+    for value in values:
+        print_json(value)
 
 
 def _draw_until_over(watched: WatchedRun, clock: Clock, console: Console) -> RunStatus:

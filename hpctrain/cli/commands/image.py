@@ -21,6 +21,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_FAILED, EXIT_WARNINGS, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
+from hpctrain.cli.answers import JSON_OPTION, print_json
 from hpctrain.cli.options.parameters import PATH
 from hpctrain.cli.views.console import Console
 from hpctrain.container.build import PREFIX, Builder, build, build_options, has_user_namespaces, labels_of
@@ -65,8 +66,9 @@ def image_command() -> None:
 @click.option("--remote", is_flag=True, help="Have it built by the remote builder that you are logged in to.")
 @click.option("--force", is_flag=True, help="Build although an image of the same inputs is there.")
 @click.option("--dry-run", "--show", "dry_run", is_flag=True, help="Print the definition file; build nothing.")
+@JSON_OPTION
 def build_command(
-    base: str, source: str | None, output: Path, remote: bool, force: bool, dry_run: bool, **more: Any
+    base: str, source: str | None, output: Path, remote: bool, force: bool, dry_run: bool, as_json: bool, **more: Any
 ) -> None:
     """Build a container image with the Python packages of this installation, in exactly these versions.
 
@@ -80,12 +82,16 @@ def build_command(
         click.echo(f"left out, as they say nothing in this kind of image: {dropped}", err=True)
     commit = str(git_state(Path(hpctrain.__file__).resolve().parent, runner).get("commit", ""))
     if dry_run:
-        click.echo(definition(recipe, commit), nl=False)
+        text = definition(recipe, commit)
+        print_json({"definition": text}) if as_json else click.echo(text, nl=False)
         return
     runtime = find_runtime("auto", shutil.which)
     options = build_options(this_host(), has_user_namespaces(), runtime, recipe, remote)
     builder = Builder(runtime, options, os.environ, runner, SystemClock(), _say)
     built = build(recipe, output, commit, builder, force)
+    if as_json:
+        print_json({**dataclasses.asdict(built), "image": str(output)})
+        return
     how = f"built in {built.time_s:.0f} s" if built.fresh else "up to date"
     click.echo(f"{output}: {how}, {format_bytes(built.size_bytes)}; look at it with `hpctrain image check {output}`")
 

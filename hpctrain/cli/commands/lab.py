@@ -11,6 +11,7 @@ import click
 from rich.box import SIMPLE
 from rich.table import Table
 
+from hpctrain.cli.answers import JSON_OPTION, print_json, say
 from hpctrain.cli.options.parameters import PATH
 from hpctrain.cli.views.console import table_console
 from hpctrain.lab import requirements
@@ -59,7 +60,11 @@ def lab_command() -> None:
 @click.option("--install", is_flag=True, help="Install missing Debian or Ubuntu packages first.")
 @click.option("--replace", is_flag=True, help="Take down a lab that is up.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
-def up(spec: Path | None, nodes: int | None, prefix: Path | None, install: bool, replace: bool, dry_run: bool) -> None:
+@JSON_OPTION
+def up(
+    spec: Path | None, nodes: int | None, prefix: Path | None, install: bool, replace: bool, dry_run: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Build a lab, from SPEC.yaml or of --nodes nodes, and print the shell line that lets your commands use its Slurm.
 
     Leftovers of an earlier lab are removed first. The last line on stdout is `export SLURM_CONF=…`, so that after `eval
@@ -70,8 +75,8 @@ def up(spec: Path | None, nodes: int | None, prefix: Path | None, install: bool,
     layout = LabLayout(state_folder(os.environ), _with_slurm(_spec(spec, nodes), prefix))
     machine = this_machine()
     if dry_run:
-        for line in make_blueprint(machine, layout, _version(machine, layout.slurm)).lines():
-            click.echo(line)
+        lines = make_blueprint(machine, layout, _version(machine, layout.slurm)).lines()
+        print_json({"blueprint": list(lines)}) if as_json else say(lines)
         return
     requirements.require_root(machine, "up")
     with lab_lock():
@@ -80,18 +85,25 @@ def up(spec: Path | None, nodes: int | None, prefix: Path | None, install: bool,
         requirements.require_programs(layout.slurm)
         began_s = machine.clock.now()
         bring_up(machine, layout, replace, tell=lambda text: click.echo(text, err=True))
-    click.echo(f"up: {len(layout.names)} nodes in {machine.clock.now() - began_s:.1f} s", err=True)
+    seconds = machine.clock.now() - began_s
+    click.echo(f"up: {len(layout.names)} nodes in {seconds:.1f} s", err=True)
+    if as_json:
+        print_json({"nodes": layout.names, "seconds": seconds, "exports": layout.exports})
+        return
     _export(layout)
 
 
 @lab_command.command()
-def down() -> None:
+@JSON_OPTION
+def down(as_json: bool) -> None:
     """Remove the lab: processes, namespaces, interfaces, lines in /etc/hosts, cgroups and its folder."""
     machine = this_machine()
     requirements.require_root(machine, "down")
     with lab_lock():
         removed = clear(machine, state_folder(os.environ))
     click.echo(f"taken down: {removed.summary()}" if removed else "nothing to take down", err=True)
+    if as_json:
+        print_json({"removed": removed.summary() if removed else None})
 
 
 @lab_command.command()
@@ -111,7 +123,8 @@ def status(as_json: bool) -> None:
 @click.argument("node", nargs=-1, required=True)
 @click.option("--silent", is_flag=True, help="Take the link down first, so that no other node sees closed connections.")
 @click.option("--hang", is_flag=True, help="Stop the processes (SIGSTOP) instead of ending them.")
-def kill(node: tuple[str, ...], silent: bool, hang: bool) -> None:
+@JSON_OPTION
+def kill(node: tuple[str, ...], silent: bool, hang: bool, as_json: bool) -> None:
     """Fail NODE: send SIGKILL to all its processes, including slurmd and job steps. With --hang, send SIGSTOP
     instead."""
     if silent and hang:
@@ -122,11 +135,14 @@ def kill(node: tuple[str, ...], silent: bool, hang: bool) -> None:
         counts = kill_nodes(machine, layout, names, "silent" if silent else "hang" if hang else "kill")
     for name, count in counts.items():
         click.echo(f"{name}: {'stopped' if hang else 'killed'} {count} process{'' if count == 1 else 'es'}", err=True)
+    if as_json:
+        print_json({"nodes": [{"name": name, "processes": count} for name, count in counts.items()]})
 
 
 @lab_command.command()
 @click.argument("node", nargs=-1, required=True)
-def heal(node: tuple[str, ...]) -> None:
+@JSON_OPTION
+def heal(node: tuple[str, ...], as_json: bool) -> None:
     """Undo every fault of NODE, restart its slurmd if it is gone, and wait until Slurm uses the node again."""
     machine, layout = _lab("heal")
     names = layout.find(node)
@@ -134,12 +150,15 @@ def heal(node: tuple[str, ...]) -> None:
         states = heal_nodes(machine, layout, names)
     for name, state in states.items():
         click.echo(f"{name}: {state.text}", err=True)
+    if as_json:
+        print_json({"nodes": [{"name": name, "state": state.text} for name, state in states.items()]})
 
 
 @lab_command.command()
 @click.argument("a")
 @click.argument("b")
-def cut(a: str, b: str) -> None:
+@JSON_OPTION
+def cut(a: str, b: str, as_json: bool) -> None:
     """Stop all traffic between the nodes A and B; both still reach the other nodes and the controller."""
     machine, layout = _lab("cut")
     pairs = [(one, other) for one in layout.find([a]) for other in layout.find([b])]
@@ -147,6 +166,8 @@ def cut(a: str, b: str) -> None:
         for one, other in pairs:
             cut_pair(machine, layout, one, other)
             click.echo(f"{one} and {other}: cut", err=True)
+    if as_json:
+        print_json({"cut": pairs})
 
 
 @lab_command.command()
@@ -154,7 +175,8 @@ def cut(a: str, b: str) -> None:
 @click.option("--rate", type=_Rate(), required=True, help="For instance 100mbit; none: as fast as it goes.")
 @click.option("--direction", type=click.Choice(["in", "out", "both"]), default="both",
               help="Traffic into the node, out of it, or both.")  # fmt: skip
-def shape(node: tuple[str, ...], rate: str | None, direction: str) -> None:
+@JSON_OPTION
+def shape(node: tuple[str, ...], rate: str | None, direction: str, as_json: bool) -> None:
     """Change the rate of NODE's link; `lab heal` restores the rate of the spec."""
     machine, layout = _lab("shape")
     names = layout.find(node)
@@ -163,6 +185,8 @@ def shape(node: tuple[str, ...], rate: str | None, direction: str) -> None:
         shape_links(machine, layout, names, rate, chosen)
     for name in names:
         click.echo(f"{name}: {' and '.join(chosen)} {rate or 'not shaped'}", err=True)
+    if as_json:
+        print_json({"nodes": names, "directions": chosen, "rate": rate})
 
 
 def _lab(verb: str) -> tuple[Machine, LabLayout]:

@@ -17,6 +17,7 @@ from hpctrain.base.errors import CommandError, HpctrainError, InputError, Refuse
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
+from hpctrain.cli.answers import JSON_OPTION, print_json
 from hpctrain.cli.options.parameters import RUN, RUNS
 from hpctrain.jobs.run_status import run_status
 from hpctrain.launch.cancel import cancel_run, cancel_runs
@@ -32,7 +33,7 @@ from hpctrain.launch.step import (
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.status import RunStatus
 from hpctrain.runs.folder import RunFolder, check_trusted, lock_holder
-from hpctrain.runs.locate import job_id, scan_runs
+from hpctrain.runs.locate import job_id, run_name, scan_runs
 from hpctrain.runs.prune import Removal, jobs_of, removable, remove_all, why_in_use
 from hpctrain.runs.sweeps import NamedRuns, find_runs, remove_empty_sweeps
 from hpctrain.slurm.commands import Slurm
@@ -43,7 +44,8 @@ from hpctrain.slurm.commands import Slurm
 @click.option(
     "--now", "at_once", is_flag=True, help="Do not wait for a save: steps since the last checkpoint may be lost."
 )
-def cancel_command(named: NamedRuns, at_once: bool) -> None:
+@JSON_OPTION
+def cancel_command(named: NamedRuns, at_once: bool, as_json: bool) -> None:
     """Stop a run or a sweep for good: agents save a checkpoint and stop, then the job is cancelled.
 
     RUN is a run folder, a run's name or a job's id. A run that waits in the queue is taken out of the queue. `hpctrain
@@ -53,15 +55,24 @@ def cancel_command(named: NamedRuns, at_once: bool) -> None:
     """
     click.get_current_context().with_resource(owner_only())
     if not named.is_sweep:
-        click.echo(cancel_run(named.folder, at_once, SystemRunner(), SystemClock()))
+        text = cancel_run(named.folder, at_once, SystemRunner(), SystemClock())
+        print_json({"runs": [_cancelled(named.folder, text)]}) if as_json else click.echo(text)
         return
     results = cancel_runs(named.runs, at_once, SystemRunner(), SystemClock())
+    if as_json:
+        print_json({"runs": [_cancelled(folder, result) for folder, result in results]})
     for folder, result in results:
-        if not isinstance(result, HpctrainError):
+        if not isinstance(result, HpctrainError) and not as_json:
             click.echo(f"{folder.name}: {result}")
     failed = [result for _, result in results if isinstance(result, HpctrainError)]
     if failed:
         raise CommandError("\n".join(map(str, failed)))
+
+
+def _cancelled(folder: Path, result: str | HpctrainError) -> dict[str, object]:
+    """Return the JSON object of a run that was cancelled, or of which `result` is the error."""
+    failed = isinstance(result, HpctrainError)
+    return {"name": run_name(folder.name), "folder": str(folder), "cancelled": not failed, "reason": str(result)}
 
 
 COMMAND = "hpctrain.exec.command"

@@ -15,7 +15,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
-from hpctrain.cli.answers import warn
+from hpctrain.cli.answers import JSON_OPTION, print_json, warn
 from hpctrain.cli.options.parameters import FILE, FOLDER, PATH, RUN, RUNS
 from hpctrain.cli.views.console import phases, table_console
 from hpctrain.hf.convert.convert import convert
@@ -34,7 +34,8 @@ from hpctrain.runs.sweeps import NamedRuns
 @click.command("report")
 @click.argument("named", metavar="RUN|SWEEP", type=RUNS)
 @click.option("-o", "--output", type=FILE, help="Default: report.html in RUN, or in the folder of the sweep.")
-def report_command(named: NamedRuns, output: Path | None) -> None:
+@JSON_OPTION
+def report_command(named: NamedRuns, output: Path | None, as_json: bool) -> None:
     """Write the report.html of a run or a sweep.
 
     The report is one file that needs no network and no other file: loss, throughput, stage times, bytes sent, the
@@ -53,7 +54,7 @@ def report_command(named: NamedRuns, output: Path | None) -> None:
         write_comparison(f"Sweep {run_name(named.folder.name)}", rows, target, now)
     else:
         write_report(named.folder, target, now)
-    click.echo(str(target))
+    print_json({"report": str(target)}) if as_json else click.echo(str(target))
 
 
 @click.command("compare")

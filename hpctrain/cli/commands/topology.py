@@ -15,7 +15,7 @@ from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, InputError
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.answers import say, warn
+from hpctrain.cli.answers import JSON_OPTION, print_json, say, warn
 from hpctrain.cli.options.given_topology import nodelist_option, select_nodes
 from hpctrain.cli.options.parameters import FILE, PATH, node_names
 from hpctrain.cli.options.slurm_options import SlurmOptions, slurm_options
@@ -172,7 +172,8 @@ def diff(before: Path, after: Path, tolerance: float, as_json: bool) -> None:
 @click.option("--to", "form", type=click.Choice(list(FORMATS)), required=True, help="Format to write.")
 @click.option("-o", "--output", type=PATH, help="File or folder to write. Default: stdout, for one file.")
 @nodelist_option("Only these nodes of the topology: n[1-4].")
-def export(file: Path, form: str, output: Path | None, nodelist: str | None) -> None:
+@JSON_OPTION
+def export(file: Path, form: str, output: Path | None, nodelist: str | None, as_json: bool) -> None:
     """Write the topology FILE in another tool's format.
 
     \b
@@ -190,11 +191,18 @@ def export(file: Path, form: str, output: Path | None, nodelist: str | None) -> 
         topology = select_nodes(topology, nodelist, file)
     texts = FORMATS[form](topology)
     if output is None:
+        if as_json:
+            print_json({"files": [{"name": name, "path": None, "text": text} for name, text in texts.items()]})
+            return
         if len(texts) > 1:
             raise InputError(f"--to {form}: {len(texts)} files ({', '.join(texts)}); give a folder with -o")
         click.echo(next(iter(texts.values())), nl=False)
         return
-    for path in _write(texts, output):
+    paths = _write(texts, output)
+    if as_json:
+        print_json({"files": [{"name": path.name, "path": str(path), "text": None} for path in paths]})
+        return
+    for path in paths:
         click.echo(f"wrote {path}")
 
 
@@ -205,7 +213,8 @@ def export(file: Path, form: str, output: Path | None, nodelist: str | None) -> 
 )
 @nodelist_option("nccl: nodes that the dump describes. Default: FILE's name.")
 @click.option("-o", "--output", type=PATH, default=Path("prior.json"), help="File to write.")
-def import_(file: Path, form: str | None, nodelist: str | None, output: Path) -> None:
+@JSON_OPTION
+def import_(file: Path, form: str | None, nodelist: str | None, output: Path, as_json: bool) -> None:
     """Make a topology file without measurements from another tool's FILE, for use as a probe's prior.
 
     FILE is a dump of NCCL (NCCL_TOPO_DUMP_FILE), or Slurm's topology.conf or topology.yaml.
@@ -221,6 +230,10 @@ def import_(file: Path, form: str | None, nodelist: str | None, output: Path) ->
     topology.write(output)
     devices = sum(len(node.devices) for node in topology.nodes)
     clusters = len(topology.fabric.clusters)
+    if as_json:
+        counts = {"nodes": len(topology.nodes), "devices": devices, "clusters": clusters}
+        print_json({"topology": str(output), **counts})
+        return
     click.echo(f"wrote {output}: {len(topology.nodes)} node(s), {devices} device(s), {clusters} cluster(s), as a prior")
 
 

@@ -143,7 +143,9 @@ def test_what_is_left_out_is_named_and_listed_with_file_line_and_reason(call: Ca
     ]
     bad = {"file": "in/train.jsonl", "reason": "not valid JSON: Expecting value"}
     assert entries[3:] == [{**bad, "line": 100 + n} for n in range(5)]
-    assert call("data", "check", "out").code == 0
+    (corpus,) = json.loads(call("data", "check", "out", "--json").out)["corpora"]
+    index = CorpusIndex.read(tmp_path / "out" / "index.json")
+    assert (corpus["shards"], corpus["tokens"]) == (len(index.shards), index.tokens("train") + index.tokens("valid"))
     assert call("data", "prepare", "in", "in/README.md", "-o", "both", "--skip-bad").code == 0
     sources = CorpusIndex.read(tmp_path / "both" / "index.json").sources
     assert (sources.files, sources.beside_records, sources.other_splits) == (2, 1, 1)

@@ -64,3 +64,8 @@ def test_a_demo_without_the_charts_ends_well(
     assert ("no report was written: report: the package 'plotly' is not installed" in done.out) != with_charts
     assert (f". Open {report}" in done.out) == with_charts
     assert (f"`hpctrain status {report.parent}` tells how it went" in done.out) != with_charts
+    done = call("demo", "-o", "other", "--json")
+    assert "loss 2.500 -> 2.500 in 1 steps" in done.err
+    answer = json.loads(done.out)
+    assert list(answer) == ["folder", "run_folder", "report", "seconds"]
+    assert (answer["report"] is not None) == with_charts

@@ -15,6 +15,7 @@ from hpctrain.cli.main import cli
 from hpctrain.lab import requirements
 from hpctrain.lab.layout import CLIENTS, DAEMONS
 from hpctrain.lab.machine import lab_lock
+from hpctrain.lab.status import NodeState
 
 
 @pytest.fixture
@@ -123,6 +124,23 @@ def test_faults_by_name_set_and_all(lab, desk):
     assert lab("cut", "node0", "node[1-2]").stderr == "node0 and node1: cut\nnode0 and node2: cut\n"
     assert lab("shape", "all", "--rate", "5mbit", "--direction", "in").stderr.count("in 5mbit") == 3
     assert lab("shape", "node0", "--rate", "none").stderr == "node0: in and out not shaped\n"
+
+
+def test_faults_answer_programs(lab, monkeypatch, tmp_path):
+    up = json.loads(lab("up", "--nodes", "2", "--json").stdout)
+    assert up["nodes"] == ["node0", "node1"]
+    assert up["exports"] == [f"export SLURM_CONF={tmp_path}/lab/slurm.conf"]
+    assert json.loads(lab("kill", "node0", "--hang", "--json").stdout) == {"nodes": [{"name": "node0", "processes": 0}]}
+    assert json.loads(lab("cut", "node0", "node1", "--json").stdout) == {"cut": [["node0", "node1"]]}
+    shaped = {"nodes": ["node0"], "directions": ["in"], "rate": "5mbit"}
+    assert json.loads(lab("shape", "node0", "--rate", "5mbit", "--direction", "in", "--json").stdout) == shaped
+    healed = {"node0": NodeState("node0", ("IDLE",), None)}
+    monkeypatch.setattr(lab_command, "heal_nodes", lambda *_: healed)
+    assert json.loads(lab("heal", "node0", "--json").stdout) == {"nodes": [{"name": "node0", "state": "idle"}]}
+    assert "4 daemons" in json.loads(lab("down", "--json").stdout)["removed"]
+    assert json.loads(lab("down", "--json").stdout) == {"removed": None}
+    blueprint = json.loads(lab("up", "--nodes", "2", "--dry-run", "--json").stdout)["blueprint"]
+    assert blueprint == lab("up", "--nodes", "2", "--dry-run").stdout.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`hpctrain topology`: files in, files out, and one line for what is wrong."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def test_one_file_goes_to_stdout_a_file_or_a_folder(tmp_path: Path) -> None:
 
     assert printed.output.splitlines()[-1] == "SwitchName=all Nodes=local[0-3]"
     assert (tmp_path / "my.conf").read_text() == (tmp_path / "topology.conf").read_text() == printed.output
+
+
+def test_answers_for_programs_name_the_files_or_hold_their_texts(tmp_path: Path) -> None:
+    metis = ("export", PAPER, "--to", "metis", "--nodelist", "n[01-08]", "--json")
+    held = json.loads(run(*metis).output)["files"]
+    written = json.loads(run(*metis, "-o", str(tmp_path / "metis")).output)["files"]
+    assert [Path(file["path"]).read_text() for file in written] == [file["text"] for file in held]
+    assert [(file["name"], file["text"]) for file in written] == [("clusterfile.json", None), ("hostfile", None)]
+    prior = tmp_path / "prior.json"
+    run("export", LAPTOP, "--to", "slurm", "-o", str(tmp_path / "topology.conf"))
+    made = run("import", str(tmp_path / "topology.conf"), "-o", str(prior), "--json")
+    assert json.loads(made.output) == {"topology": str(prior), "nodes": 4, "devices": 0, "clusters": 1}
 
 
 def test_several_files_go_to_a_folder_that_is_made(tmp_path: Path) -> None:
