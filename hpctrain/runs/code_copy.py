@@ -3,7 +3,6 @@ was when you submitted the run."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,9 +12,9 @@ from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, write_json
 from hpctrain.base.errors import CommandError, InputError
-from hpctrain.base.owned_files import read_owned
 from hpctrain.base.process import Runner
 from hpctrain.base.units import format_bytes
+from hpctrain.records.format.document import read_json
 
 CODE_FOLDER = "code"
 """Folder in a run folder with the run's copy of your code."""
@@ -88,12 +87,11 @@ def omitted_secrets_text(run_folder: Path) -> list[str]:
 
     Raises:
         UntrustedError: code.json or the run folder belongs to somebody else, or others can write to it.
-        FileError, OSError, ValueError: code.json is too large, cannot be read, or is not JSON.
+        FileError: code.json is too large, cannot be read, or is not JSON.
     """
-    try:
-        names = json.loads(read_owned(run_folder / "code.json")).get("left_out", [])
-    except FileNotFoundError:
-        return []
+    path = run_folder / "code.json"
+    value = read_json(path, owned=True) if path.exists() else {}
+    names = value.get("left_out", []) if isinstance(value, dict) else []
     shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
     return [f"code: not copied, as such files hold tokens: {shown}"] if names else []
 

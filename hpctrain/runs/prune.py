@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -72,7 +72,6 @@ def why_in_use(folder: Path, jobs: Jobs, now: float) -> str | None:
     Raises:
         FileError, UntrustedError: the list of jobs or of successors of the run is damaged, or the run folder is not
             trusted.
-        OSError: a file disappears while the folder is searched.
     """
     if is_locked(folder):
         return "a process holds it"
@@ -94,9 +93,6 @@ def removable(folder: Path, now: float, older_than_s: float | None, keep: int) -
         older_than_s: if no file of the run has changed for this many seconds, the whole run can be removed; None: no
             run as a whole.
         keep: number of verified checkpoints that stay, at least 1.
-
-    Raises:
-        OSError: a file disappears while the folder is searched, because the run is alive after all.
     """
     age = now - last_activity(folder)
     if older_than_s is not None and age >= older_than_s:
@@ -152,7 +148,6 @@ def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: C
     Raises:
         StorageError: an item cannot be removed; the items before it are removed.
         InputError: a process locked the run in the meantime, or a file of the run is damaged or not trusted.
-        OSError: as of `why_in_use`.
     """
     skipped = []
     for run in dict.fromkeys(item.run for item in removals):
@@ -171,24 +166,27 @@ def last_activity(folder: Path) -> float:
     not count. Without any other file, return when the folder itself changed.
 
     Raises:
-        OSError: a file disappears while the folder is searched.
+        OSError: the folder is gone.
     """
-    times = [path.lstat().st_mtime for path in _files(folder) if path.name not in NOT_ACTIVITY]
-    return max(times, default=folder.stat().st_mtime)
+    times = [status.st_mtime for name, status in _files(folder) if name not in NOT_ACTIVITY]
+    return max(times) if times else folder.stat().st_mtime
 
 
 def size_of(path: Path) -> int:
     """Return the bytes of all files in the folder `path`. A file with several hard links counts once, and the target of
-    a symbolic link does not count.
-
-    Raises:
-        OSError: a file disappears while the folder is searched.
-    """
-    return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in map(Path.lstat, _files(path))}.values())
+    a symbolic link does not count."""
+    return sum({(status.st_dev, status.st_ino): status.st_size for _, status in _files(path)}.values())
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_symlink() or (path.exists() and not path.is_dir())]
+def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield (name, status) of each file and symbolic link in the folder `folder` and below. A file that a running
+    process removes meanwhile is left out."""
+    for where, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(f"{where}/{name}")
+                if not stat.S_ISDIR(status.st_mode):
+                    yield name, status
 
 
 def _slurm_jobs(folder: Path) -> list[str]:

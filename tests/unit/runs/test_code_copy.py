@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import FileError, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.runs.code_copy import copy_code, omitted_secrets_text
 
@@ -108,6 +108,13 @@ def test_files_that_hold_tokens_stay_where_they_are(source: Path, tmp_path: Path
     told = json.loads((run_folder / "code.json").read_text())["left_out"]
     assert all(any(f"{secret}/".startswith(f"{name}/") for name in told) for secret in SECRETS)
     assert "code: not copied, as such files hold tokens: .aws" in omitted_secrets_text(run_folder)[0]
+
+
+def test_a_damaged_code_json_is_one_line(tmp_path: Path) -> None:
+    assert omitted_secrets_text(tmp_path) == []
+    (tmp_path / "code.json").write_text("{")
+    with pytest.raises(FileError, match=r"code\.json.*: not valid JSON"):
+        omitted_secrets_text(tmp_path)
 
 
 def test_what_is_no_code_is_refused(tmp_path: Path) -> None:
