@@ -243,6 +243,9 @@ class ImageStart:
 
         Args:
             tools: empty folder, which gets the script that lets the image's mount survive signals.
+
+        Raises:
+            StorageError: the script cannot be written.
         """
         env = entry.entry_environment(self.container, self.environ, self.runtime.prefix)
         return entry.with_surviving_mount(env, tools, self.which, alone=True)

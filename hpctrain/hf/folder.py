@@ -210,7 +210,11 @@ def find_stored(tensor: HfTensor, stored: dict[str, StoredTensor]) -> StoredTens
 
 def have_same_values(one: StoredTensor, other: StoredTensor) -> bool:
     """Return whether two stored tensors have the same type, shape and bytes. Tensors that differ are read only up to
-    the first difference."""
+    the first difference.
+
+    Raises:
+        FileError: a file is missing or cannot be read.
+    """
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     with os.fdopen(open_input(one.file), "rb") as first, os.fdopen(open_input(other.file), "rb") as second:
@@ -222,7 +226,11 @@ def have_same_values(one: StoredTensor, other: StoredTensor) -> bool:
 
 def weights_sha256(stored: dict[str, StoredTensor]) -> str:
     """Return the SHA-256, as hex, of the name, type, shape and first 1,024 bytes of every tensor. A change of later
-    bytes goes unnoticed: so little is read that large folders take no time."""
+    bytes goes unnoticed: so little is read that large folders take no time.
+
+    Raises:
+        FileError: a file is missing or cannot be read.
+    """
     digest = hashlib.sha256()
     for name in sorted(stored, key=lambda name: (stored[name].file, stored[name].begin)):
         item = stored[name]

@@ -37,7 +37,8 @@ def submit_next(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
     Raises:
         ControllerUnreachableError: the controller does not answer.
         CommandError: sbatch refused the job.
-        FileError: bad_nodes.jsonl or successors.jsonl of the run is damaged; no job was queued.
+        FileError, UntrustedError: bad_nodes.jsonl, successors.jsonl or the list of job ids of the run is damaged or
+            untrusted; no job was queued.
         StorageError: the run folder cannot be written; no job was queued.
     """
     waiting = waiting_successors(folder, slurm)
@@ -88,7 +89,12 @@ def queue_successors(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
 
 def waiting_successors(folder: Path, slurm: Slurm) -> list[str]:
     """Return the ids of those successors of the run's newest job that have not ended, in the order in which they would
-    run."""
+    run.
+
+    Raises:
+        CommandError: the controller does not answer.
+        FileError, UntrustedError: successors.jsonl or the list of job ids is damaged or untrusted.
+    """
     behind = open_jobs(folder)[1:]
     if not behind:
         return []
@@ -116,6 +122,7 @@ def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
 
     Raises:
         CommandError: the controller does not answer.
+        FileError, UntrustedError: bad_nodes.jsonl is damaged or untrusted.
     """
     bad = [line for line in read_bad_nodes(folder) if line.expires_s > now]
     if not bad:
@@ -154,6 +161,7 @@ def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Sl
     Raises:
         ControllerUnreachableError: the controller does not answer.
         CommandError: sbatch refused the job, also without the excluded nodes.
+        FileError, UntrustedError: successors.jsonl is damaged or untrusted; no job was queued.
         StorageError: the run folder cannot be written; the new job was cancelled.
     """
     recorded = {item.job_id for item in read_successors(folder)}
@@ -333,6 +341,7 @@ def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
 
     Raises:
         RefusedError: another job uses the folder, or the controller does not answer.
+        FileError, UntrustedError: successors.jsonl or the list of job ids is damaged or untrusted.
     """
     newest = job_id(folder)
     if newest is None or newest == own_id:

@@ -36,7 +36,11 @@ def make_corpus(folder: Path) -> None:
 @contextlib.contextmanager
 def temporary_corpus() -> Iterator[Path]:
     """Yield a temporary folder with the corpus that `make_corpus` writes, in its folder `corpus`. The temporary folder
-    is removed when the `with` block ends."""
+    is removed when the `with` block ends.
+
+    Raises:
+        StorageError: the corpus cannot be written.
+    """
     with tempfile.TemporaryDirectory(prefix="hpctrain-small-") as name:
         make_corpus(Path(name, "corpus"))
         yield Path(name)

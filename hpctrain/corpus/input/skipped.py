@@ -69,7 +69,11 @@ class SkippedList:
                 self.listed.append(entry)
 
     def write(self, folder: Path) -> None:
-        """Write the list of skipped input as skipped.jsonl into the folder, if anything was skipped."""
+        """Write the list of skipped input as skipped.jsonl into the folder, if anything was skipped.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
         if self.total:
             head = json.dumps({"skipped": self.total, "listed": len(self.listed)})
             text = "\n".join([head, *(entry.line() for entry in self.listed), ""])

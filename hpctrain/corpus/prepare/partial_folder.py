@@ -63,7 +63,11 @@ def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterat
 
 def publish(partial: Path, folder: Path) -> None:
     """Rename the folder `corpus` in `partial` to `folder`, in place of a corpus there, and remove the rest of
-    `partial`."""
+    `partial`.
+
+    Raises:
+        OSError: the folder cannot be renamed.
+    """
     sync(partial / _CORPUS)
     swap(partial / _CORPUS, folder)
     sync(folder.parent)

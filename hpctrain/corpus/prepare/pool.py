@@ -112,7 +112,8 @@ class _Executor:
         return future
 
     def result(self, future: Future[R], report: Callable[[int], None]) -> R:
-        """Wait for the result of a task and return it; meanwhile, pass the progress of all tasks to `report`."""
+        """Wait for the result of a task and return it; meanwhile, pass the progress of all tasks to `report`. An error
+        of the task is raised here."""
         done = False
         while not done:
             done = bool(wait([future], _POLL_S).done)

@@ -286,6 +286,9 @@ def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, s
 
     Args:
         partial: the work folder DIR.partial.
+
+    Raises:
+        InputError: a stored scan was removed in the meantime.
     """
     whole = sum(work.text_bytes for work in works)
     for work in works:

@@ -135,6 +135,9 @@ def examples(
         seed: the run's seed, or a fixed one for validation, so that each validation has the same examples.
         samples: the samples' numbers in the run, [n].
         rows: the samples' windows of tokens, [n, `Lengths.raw` + 1]; the last column is the token after the window.
+
+    Raises:
+        InputError: with span corruption, no text has exactly `seq_len` tokens after its spans are replaced.
     """
     match objective:
         case NextToken():

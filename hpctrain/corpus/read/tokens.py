@@ -265,6 +265,9 @@ def sample(seed: int, index: NDArray[np.int64], windows: int) -> tuple[NDArray[n
     Returns:
         Two int64 arrays of shape [n]: the epoch of each sample, from 0, and its window. Over a whole epoch, each window
             in [0, windows) comes exactly once.
+
+    Raises:
+        ValueError: `windows` is less than 1.
     """
     if windows < 1:
         raise ValueError(f"windows: found {windows}, at least 1 is needed")

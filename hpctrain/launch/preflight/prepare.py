@@ -104,7 +104,8 @@ class RunInputs:
         """Return the run of the run file, with overrides and defaults.
 
         Raises:
-            FileError: the run file, an override or a default is wrong.
+            InputError: an override is no 'key.path=value'.
+            FileError: the run file, or the value of an override, is wrong.
         """
         return read_run(self.run_file, self.overrides, self.defaults)
 

@@ -42,7 +42,8 @@ class SiteDefaults:
                 not taken from the profile.
 
         Raises:
-            FileError: the run file or an override is wrong.
+            InputError: an override is no 'key.path=value'.
+            FileError: the run file cannot be read.
         """
         taken = missing_keys(run_file, overrides, self.values)
         return [f"from profile '{self.profile}' of {self.path}: {', '.join(taken)}"] if taken else []
