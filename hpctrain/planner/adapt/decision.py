@@ -199,6 +199,8 @@ def _why_wait(now: Situation, limits: AdaptLimits) -> str | None:
         return "a checkpoint is being saved"
     if not now.speeds.devices or len(_timed(now)) < MIN_STEPS:
         return "too few steps of this generation were measured"
+    if now.speeds.undecided:
+        return "the speed of a device may be changing"
     needed = limits.wait_steps * 2 ** (len(now.moves) - 1) if now.moves else 0
     steady = min(steady, now.step - now.moves[-1].step) if now.moves else steady
     if steady < needed:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, median_low
 
+from hpctrain.planner.adapt.slow_links import LinkChange, LinkWatch, NodePair
 from hpctrain.planner.adapt.straggler import (
     DEFAULT_CHANGE_LIMITS,
     ChangeDetector,
     ChangeLimits,
-    SpeedChange,
+    LevelChange,
     common_part,
 )
-from hpctrain.planner.layout.plan_conversion import layout_of_plan
+from hpctrain.planner.layout.plan_conversion import CostedLayout, layout_of_plan
 from hpctrain.planner.replan.calibration import passes_s
-from hpctrain.planner.replan.replan import TopologyChanges
+from hpctrain.planner.replan.replan import TopologyChanges, apply_changes
+from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.rank_log import RankRow
 from hpctrain.records.model.imported_spec import Spec
@@ -36,6 +38,10 @@ GRID = math.log(1.05)
 """Speeds are rounded to powers of this factor (its logarithm), for the same reason."""
 NEWEST_WINDOWS = 30
 """Most windows of which a speed is the median: the newest ones since the last change."""
+LEAST_LINK = 1e-3
+"""Least bandwidth of a slow link, as a factor of that in the topology."""
+LINK_HALVINGS = 12
+"""Halvings of the interval of a link's bandwidth."""
 
 _Role = tuple[bool, bool]
 """Whether a device's part of the model has the embedding, and whether it has the head."""
@@ -62,10 +68,16 @@ class MeasuredSpeeds:
     keep their speed; a device that the present plan leaves out keeps the speed that was measured last."""
     devices: Mapping[DeviceId, DeviceSpeed]
     """The devices of the present plan; {} before there are enough windows."""
-    speed_changes: tuple[SpeedChange, ...]
+    speed_changes: tuple[LevelChange[DeviceId], ...]
     """Lasting changes since the present plan began."""
+    links: Mapping[NodePair, float]
+    """Links whose messages take longer -> their bandwidth as a factor of the topology's."""
+    suspects: tuple[NodePair, ...]
+    """Links of which one or more became slower since the present plan began, without that the rows say which."""
     changed_at: int | None
-    """Step after which the last of them was seen; None without one."""
+    """Step after which the last change of a device or a link was seen; None without one."""
+    undecided: bool
+    """Whether the last windows may be the beginning of another change."""
     steady_since: int
     """First step with the present speeds: that after which the last change began, or the plan's first measured one."""
     windows: int
@@ -74,7 +86,11 @@ class MeasuredSpeeds:
     def reasons(self) -> list[str]:
         """Return a clause for each device whose speed differs from the topology's, the slowest first."""
         unlike = [(speed.factor, device) for device, speed in self.devices.items() if _rounded(speed.factor) != 0.0]
-        return [
+        links = [
+            f"messages between {a} and {b} travel at {factor:.2g} of the bandwidth that was measured"
+            for (a, b), factor in self.links.items()
+        ]
+        return links + [
             f"{device} computes {1 / factor:.2g} times as long as predicted, relative to the others "
             f"(±{100 * self.devices[device].spread:.0f} % over {self.devices[device].windows} windows)"
             for factor, device in sorted(unlike)
@@ -103,15 +119,19 @@ class SpeedTracker:
         self._run, self._spec, self._topology, self._limits = run, spec, topology, limits
         self._role_excess: dict[_Role, float] = {}
         self._device_excess: dict[DeviceId, float] = {}
-        self._begin(0, {}, {})
+        self._links: dict[NodePair, float] = {}
+        self._begin(None, {}, {})
 
-    def _begin(self, world: int, predicted: dict[DeviceId, float], roles: dict[DeviceId, _Role]) -> None:
-        self._world, self._predicted, self._roles = world, predicted, roles
+    def _begin(self, plan: Plan | None, predicted: dict[DeviceId, float], roles: dict[DeviceId, _Role]) -> None:
+        self._plan, self._predicted, self._roles = plan, predicted, roles
+        self._link_watch = None if plan is None else LinkWatch(plan)
+        self._link_changes: list[LinkChange] = []
+        self._suspects: tuple[NodePair, ...] = ()
         self._rows: list[RankRow] = []
-        self._detector = ChangeDetector(self._limits)
+        self._detector = ChangeDetector[DeviceId](self._limits)
         self._windows: list[_Window] = []
         self._count = 0
-        self._changes: list[SpeedChange] = []
+        self._changes: list[LevelChange[DeviceId]] = []
         self._changed_at: int | None = None
         self._steady_since = 0
 
@@ -122,7 +142,7 @@ class SpeedTracker:
             InputError: the cost model cannot predict the plan on the topology's nodes.
         """
         self._settle()
-        scene = layout_of_plan(self._run, self._spec, plan.model_copy(update={"profile": None}), self._topology)
+        scene = self._scene(self._topology, plan)
         predicted: dict[DeviceId, float] = {}
         roles: dict[DeviceId, _Role] = {}
         last = len(plan.stages) - 1
@@ -132,7 +152,13 @@ class SpeedTracker:
                     predicted[device] = predicted.get(device, 0.0) + passes_s(scene, number, stage)
                     first, head = roles.get(device, (False, False))
                     roles[device] = (first or stage == 0, head or stage == last)
-        self._begin(plan.world_size, predicted, roles)
+        self._begin(plan, predicted, roles)
+
+    def _scene(self, topology: Topology, plan: Plan | None = None) -> CostedLayout:
+        """Return a plan's layout, by default that of the present plan, with the plain constants of the cost model."""
+        plan = self._plan if plan is None else plan
+        assert plan is not None, "a generation began"
+        return layout_of_plan(self._run, self._spec, plan.model_copy(update={"profile": None}), topology)
 
     def add(self, rows: Iterable[RankRow]) -> None:
         """Add rows of the present plan, in file order. Rows of other devices are skipped, and a window counts when the
@@ -142,7 +168,7 @@ class SpeedTracker:
                 self._rows = []
             if DeviceId(row.device) in self._predicted and 0 < row.compute_s < math.inf:
                 self._rows.append(row)
-            if self._world and len({row.rank for row in self._rows}) == self._world:
+            if self._plan is not None and len({row.rank for row in self._rows}) == self._plan.world_size:
                 self._add_window(self._rows)
                 self._rows = []
 
@@ -159,22 +185,68 @@ class SpeedTracker:
             self._learn_roles()
         if changes := self._detector.add(slowness):
             self._changes += changes
-            self._changed_at = rows[0].step
             # Several devices may change at once, and be found one after the other.
-            began = max(change.began for change in changes) - (self._count - len(self._windows))
-            self._windows = self._windows[max(0, began) :]
-            self._steady_since = self._windows[0].first_step
+            self._cut(max(change.began for change in changes), rows[0].step)
+            self._link_watch = None if self._plan is None else LinkWatch(self._plan)
+            self._link_changes = []
+        elif self._link_watch is not None:
+            self._link_changes += self._link_watch.add(rows, math.exp(median(slowness.values())))
+        if self._link_changes and not self._detector.undecided:  # else a slow device may be the cause
+            self._add_link_changes(rows[0].step)
         self._windows = self._windows[-NEWEST_WINDOWS:]
+
+    def _cut(self, began: int, step: int) -> None:
+        """Forget the windows before a change.
+
+        Args:
+            began: index of its first window.
+            step: step after which it was seen.
+        """
+        self._windows = self._windows[max(0, began - (self._count - len(self._windows))) :]
+        self._steady_since = self._windows[0].first_step
+        self._changed_at = step
+
+    def _add_link_changes(self, step: int) -> None:
+        for change in self._link_changes:
+            if len(change.pairs) != 1:
+                self._suspects = change.pairs if change.extra_s > 0 else ()
+                continue
+            (pair,) = change.pairs
+            if change.extra_s > 0:
+                self._links[pair] = self._link_factor(pair, change.extra_s)
+                self._cut(self._count - self._limits.windows, step)
+            elif self._links.pop(pair, None) is not None:
+                self._cut(self._count - self._limits.windows, step)
+        self._link_changes = []
+
+    def _link_factor(self, pair: NodePair, extra_s: float) -> float:
+        """Return the factor on a link's bandwidth with which a predicted step takes `extra_s` longer."""
+        present = self._links.get(pair, 1.0)
+
+        def step_s(factor: float) -> float:
+            changes = replace(self.measured().changes, links=self._links | {pair: factor})
+            scene = self._scene(apply_changes(self._topology, changes))
+            return predict(scene.cost, scene.layout, whole=True).total
+
+        wanted_s = step_s(present) + extra_s
+        low, high = math.log(LEAST_LINK), math.log(present)
+        for _ in range(LINK_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if step_s(math.exp(middle)) > wanted_s else (low, middle)
+        return math.exp((low + high) / 2)
 
     def measured(self) -> MeasuredSpeeds:
         """Return the present speeds."""
         devices = self._speeds()
         excess = self._device_excess | {device: -math.log(speed.factor) for device, speed in devices.items()}
         return MeasuredSpeeds(
-            changes=_topology_changes(self._topology, excess),
+            changes=replace(_topology_changes(self._topology, excess), links=dict(self._links)),
             devices=devices,
             speed_changes=tuple(self._changes),
+            links=dict(self._links),
+            suspects=self._suspects,
             changed_at=self._changed_at,
+            undecided=self._detector.undecided,
             steady_since=self._steady_since,
             windows=len(self._windows),
         )

@@ -1,4 +1,4 @@
-"""Lasting changes of a device's speed, found by comparing each device with the others and with its own past.
+"""Lasting changes, found by comparing each device with the others and with its own past.
 
 Each device has two cumulative sums (Page 1954) over windows of steps: one grows while the device is slower than it was,
 one while it is faster. A sum adds at most one half in a window, so a burst is over before a sum reaches its limit.
@@ -7,11 +7,12 @@ one while it is faster. A sum adds at most one half in a window, so a burst is o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Generic, TypeVar
 
-from hpctrain.records.format.node_name import DeviceId
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,13 @@ DEFAULT_CHANGE_LIMITS = ChangeLimits()
 
 
 @dataclass(frozen=True)
-class SpeedChange:
-    """A lasting change of one device's speed."""
+class LevelChange(Generic[Key]):
+    """A lasting change of the times of one device, or of something else that is measured."""
 
-    device: DeviceId
+    key: Key
+    """The device, or whatever has these times."""
     factor: float
-    """The device's speed after the change as a factor of that before it: 0.5 is half as fast."""
+    """Speed after the change as a factor of that before it: 0.5 is half as fast."""
     began: int
     """Index of the first window of the change."""
     seen: int
@@ -114,19 +116,30 @@ class _Sums:
             del self.past[limits.reference : -limits.newest]
 
 
-class ChangeDetector:
+class ChangeDetector(Generic[Key]):
     """Finds lasting changes of devices' speeds, window by window, while one plan runs.
 
     What all devices have in common is no change: it is the median of their deviations, and of two middle ones that
     nearer to zero. With one device there is nothing to compare, so nothing is found.
     """
 
-    def __init__(self, limits: ChangeLimits = DEFAULT_CHANGE_LIMITS) -> None:
-        self._limits = limits
-        self._sums: dict[DeviceId, _Sums] = {}
+    def __init__(self, limits: ChangeLimits = DEFAULT_CHANGE_LIMITS, peers: bool = True) -> None:
+        """Create a detector that has seen no window.
+
+        Args:
+            limits: what counts as a change.
+            peers: whether times are compared with each other, too; if not, each only with its own past.
+        """
+        self._limits, self._peers = limits, peers
+        self._sums: dict[Key, _Sums] = {}
         self._windows = 0
 
-    def add(self, window: Mapping[DeviceId, float]) -> list[SpeedChange]:
+    @property
+    def undecided(self) -> bool:
+        """Whether the last windows may be the beginning of a change."""
+        return any(max(sums.slower, sums.faster) >= 0.5 for sums in self._sums.values())
+
+    def add(self, window: Mapping[Key, float]) -> list[LevelChange[Key]]:
         """Add a window, and return the changes that it shows.
 
         Args:
@@ -134,12 +147,12 @@ class ChangeDetector:
                 many steps as in the other windows. A missing device is skipped.
         """
         index, self._windows = self._windows, self._windows + 1
-        limits, deviations = self._limits, dict[DeviceId, float]()
+        limits, deviations = self._limits, dict[Key, float]()
         for device, value in window.items():
             reference = self._sums.setdefault(device, _Sums()).reference(limits)
             if reference is not None:
                 deviations[device] = value - reference
-        common = common_part(list(deviations.values()))
+        common = common_part(list(deviations.values())) if self._peers else 0.0
         changes = []
         for device, value in window.items():
             sums = self._sums[device]
@@ -153,7 +166,7 @@ class ChangeDetector:
                 began = sums.slower_since if sums.slower >= limit else sums.faster_since
                 since = [later for position, later in sums.excursion if position >= began]
                 shift = median(since) - (sums.reference(limits) or 0.0)
-                changes.append(SpeedChange(device, math.exp(-shift), began, index))
+                changes.append(LevelChange(device, math.exp(-shift), began, index))
                 self._sums[device] = _Sums(past=since)
         return changes
 

@@ -6,12 +6,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hpctrain.planner import make_plan
 from hpctrain.planner.adapt.decision import AdaptLimits, PlanChange, Situation, decide, judge, same_layout
 from hpctrain.planner.adapt.measured import SpeedTracker, measured_topology
+from hpctrain.planner.adapt.slow_links import message_groups
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.calibration import passes_s
 from hpctrain.planner.replan.replan import TopologyChanges, apply_changes
@@ -37,9 +36,10 @@ class Machine:
         self.plan, self.rows = plan, []
         self.tracker.begin(plan)
 
-    def train(self, steps, **slow):
-        """Make steps, with nodes slower by these factors, and show them to the tracker."""
-        changes = TopologyChanges(slow={name: 1 / factor for name, factor in slow.items()})
+    def train(self, steps, links=None, **slow):
+        """Make steps, with nodes slower by these factors and links with these factors on their bandwidth, and show them
+        to the tracker. Whoever does not compute waits for messages."""
+        changes = TopologyChanges(slow={name: 1 / factor for name, factor in slow.items()}, links=links or {})
         changed = apply_changes(self.topology, changes)
         scene = layout_of_plan(self.run, self.spec, self.plan, changed)
         stages = range(len(self.plan.stages))
@@ -50,7 +50,7 @@ class Machine:
             stage_s = [max(replica[stage] for replica in passes) for stage in stages]
             self.rows.append(metric_row(self.run, self.plan, self.step, step_s, stage_s))
             if self.step % WINDOW == 0:
-                self.tracker.add(rank_rows(self.plan, passes, self.step))
+                self.tracker.add(rank_rows(self.plan, passes, self.step, step_s))
 
     def _passes_s(self, scene, replica, stage):
         return self.machine_factor * passes_s(scene, replica, stage) * (1 + self.rng.uniform(-self.noise, self.noise))
@@ -62,15 +62,22 @@ class Machine:
         )
 
 
-def rank_rows(plan, passes, step):
+def rank_rows(plan, passes, step, step_s=None):
+    """Rows of a window: passes[replica][stage] are seconds; with `step_s`, waits fill the step."""
     owner, mesh = plan.stage_owner(), plan.mesh()
+
+    def wait_s(replica, pp):
+        return 0.0 if step_s is None else step_s - sum(passes[replica][stage] for stage in owner if owner[stage] == pp)
+
     return [
         RankRow(
             step=step, steps=WINDOW, generation=0, rank=rank, device=plan.ranks[rank],
             stages=(stages := [stage for stage in owner if owner[stage] == pp]),
             forward_s=[passes[replica][stage] / 3 for stage in stages],
             backward_s=[2 * passes[replica][stage] / 3 for stage in stages],
-            wait_pp_s=0.0, wait_dp_s=0.0, wait_world_s=0.0, wait_device_s=0.0, hidden_dp_s=0.0, memory_bytes=1e6,
+            wait_pp_s=wait_s(replica, pp) if plan.pp > 1 else 0.0,
+            wait_dp_s=wait_s(replica, pp) if plan.pp == 1 else 0.0,
+            wait_world_s=0.0, wait_device_s=0.0, hidden_dp_s=0.0, memory_bytes=1e6,
         )
         for pp, column in enumerate(mesh)
         for replica, group in enumerate(column)
@@ -297,10 +304,9 @@ def test_a_plan_is_not_judged_by_a_machine_that_changed(machine):
     assert not verdict.take_back
 
 
-@settings(max_examples=8, deadline=None)
-@given(half_period=st.integers(4, 19), factor=st.floats(1.5, 3.0), seed=st.integers(0, 100))
-def test_a_flapping_node_moves_a_run_twice_at_most(run_made, half_period, factor, seed):
-    made = run_made(seed)
+@pytest.mark.parametrize(("half_period", "factor"), [(4, 2.4), (10, 3.0), (16, 2.6), (18, 1.6), (19, 2.1)])
+def test_a_flapping_node_moves_a_run_twice_at_most(machine, half_period, factor):
+    made = machine(nodes=2, noise=0.01)
     moves, decided = [], None
     for window in range(120):
         slow = {"local1": factor} if window // half_period % 2 else {}
@@ -310,7 +316,7 @@ def test_a_flapping_node_moves_a_run_twice_at_most(run_made, half_period, factor
         if answer.plan is not None:
             moves.append(PlanChange(made.step, made.plan, answer.plan, answer.before_s, answer.predicted_s))
             made.begin(answer.plan)
-    assert len(moves) <= 2
+    assert 1 <= len(moves) <= 2
 
 
 def test_a_thousand_noisy_steps_move_nothing(machine):
@@ -324,15 +330,90 @@ def test_a_thousand_noisy_steps_move_nothing(machine):
     assert decided is not None
 
 
-@pytest.fixture(scope="module")
-def run_made():
-    from tests.unit.planner.conftest import run_of, topology_of
+PAIR = ("local0", "local1")
 
-    def make(seed):
-        asked = run_of(steps=100_000, rows=8, dims={"layers": 6, "dim": 256}, parallel={"mode": "auto"})
-        made = Machine(asked, topology_of([1.0] * 2), noise=0.01)
-        made.rng = random.Random(seed)
-        made.begin(make_plan(asked, made.spec, made.topology))
-        return made
 
-    return make
+@pytest.mark.parametrize("parallel", [{"mode": "fixed", "pp": 2, "dp": 1}, {"mode": "fixed", "pp": 1, "dp": 2}])
+def test_a_slow_link_between_two_nodes_has_its_measured_bandwidth_until_it_recovers(machine, parallel):
+    made = machine(nodes=2, parallel=parallel)
+    made.train(100)
+    assert made.tracker.measured().links == {}
+    made.train(60, links={PAIR: 0.02})
+    speeds = made.tracker.measured()
+    assert dict(speeds.links) == {PAIR: pytest.approx(0.02, rel=0.2)}
+    assert speeds.changes.links == speeds.links
+    assert not speeds.changes.slow
+    assert speeds.changed_at == 140
+    assert speeds.reasons() == ["messages between local0 and local1 travel at 0.02 of the bandwidth that was measured"]
+    made.train(60)
+    assert made.tracker.measured().links == {}
+
+
+def test_a_slow_device_is_no_slow_link(machine):
+    made = machine(nodes=2, parallel={"mode": "fixed", "pp": 2, "dp": 1})
+    made.train(100)
+    made.train(100, local0=3.0)
+    made.train(100)
+    speeds = made.tracker.measured()
+    assert speeds.links == {}
+    assert [change.key for change in speeds.speed_changes] == ["local0:cpu0"] * 2
+
+
+def test_a_machine_that_is_slower_as_a_whole_has_no_slow_links(machine):
+    made = machine(nodes=2, parallel={"mode": "fixed", "pp": 2, "dp": 1})
+    made.train(100)
+    made.machine_factor = 3.0
+    made.train(100)
+    assert made.tracker.measured().links == {}
+
+
+def test_links_that_groups_share_are_told_apart(machine):
+    """Four nodes, two pipelines: the replicas of the second stage wait longer for their sums."""
+    made = machine(parallel={"mode": "fixed", "pp": 2, "dp": 2, "schedule": "1f1b"})
+    groups = message_groups(made.plan)
+    assert [group.axis for group in groups] == ["pp", "pp", "dp", "dp"]
+    assert len({pair for group in groups for pair in group.pairs}) == 4
+    slow = groups[3]
+    for step in range(10, 300, 10):
+        rows = rank_rows(made.plan, [[0.1, 0.1]] * 2, step)
+        waits = [0.2 if row.rank in slow.ranks and step > 100 else 0.01 for row in rows]
+        made.tracker.add([row.model_copy(update={"wait_dp_s": wait}) for row, wait in zip(rows, waits, strict=True)])
+    assert set(made.tracker.measured().links) == set(slow.pairs)
+
+
+def test_rows_do_not_say_which_link_of_a_ring_is_slow(machine):
+    made = machine(parallel=REPLICAS)
+    made.train(100)
+    made.train(60, links={("local1", "local2"): 0.01})
+    speeds = made.tracker.measured()
+    assert speeds.links == {}
+    assert len(speeds.suspects) == 6
+    assert ("local1", "local2") in speeds.suspects
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_run_leaves_a_slow_link_for_a_node_that_was_idle(machine, spares):
+    made = machine(nodes=3, parallel={"mode": "fixed", "pp": 2, "dp": 1}, recovery={"spares": spares})
+    made.train(100)
+    ((pair,),) = [group.pairs for group in message_groups(made.plan)]
+    made.train(60, links={pair: 0.01})
+    answer = decide(made.situation(decided=100, asked=True))
+    assert answer.plan is not None, answer.reason
+    assert answer.reason.startswith(f"messages between {pair[0]} and {pair[1]} travel at 0.01")
+    assert len(answer.plan.nodes) == 2
+    before_s = made.rows[-1].step_time_s
+    made.begin(answer.plan)
+    made.train(10, links={pair: 0.01})
+    assert made.rows[-1].step_time_s == pytest.approx(answer.predicted_s, rel=0.1)
+    assert made.rows[-1].step_time_s < 0.9 * before_s
+
+
+def test_a_slow_node_changes_place_with_a_spare(machine):
+    made = machine(nodes=4, recovery={"spares": 1})
+    made.train(100)
+    (spare,) = {node.id for node in made.topology.nodes} - set(made.plan.nodes)
+    slow = made.plan.nodes[0]
+    made.train(60, **{slow: 3.0})
+    answer = decide(made.situation(decided=100))
+    assert slow not in answer.plan.nodes
+    assert spare in answer.plan.nodes

@@ -42,18 +42,18 @@ def scaled(series, device, factor, start=0, end=None):
 
 def test_a_device_that_becomes_slower_is_found_in_four_quiet_windows():
     (change,) = found(scaled([[1.0] * 4] * 30, device=2, factor=1.2, start=10))
-    assert (change.device, change.began, change.seen) == (DEVICES[2], 10, 13)
+    assert (change.key, change.began, change.seen) == (DEVICES[2], 10, 13)
     assert change.factor == pytest.approx(1 / 1.2)
 
 
 def test_of_two_devices_the_one_that_changed_is_found():
     (change,) = found(scaled([[1.0] * 2] * 20, device=1, factor=2.0, start=8))
-    assert change.device == DEVICES[1]
+    assert change.key == DEVICES[1]
 
 
 def test_a_device_that_recovers_is_found_too():
     slow, fast = found(scaled([[1.0] * 2] * 60, device=0, factor=2.0, start=10, end=30))
-    assert (slow.device, fast.device) == (DEVICES[0], DEVICES[0])
+    assert (slow.key, fast.key) == (DEVICES[0], DEVICES[0])
     assert (slow.factor, fast.factor) == (pytest.approx(0.5), pytest.approx(2.0))
     assert fast.began == 30
 
@@ -67,7 +67,7 @@ def test_a_device_that_recovers_is_found_too():
 )
 def test_a_change_by_30_percent_is_found_within_12_windows_of_3_percent_noise(seed, factor, start, device):
     changes = found(scaled(noisy(start + 12, 0.03, seed), device, factor, start))
-    assert [change.device for change in changes] == [DEVICES[device]]
+    assert [change.key for change in changes] == [DEVICES[device]]
     assert changes[0].factor == pytest.approx(1 / factor, rel=0.1)
 
 
@@ -106,7 +106,7 @@ def test_a_slow_drift_is_found():
     """A device that becomes slower by 1 % every 5 windows: its reference does not drift along."""
     series = [[math.exp(0.01 * index / 5), 1.0, 1.0, 1.0] for index in range(300)]
     changes = found(series)
-    assert {change.device for change in changes} == {DEVICES[0]}
+    assert {change.key for change in changes} == {DEVICES[0]}
     assert all(change.factor < 1 for change in changes)
 
 

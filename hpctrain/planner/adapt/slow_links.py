@@ -1,0 +1,120 @@
+"""Links that became slower or faster, found from how long ranks wait for messages.
+
+The rank of a group that waits least is the one that the others wait for, so its wait is that for messages alone. It
+does not grow if another device becomes slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from statistics import median
+from typing import Literal
+
+from hpctrain.planner.adapt.straggler import ChangeDetector, ChangeLimits
+from hpctrain.records.history.rank_log import RankRow
+from hpctrain.records.plan.plan import Plan
+
+NodePair = tuple[str, str]
+"""Two nodes, in alphabetical order."""
+
+WAIT_LIMITS = ChangeLimits(shift=math.log(1.5), least_noise=0.05)
+"""When a change of waits counts: waits vary more than computation, and a little slower link matters little."""
+LEAST_SHARE = 0.05
+"""Share of the time of computation that is added to waits, so that a short wait that grows a little is no change."""
+NEWEST_WINDOWS = 200
+"""Most windows that are kept."""
+
+
+@dataclass(frozen=True)
+class MessageGroup:
+    """Ranks that wait for each other's messages: a pipeline, or the replicas of a stage."""
+
+    axis: Literal["pp", "dp"]
+    ranks: tuple[int, ...]
+    pairs: tuple[NodePair, ...]
+    """Nodes between which their messages travel."""
+
+    def wait_s(self, rows: Mapping[int, RankRow]) -> float:
+        """Return the seconds a step of the rank that waits least.
+
+        Args:
+            rows: rank -> its row.
+        """
+        return min(rows[rank].wait_pp_s if self.axis == "pp" else rows[rank].wait_dp_s for rank in self.ranks)
+
+
+def message_groups(plan: Plan) -> list[MessageGroup]:
+    """Return the groups of a plan whose messages leave a node."""
+    mesh, groups = plan.mesh(), list[MessageGroup]()
+    for replica in range(plan.dp if plan.pp > 1 else 0):
+        rows = plan.replicas[replica].devices
+        hops = [(a.node, b.node) for one, other in pairwise(rows) for a, b in zip(one, other, strict=True)]
+        groups += _group("pp", [rank for column in mesh for rank in column[replica]], hops)
+    for column in mesh if plan.dp > 1 else []:
+        for ranks in zip(*column, strict=True):
+            nodes = dict.fromkeys(plan.ranks[rank].node for rank in ranks)
+            groups += _group("dp", ranks, list(combinations(nodes, 2)))
+    return groups
+
+
+def _group(axis: Literal["pp", "dp"], ranks: Sequence[int], hops: Sequence[tuple[str, str]]) -> list[MessageGroup]:
+    pairs = tuple(dict.fromkeys((min(hop), max(hop)) for hop in hops if hop[0] != hop[1]))
+    return [MessageGroup(axis, tuple(ranks), pairs)] if pairs else []
+
+
+@dataclass(frozen=True)
+class LinkChange:
+    """A lasting change of the time that messages take."""
+
+    pairs: tuple[NodePair, ...]
+    """Nodes between which the messages travel that others do not share; with more than one pair, rows do not say which
+    one changed."""
+    extra_s: float
+    """Seconds by which a step waits longer for them; negative if shorter."""
+    began: int
+    """Index of the first window of the change."""
+
+
+class LinkWatch:
+    """Watches the waits for messages while one plan runs and devices keep their speeds."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._groups = message_groups(plan)
+        self._detector: ChangeDetector[int] = ChangeDetector(WAIT_LIMITS, peers=False)
+        self._waits: deque[list[float]] = deque(maxlen=NEWEST_WINDOWS)
+        """[window][group] -> seconds of its wait, divided by how much longer all devices compute than predicted."""
+        self._count = 0
+        self._floor_s = 0.0
+
+    def add(self, rows: Sequence[RankRow], slowness: float) -> list[LinkChange]:
+        """Add a window, and return the changes that it shows.
+
+        Args:
+            rows: one row of each rank.
+            slowness: by which factor devices compute longer than predicted, as median.
+        """
+        by_rank = {row.rank: row for row in rows}
+        scaled = [group.wait_s(by_rank) / slowness for group in self._groups]
+        if not all(0 <= wait_s < math.inf for wait_s in scaled):
+            return []
+        if not self._waits:
+            self._floor_s = LEAST_SHARE * median(row.compute_s / slowness for row in rows)
+        self._waits.append(scaled)
+        self._count += 1
+        changes = self._detector.add({group: math.log(wait + self._floor_s) for group, wait in enumerate(scaled)})
+        changed = {change.key for change in changes}
+        quiet = {pair for index, group in enumerate(self._groups) if index not in changed for pair in group.pairs}
+        links = []
+        for change in changes:
+            waits = [window[change.key] for window in self._waits]
+            began = max(0, change.began - (self._count - len(waits)))
+            past, since = waits[:began], waits[began:]
+            pairs = self._groups[change.key].pairs
+            pairs = tuple(pair for pair in pairs if len(pairs) == 1 or pair not in quiet)
+            extra_s = (median(since) - median(past)) * slowness if past else 0.0
+            links.append(LinkChange(pairs, extra_s, change.began))
+        return links
