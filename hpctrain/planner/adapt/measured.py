@@ -166,11 +166,15 @@ class SpeedTracker:
         for row in rows:
             if self._rows and row.step != self._rows[0].step:
                 self._rows = []
-            if DeviceId(row.device) in self._predicted and 0 < row.compute_s < math.inf:
+            if self._is_of_plan(row) and 0 < row.compute_s < math.inf:
                 self._rows.append(row)
             if self._plan is not None and len({row.rank for row in self._rows}) == self._plan.world_size:
                 self._add_window(self._rows)
                 self._rows = []
+
+    def _is_of_plan(self, row: RankRow) -> bool:
+        ranks = [] if self._plan is None else self._plan.ranks
+        return 0 <= row.rank < len(ranks) and ranks[row.rank] == row.device
 
     def _add_window(self, rows: Sequence[RankRow]) -> None:
         slowness = {

@@ -169,7 +169,9 @@ def test_rows_of_another_plan_and_cut_off_windows_are_skipped(machine):
     before = made.tracker.measured()
     rows = rank_rows(made.plan, [[99.0]] * 4, 70)
     made.tracker.add([row.model_copy(update={"device": "elsewhere:cpu0"}) for row in rows])
-    made.tracker.add(rows[:3])
+    made.tracker.add([*rows[:3], rows[3].model_copy(update={"rank": 9})])
+    made.tracker.add([row.model_copy(update={"forward_s": [float("nan")], "step": 80}) for row in rows])
+    made.tracker.add([row.model_copy(update={"step": 90}) for row in rows[:3]])
     assert made.tracker.measured() == before
 
 
