@@ -46,6 +46,12 @@ def test_a_device_that_becomes_slower_is_found_in_four_quiet_windows():
     assert change.factor == pytest.approx(1 / 1.2)
 
 
+@pytest.mark.parametrize(("factor", "windows"), [(1.2, 4), (3.0, 4), (1.15, 8)])
+def test_a_smaller_change_takes_more_quiet_windows(factor, windows):
+    (change,) = found(scaled([[1.0] * 4] * 40, device=2, factor=factor, start=10))
+    assert change.seen - change.began + 1 == windows
+
+
 def test_of_two_devices_the_one_that_changed_is_found():
     (change,) = found(scaled([[1.0] * 2] * 20, device=1, factor=2.0, start=8))
     assert change.key == DEVICES[1]
