@@ -37,7 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "exec": ("commands.manage", "Run a command inside a running job, on one of its nodes."),
     "prune": ("commands.manage", "List what old runs and checkpoints would free; remove it with --yes."),
     "report": ("commands.results", "Write the report.html of a run or a sweep."),
-    "compare": ("commands.results", "Compare runs, or the runs of a sweep, in a table."),
+    "compare": ("commands.results", "Compare runs: settings, losses at equal steps, time, cost, means over seeds."),
     "eval": ("commands.results", "Loss and perplexity of a run's checkpoint on other data."),
     "export": ("commands.results", "Write a run's checkpoint as a Hugging Face folder that transformers loads."),
     "convert": ("commands.results", "Make a Hugging Face folder of a checkpoint of torchtitan, Megatron or torch DCP."),

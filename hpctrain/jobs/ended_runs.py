@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -49,9 +49,11 @@ class EndedRunStatuses:
         entry = self._runs.get(str(folder))
         if entry is None or entry.files != files or lock_held(folder):
             return None
+        if entry.status.keys() != {field.name for field in fields(RunStatus)}:  # of another version of hpctrain
+            return None
         try:
             status = _statuses().validate_python(entry.status)
-        except ValidationError:  # of another version of hpctrain
+        except ValidationError:
             return None
         age = status.last_sign_s
         aged = status if age is None else replace(status, last_sign_s=max(0.0, age + self._now - entry.read_s))
@@ -69,7 +71,7 @@ class EndedRunStatuses:
         if (status.state != "done" and not is_quiet) or lock_held(folder):
             return
         # Whether the disk has room is asked anew by those who need to know.
-        values = replace(status, warning=None).to_json()
+        values = asdict(replace(status, warning=None))
         self._runs[str(folder)] = EndedRun(files=files, read_s=self._now, status=values, jobs=jobs)
         self._is_changed = True
 

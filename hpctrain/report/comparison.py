@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import HpctrainError
-from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
+from hpctrain.records.history.run_log import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.charts import Chart, Trace, layout, line, thinned
+from hpctrain.report.equal_progress import EqualProgress, equal_progress, losses_at
 from hpctrain.report.render import plotly_script, render_page
+from hpctrain.report.seed_groups import MeanInterval, groups_by_seed, mean_interval
 from hpctrain.report.status import RunStatus
 from hpctrain.report.summaries import losses_by_set, steady_mfu, steady_tokens_per_s
 
+ABSENT = "–"
 SortKey = Literal["loss", "name", "tokens_per_s", "node_hours"]
 
 
@@ -52,6 +55,12 @@ class ComparedRun:
     """Median over the steps of the whole job's tokens per second, without the first step of each generation."""
     mfu: float | None = None
     """Median over the steps of the model FLOPs utilization, without the first step of each generation."""
+    tokens: int | None = None
+    """Tokens that the model has read in the steps that count."""
+    losses: list[float | None] = field(default_factory=list)
+    """Training loss in nats at each point of `Comparison.progress`, as `losses_at` returns it."""
+    hours: float | None = None
+    """Hours of all attempts, summed; pauses between them do not count."""
     node_hours: float | None = None
     """Hours of each attempt times its nodes, summed."""
     gpu_hours: float | None = None
@@ -62,24 +71,92 @@ class ComparedRun:
         return asdict(self)
 
 
-def compare(folders: Sequence[Path], statuses: Sequence[RunStatus | HpctrainError]) -> list[ComparedRun]:
-    """Return a row for each run, in the order of `folders`. A run whose files cannot be read has the state `unknown`,
-    and the error as its reason.
+@dataclass(frozen=True)
+class SeedGroup:
+    """Two or more runs that differ only in name and seed. A mean is None if fewer than two of them have a value."""
+
+    runs: list[str]
+    """Names of the runs."""
+    seeds: list[int]
+    """Seed of each run."""
+    settings: dict[str, Any]
+    """Keys of the run file in which the compared runs differ, except the seed, with the value of this group."""
+    losses: list[MeanInterval | None]
+    """Mean training loss in nats at each point of `Comparison.progress`."""
+    valid_loss: MeanInterval | None
+    """Mean of the newest validation losses, in nats."""
+    best_valid_loss: MeanInterval | None
+    """Mean of the smallest validation losses, in nats."""
+    tokens_per_s: MeanInterval | None
+    """Mean of the runs' tokens per second."""
+    hours: MeanInterval | None
+    """Mean hours of a run."""
+    node_hours: MeanInterval | None
+    """Mean node-hours of a run."""
+    gpu_hours: MeanInterval | None
+    """Mean GPU-hours of a run."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that are compared: a row for each, their groups, and the points at which losses are compared."""
+
+    progress: EqualProgress
+    runs: list[ComparedRun]
+    groups: list[SeedGroup]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as JSON values, with the keys `unit`, `points`, `runs` and `groups`."""
+        values = asdict(self)
+        return {**values.pop("progress"), **values}
+
+
+def compare(folders: Sequence[Path], statuses: Sequence[RunStatus | HpctrainError]) -> Comparison:
+    """Return a comparison with a row for each run, in the order of `folders`. A run whose files cannot be read has the
+    state `unknown`, and the error as its reason.
 
     Args:
         folders: run folders.
         statuses: the status of each run, or the error that prevents one.
     """
     runs = [_run_if_readable(folder) for folder in folders]
-    rows = []
-    for folder, run, status, settings in zip(folders, runs, statuses, _differences(runs), strict=True):
+    rows, histories = [], []
+    for folder, status, settings in zip(folders, statuses, _differences(runs), strict=True):
+        metrics: list[MetricRow] = []
         try:
             if isinstance(status, HpctrainError):
                 raise status
-            rows.append(_row(folder, run or run_of(folder), status, settings))
+            metrics = read_metrics(folder / "metrics.jsonl")
+            rows.append(_row(folder, metrics, status, settings))
         except HpctrainError as error:
             rows.append(ComparedRun(folder.name, str(folder), settings, "unknown", str(error)))
-    return rows
+        histories.append(last_row_of_each_step(metrics))
+    progress = equal_progress(histories)
+    rows = [replace(row, losses=losses_at(history, progress)) for row, history in zip(rows, histories, strict=True)]
+    return Comparison(progress, rows, _groups(runs, rows))
+
+
+def _groups(runs: Sequence[Run | None], rows: Sequence[ComparedRun]) -> list[SeedGroup]:
+    settings = [None if run is None else _flat(run.to_json()) for run in runs]
+    return [
+        _group([rows[at] for at in group], [run.seed for at in group if (run := runs[at]) is not None])
+        for group in groups_by_seed(settings)
+    ]
+
+
+def _group(rows: Sequence[ComparedRun], seeds: list[int]) -> SeedGroup:
+    return SeedGroup(
+        runs=[row.name for row in rows],
+        seeds=seeds,
+        settings={key: value for key, value in rows[0].settings.items() if key != "seed"},
+        losses=[mean_interval(losses) for losses in zip(*(row.losses for row in rows), strict=True)],
+        valid_loss=mean_interval([row.valid_loss for row in rows]),
+        best_valid_loss=mean_interval([row.best_valid_loss for row in rows]),
+        tokens_per_s=mean_interval([row.tokens_per_s for row in rows]),
+        hours=mean_interval([row.hours for row in rows]),
+        node_hours=mean_interval([row.node_hours for row in rows]),
+        gpu_hours=mean_interval([row.gpu_hours for row in rows]),
+    )
 
 
 def _run_if_readable(folder: Path) -> Run | None:
@@ -89,8 +166,7 @@ def _run_if_readable(folder: Path) -> Run | None:
         return None
 
 
-def _row(folder: Path, run: Run, status: RunStatus, settings: dict[str, Any]) -> ComparedRun:
-    metrics = read_metrics(folder / "metrics.jsonl")
+def _row(folder: Path, metrics: list[MetricRow], status: RunStatus, settings: dict[str, Any]) -> ComparedRun:
     history = last_row_of_each_step(metrics)
     valid = [losses[0] for row in history if (losses := list(losses_by_set(row).values()))]
     return ComparedRun(
@@ -107,6 +183,8 @@ def _row(folder: Path, run: Run, status: RunStatus, settings: dict[str, Any]) ->
         best_valid_loss=min(valid, default=None),
         tokens_per_s=steady_tokens_per_s(metrics),
         mfu=steady_mfu(metrics),
+        tokens=sum(row.tokens for row in history) if history else None,
+        hours=status.hours,
         node_hours=status.node_hours,
         gpu_hours=status.gpu_hours,
     )
@@ -176,17 +254,62 @@ def table(rows: Sequence[ComparedRun]) -> list[Column]:
         ("best valid", [row.best_valid_loss for row in rows], ".4f"),
         ("tokens/s", [row.tokens_per_s for row in rows], ",.0f"),
         ("MFU", [row.mfu for row in rows], ".1%"),
+        ("tokens", [row.tokens for row in rows], ",.0f"),
+        ("hours", [row.hours for row in rows], ".3g"),
         ("node-h", [row.node_hours for row in rows], ".3g"),
         ("GPU-h", [row.gpu_hours for row in rows], ".3g"),
     )
     for title, values, form in optional:
         if any(value is not None for value in values):
-            columns.append(Column(title, ["–" if value is None else format(value, form) for value in values]))
+            columns.append(Column(title, [ABSENT if value is None else format(value, form) for value in values]))
     return columns
 
 
 def _value_text(value: object) -> str:
-    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return ABSENT if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def loss_table(comparison: Comparison) -> list[Column]:
+    """Return the columns of the table of losses at equal steps or tokens as text: a row for each run, then one for each
+    group with mean ± half width of its 95 % t interval. [] without steps."""
+    runs, groups, progress = comparison.runs, comparison.groups, comparison.progress
+    if not progress.points:
+        return []
+    columns = [Column("run", [*(row.name for row in runs), *map(_group_name, groups)], False)]
+    for at, point in enumerate(progress.points):
+        cells = [ABSENT if row.losses[at] is None else f"{row.losses[at]:.4f}" for row in runs]
+        columns.append(Column(f"{point:,}", [*cells, *(_mean_text(group.losses[at], ".4f") for group in groups)]))
+    return columns
+
+
+def group_table(groups: Sequence[SeedGroup]) -> list[Column]:
+    """Return the columns of the table of groups of seeds as text: settings, then mean ± half width of the 95 % t
+    interval. Columns in which no group has a value are left out; [] without groups."""
+    if not groups:
+        return []
+    columns = [Column("group", [_group_name(group) for group in groups], False)]
+    for key in groups[0].settings:
+        columns.append(Column(key, [_value_text(group.settings[key]) for group in groups], False))
+    optional: tuple[tuple[str, list[MeanInterval | None], str], ...] = (
+        ("valid", [group.valid_loss for group in groups], ".4f"),
+        ("best valid", [group.best_valid_loss for group in groups], ".4f"),
+        ("tokens/s", [group.tokens_per_s for group in groups], ",.0f"),
+        ("hours", [group.hours for group in groups], ".3g"),
+        ("node-h", [group.node_hours for group in groups], ".3g"),
+        ("GPU-h", [group.gpu_hours for group in groups], ".3g"),
+    )
+    for title, values, form in optional:
+        if any(value is not None for value in values):
+            columns.append(Column(title, [_mean_text(value, form) for value in values]))
+    return columns
+
+
+def _group_name(group: SeedGroup) -> str:
+    return f"{len(group.runs)} seeds ({', '.join(map(str, group.seeds))}) as {group.runs[0]}"
+
+
+def _mean_text(value: MeanInterval | None, form: str) -> str:
+    return ABSENT if value is None else f"{format(value.mean, form)} ± {format(value.half_width, form)}"
 
 
 def write_comparison(title: str, rows: Sequence[ComparedRun], target: Path, now: float) -> None:

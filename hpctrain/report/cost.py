@@ -17,6 +17,8 @@ from hpctrain.records.topology.topology import Topology
 class RunCost:
     """What all attempts of a run have cost."""
 
+    hours: float
+    """Hours of all attempts, summed; pauses between them do not count."""
     node_hours: float
     """Hours of each attempt times its nodes, summed."""
     gpu_hours: float | None
@@ -40,6 +42,7 @@ def run_cost(
     spans = _attempt_spans(attempts, signs, now)
     gpus = _gpus_of_nodes(folder, run) if spans else None
     return RunCost(
+        hours=sum(hours for hours, _ in spans),
         node_hours=sum(hours * len(nodes) for hours, nodes in spans),
         gpu_hours=None if gpus is None else sum(hours * sum(map(gpus, nodes)) for hours, nodes in spans),
     )

@@ -94,6 +94,8 @@ class RunStatus:
     """Time at which Slurm expects a waiting job to start, in seconds since 1970. Slurm revises it all the time."""
     needs_action: bool | None = None
     """True if the job waits until a person does what `reason` says."""
+    hours: float | None = None
+    """Hours of all attempts, summed; pauses between them do not count. None in views that do not compute it."""
     node_hours: float | None = None
     """Hours of each attempt times its nodes, summed; None in views that do not compute it."""
     gpu_hours: float | None = None
@@ -142,7 +144,7 @@ def read_status(folder: Path, now: float) -> RunStatus:
     status = decide_status(run, events, metrics, now, held, attempts, _free_bytes(folder), slow_rank)
     signs = [*(event.time_s for event in events), *(row.time_s for row in metrics)]
     cost = run_cost(folder, run, attempts, signs, now if status.state in AT_WORK else None)
-    return replace(status, node_hours=cost.node_hours, gpu_hours=cost.gpu_hours)
+    return replace(status, hours=cost.hours, node_hours=cost.node_hours, gpu_hours=cost.gpu_hours)
 
 
 def _free_bytes(folder: Path) -> int | None:

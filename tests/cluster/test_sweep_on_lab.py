@@ -53,7 +53,7 @@ def test_each_run_of_a_sweep_recovers_alone(cluster, prepared: Path) -> None:
     assert sorted(path.name for path in (fourth.folder / "logs").glob("*.log")) == [
         f"{fourth.job_id}.job.log", f"{fourth.job_id}.{fourth.attempts()[0]['nodes'][0]}.agent.log",
     ]  # fmt: skip
-    rows = json.loads(project.hpctrain("compare", "sweep", "--json").stdout)
+    rows = json.loads(project.hpctrain("compare", "sweep", "--json").stdout)["runs"]
     losses = [row["loss"] for row in rows]
     assert losses == sorted(losses)
     assert len(losses) == 4

@@ -4,7 +4,7 @@ Hugging Face folder of a checkpoint of another tool."""
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,7 +24,16 @@ from hpctrain.hf.tensors import BYTES, shard_bytes
 from hpctrain.jobs.run_status import run_statuses
 from hpctrain.launch.evaluate import CheckpointEvaluation, evaluate
 from hpctrain.launch.export import export
-from hpctrain.report.comparison import ComparedRun, SortKey, compare, sort_rows, write_comparison
+from hpctrain.report.comparison import (
+    Column,
+    Comparison,
+    SortKey,
+    compare,
+    group_table,
+    loss_table,
+    sort_rows,
+    write_comparison,
+)
 from hpctrain.report.comparison import table as comparison_table
 from hpctrain.report.render import write_report
 from hpctrain.runs.locate import run_name
@@ -50,7 +59,7 @@ def report_command(named: NamedRuns, output: Path | None, as_json: bool) -> None
         click.get_current_context().with_resource(owner_only())
     target, now = output or named.folder / "report.html", SystemClock().wall()
     if named.is_sweep:
-        rows = sort_rows(_compared(named.runs), "loss")
+        rows = sort_rows(_compared(named.runs).runs, "loss")
         write_comparison(f"Sweep {run_name(named.folder.name)}", rows, target, now)
     else:
         write_report(named.folder, target, now)
@@ -62,21 +71,35 @@ def report_command(named: NamedRuns, output: Path | None, as_json: bool) -> None
 @click.option(
     "--sort", "key", type=click.Choice(get_args(SortKey)), default="loss", help="What comes first; loss: the smallest."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list on stdout and nothing else.")
+@JSON_OPTION
 def compare_command(several: tuple[NamedRuns, ...], key: SortKey, as_json: bool) -> None:
-    """Compare runs in a table: settings in which they differ, state, losses, speed, node-hours and GPU-hours.
+    """Compare runs: settings in which they differ, state, losses, speed, time and cost; losses at equal steps.
 
     RUN is a run folder, a run's name or a job's id; SWEEP is the name or the folder of a sweep, or the id of its job
     array. `best` and `best valid` are the smallest losses so far. `--sort loss` takes the newest validation loss if
     every run has one, else the training loss.
+
+    The second table has training losses at equal steps, or at equal tokens if steps have different numbers of tokens:
+    at each fifth of the longest run, and where the shortest one ends. Each is a mean over the 2 % of the longest run
+    before that point. Runs that differ only in name and seed are a group: the tables give its mean ± 95 % t interval.
     """
     folders = list(dict.fromkeys(folder for named in several for folder in named.runs))
-    rows = sort_rows(_compared(folders), key)
+    compared = _compared(folders)
+    compared = replace(compared, runs=sort_rows(compared.runs, key))
     if as_json:
-        click.echo(json.dumps([row.to_json() for row in rows], allow_nan=False))
+        print_json(compared.to_json())
         return
+    _print_table(comparison_table(compared.runs))
+    if losses := loss_table(compared):
+        click.echo(f"\ntraining loss at equal {compared.progress.unit}")
+        _print_table(losses)
+    if groups := group_table(compared.groups):
+        click.echo("\ngroups of seeds, mean ± 95 % t interval")
+        _print_table(groups)
+
+
+def _print_table(columns: list[Column]) -> None:
     shown = Table(box=None, pad_edge=False)
-    columns = comparison_table(rows)
     for column in columns:
         shown.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True)
     for cells in zip(*(column.cells for column in columns), strict=True):
@@ -88,11 +111,11 @@ WIDTH = 1000
 """Columns of a comparison that is not printed on a terminal, so that each run is one line."""
 
 
-def _compared(folders: list[Path]) -> list[ComparedRun]:
-    """Return a row for each run. Why a run has the state `unknown`, such as a damaged file, is printed on stderr."""
-    rows = compare(folders, run_statuses(folders))
-    warn([f"{row.name}: {row.reason}" for row in rows if row.state == "unknown"])
-    return rows
+def _compared(folders: list[Path]) -> Comparison:
+    """Return a comparison of the runs. Why a run is `unknown`, such as a damaged file, is printed on stderr."""
+    compared = compare(folders, run_statuses(folders))
+    warn([f"{row.name}: {row.reason}" for row in compared.runs if row.state == "unknown"])
+    return compared
 
 
 PROCESSES_MAX = 1024

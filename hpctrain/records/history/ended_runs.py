@@ -25,7 +25,7 @@ class EndedRun(Part):
     read_s: float
     """When the files were read, seconds since 1970."""
     status: dict[str, Any]
-    """Fields of the run's status by its files, without Slurm's answer."""
+    """All fields of the run's status by its files, without Slurm's answer."""
     jobs: list[str]
     """Ids of the run's newest job and its successors; [] for a run that is done, or that Slurm does not know."""
 

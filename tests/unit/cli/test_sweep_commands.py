@@ -378,7 +378,7 @@ def trained(submitted: dict) -> dict:
 def test_a_comparison_has_what_differs_and_the_smallest_loss_first(trained, hpctrain):
     result = hpctrain("compare", "gpt", "--json")
     assert result.exit_code == 0, result.exception
-    rows = json.loads(result.stdout)
+    rows = json.loads(result.stdout)["runs"]
     assert [Path(row["folder"]) for row in rows] == [_folders(trained)[number] for number in (2, 1, 0, 3)]
     assert {tuple(row["settings"]) for row in rows} == {("seed", "optimizer.lr")}
     second = rows[1]
@@ -386,13 +386,13 @@ def test_a_comparison_has_what_differs_and_the_smallest_loss_first(trained, hpct
     assert (second["valid_loss"], second["best_valid_loss"]) == (pytest.approx(3.5), pytest.approx(3.5))
     assert (second["tokens_per_s"], second["mfu"], second["node_hours"]) == (4096.0, None, 1.0)
     assert (rows[3]["loss"], rows[3]["gpu_hours"]) == (None, None)
-    table = hpctrain("compare", "gpt", "--sort", "name").stdout.splitlines()
+    table = hpctrain("compare", "gpt", "--sort", "name").stdout.partition("\n\n")[0].splitlines()
     assert table[0].split()[:5] == ["run", "seed", "optimizer.lr", "state", "step"]
     assert [line.split()[0] for line in table[1:]] == sorted(folder.name for folder in _folders(trained))
 
 
 def test_single_runs_are_compared_too_each_once(trained, hpctrain):
-    rows = json.loads(hpctrain("compare", "1_0", "gpt-lr1e-3-seed1", "1_0", "--json").stdout)
+    rows = json.loads(hpctrain("compare", "1_0", "gpt-lr1e-3-seed1", "1_0", "--json").stdout)["runs"]
     assert {row["name"] for row in rows} == {folder.name for folder in _folders(trained)[:2]}
     assert [row["settings"] for row in rows] == [{"seed": 1}, {"seed": 0}]
 
@@ -418,7 +418,7 @@ def test_a_damaged_run_is_a_row_of_its_own_and_stops_nothing(trained, hpctrain):
     (third / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in attempts))
     result = hpctrain("compare", "gpt", "--json")
     assert result.exit_code == 0, result.exception
-    rows = {row["folder"]: row for row in json.loads(result.stdout)}
+    rows = {row["folder"]: row for row in json.loads(result.stdout)["runs"]}
     for folder, file in ((first, "run.yaml"), (second, "metrics.jsonl")):
         row = rows[str(folder)]
         assert (row["state"], row["loss"], row["node_hours"]) == ("unknown", None, None)
@@ -448,7 +448,7 @@ def test_an_attempt_without_an_end_counts_up_to_its_last_sign_of_life(trained, h
         {"attempt": 1, "nodes": ["a"], "start": start + 9100},
     ]
     (folder / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in attempts))
-    (row,) = json.loads(hpctrain("compare", folder.name, "--json").stdout)
+    (row,) = json.loads(hpctrain("compare", folder.name, "--json").stdout)["runs"]
     assert (row["state"], row["node_hours"]) == ("failed", pytest.approx((900 + 1800) / 3600))
 
 
@@ -463,7 +463,7 @@ def test_gpu_hours_count_the_gpus_of_the_nodes(trained, hpctrain, settings, hour
     folder = _folders(trained)[0]
     run = {**RUN, "cluster": {**RUN["cluster"], **settings}}
     (folder / "run.yaml").write_text(json.dumps(run))
-    (row,) = json.loads(hpctrain("compare", folder.name, "--json").stdout)
+    (row,) = json.loads(hpctrain("compare", folder.name, "--json").stdout)["runs"]
     assert (row["node_hours"], row["gpu_hours"]) == (1.0, hours)
 
 
