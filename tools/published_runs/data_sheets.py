@@ -42,6 +42,8 @@ SHEETS = {
     "Titan-RTX": DataSheet(130e12, 16.3e12, 24e9, 672e9, 16e9),
 }
 """Name of a GPU in the table of runs -> its data sheet."""
+NVLINK_BYTES_PER_S = 25e9
+"""Rate of one NVLink of the generations 2 to 4 in one direction (data sheets of V100, A100 and H100)."""
 TCP_FLOW_BYTES_PER_S = 1.25e9
 """Limit of a single TCP flow between instances of one placement group (10 Gb/s; Amazon EC2 user guide, network
 bandwidth). A ring without RDMA reaches no more, whatever the instance's own bandwidth."""
@@ -81,6 +83,15 @@ def stated_bytes_per_s(text: str) -> float | None:
         return None
     count, rate = found[-1]
     return float(count or 1) * float(rate) * 1e9 / 8
+
+
+def intra_node_bytes_per_s(text: str) -> float | None:
+    """Return the rate between two GPUs of a node in bytes per second by the table's column: for NVLink the rate of 'N
+    inter-GPU links', else `stated_bytes_per_s`. None if the column states none."""
+    if "NVLink" not in text:
+        return stated_bytes_per_s(text)
+    links = re.search(r"(\d+) inter-GPU links", text)
+    return float(links[1]) * NVLINK_BYTES_PER_S if links else None
 
 
 def stated_alpha_s(text: str) -> float | None:

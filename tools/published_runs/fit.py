@@ -22,8 +22,9 @@ ATTENTION = "attention_passes"
 ATTENTION_FAMILY = "llm-foundry"
 """Family of runs that `ATTENTION` is fitted on. Runs of families other than this and `FITTED_FAMILIES` are only
 predicted."""
-KINDS_WITHOUT_VTRAIN = ("Korthikanti", "BigScience", "llm-foundry")
-"""Publications whose runs stand in for vTrain's in a fit that holds vTrain out."""
+KINDS_WITHOUT_VTRAIN = ("Korthikanti", "BigScience", "llm-foundry", "Sailor")
+"""Publications whose runs on GPUs of one kind stand in for vTrain's in a fit that holds vTrain out, without the layer
+times that a publication measured."""
 MOST_OF_A_PROBLEM = 48
 """Most runs of one problem (`MeasuredRun.problem`) in a fit, evenly spaced: more runs of the same kind change little
 and take time."""
@@ -191,7 +192,11 @@ def without_kind(scenes: Sequence[PublishedScenario], kind: str, progress: Calla
     if held is None:
         return constants_by(PACKAGED)
     if held.family in FITTED_FAMILIES:
-        pool = [scene for scene in others if scene.run.publication in KINDS_WITHOUT_VTRAIN]
+        pool = [
+            replace(scene, profile=None)
+            for scene in others
+            if scene.run.publication in KINDS_WITHOUT_VTRAIN and not scene.run.mixed
+        ]
         values = dict(START)
     elif held.family == ATTENTION_FAMILY:
         pool = [scene for scene in others if scene.run.family == ATTENTION_FAMILY]

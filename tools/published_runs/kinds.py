@@ -37,9 +37,10 @@ class KindErrors:
 
 def kind_errors(
     scenes: Sequence[PublishedScenario], progress: Callable[[str], None]
-) -> tuple[dict[str, KindErrors], dict[str, tuple[float | None, float | None]]]:
-    """Return (kind of runs -> errors, problem -> its mean errors in percent (without any step, with one step)). Layer
-    times that a publication measured are not used.
+) -> tuple[dict[str, KindErrors], dict[str, tuple[float | None, float | None]], dict[str, float]]:
+    """Return (kind of runs -> errors, problem -> its mean errors in percent (without any step, with one step), run id
+    -> measured step divided by the one predicted without any step). Layer times that a publication measured are not
+    used.
 
     Args:
         progress: called with a text about each fit.
@@ -47,10 +48,12 @@ def kind_errors(
     measured = [replace(scene, profile=None) for scene in scenes if scene.run.step_s is not None]
     kinds: dict[str, KindErrors] = {}
     problems: dict[str, tuple[float | None, float | None]] = {}
+    ratios: dict[str, float] = {}
     for kind in dict.fromkeys(scene.run.kind for scene in measured):
         same = [scene for scene in measured if scene.run.kind == kind]
         constants = without_kind(measured, kind, progress)
         free = _errors(same, constants, 1.0)
+        ratios |= {scene.run.id: 1 / (1 + error / 100) for scene, error in zip(same, free.tolist(), strict=True)}
         rows = []
         for index in range(0, len(same), -(-len(same) // MOST_STEPS)):
             factor = None if same[index].run.mixed else _factor(same[index], constants)
@@ -63,7 +66,7 @@ def kind_errors(
         for problem in dict.fromkeys(scene.run.problem for scene in same):
             of = [scene.run.problem == problem for scene in same]
             problems[problem] = (_known(_mean(np.abs(free[of]))), _known(_mean(by_step[:, of])))
-    return kinds, problems
+    return kinds, problems, ratios
 
 
 def _mean(values: np.ndarray) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 from hpctrain.base.errors import InputError
 from hpctrain.bench.comparison import Errors, errors_of
 from hpctrain.bench.record import machine_and_versions
+from tools.published_runs.data_sheets import gpu_of
 from tools.published_runs.fit import held_out, packaged, was_fitted
 from tools.published_runs.kinds import kind_errors, summary
 from tools.published_runs.sailor import FOLDER, read_figures
@@ -63,7 +64,7 @@ def measure(paths: Sequence[Path], progress: Callable[[str], None]) -> dict[str,
         raise InputError(f"{paths[0]}: no run of it can be described: {next(iter(left_out.values()))}")
     progress(f"{len(scenes)} runs")
     told, usual = held_out(scenes, progress), packaged(scenes)
-    kinds, by_step = kind_errors(scenes, progress)
+    kinds, by_step, ratios = kind_errors(scenes, progress)
     errors, orders = time_errors(scenes, told), rankings(scenes, told)
     fitted = [scene for scene in scenes if was_fitted(scene)]
     simple = baseline(scenes)
@@ -74,6 +75,7 @@ def measure(paths: Sequence[Path], progress: Callable[[str], None]) -> dict[str,
         "measured_by_predicted": weighted_quantiles(
             [(scene.run.family, scene.run.step_s / told[scene.run.id]) for scene in scenes if scene.run.step_s]
         ),
+        "measured_by_predicted_of": _by_card(scenes, ratios),
         "kinds": summary(kinds),
         "problems_of_kinds": by_step,
         "errors": {problem: asdict(each) for problem, each in errors.items()},
@@ -88,6 +90,21 @@ def measure(paths: Sequence[Path], progress: Callable[[str], None]) -> dict[str,
         "left_out": left_out,
         "failed_runs": sum(scene.run.step_s is None for scene in scenes),
     }
+
+
+def _by_card(scenes: Sequence[PublishedScenario], ratios: Mapping[str, float]) -> dict[str, tuple[float, ...]]:
+    """Return GPU -> quantiles of the measured step divided by the predicted one over its runs, each publication with
+    the same weight.
+
+    Args:
+        ratios: run id -> measured step divided by the predicted one.
+    """
+    cards: dict[str, list[tuple[str, float]]] = {}
+    for scene in scenes:
+        if scene.run.id in ratios:
+            card = scene.run.card if scene.run.mixed else str(gpu_of(scene.run.gpu)).split("-4")[0]
+            cards.setdefault(card, []).append((scene.run.publication, ratios[scene.run.id]))
+    return {card: weighted_quantiles(values) for card, values in cards.items()}
 
 
 def _profile_folder(path: Path) -> Path:

@@ -32,6 +32,7 @@ from tools.published_runs.data_sheets import (
     TCP_FLOW_BYTES_PER_S,
     gpu_of,
     gpus_of,
+    intra_node_bytes_per_s,
     stated_alpha_s,
     stated_bytes_per_s,
 )
@@ -50,7 +51,12 @@ HALF = Framework(
 held besides tensors. Gradients are summed in DeepSpeed's buckets of 5e8 numbers (DeepSpeed's configuration
 reference)."""
 BRAIN_HALF = replace(HALF, accumulated_bytes=4)
-"""Megatron-DeepSpeed in bf16, whose optimizer adds up gradients in fp32 (DeepSpeed's BF16_Optimizer)."""
+"""Megatron-DeepSpeed in bf16, whose optimizer adds up and sums gradients in fp32 (DeepSpeed's BF16_Optimizer)."""
+DEEPSPEED_UPDATE_BYTES = (8, 6)
+"""Bytes per parameter of the buffers in which DeepSpeed's fp16 optimizers prepare an update, without ZeRO and with it:
+gradients cast to fp32 one by one and then in one flat tensor (FP16_Optimizer), or a rank's part of them flat in fp16
+and then in fp32 (DeepSpeedZeroOptimizer). torch's allocator cannot make such a tensor of the small pieces that
+activations leave."""
 SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, residual_stream_bytes=4)
 """Megatron in fp32: weights, gradients and two moments in fp32."""
 FULLY_SHARDED = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8)
@@ -62,6 +68,9 @@ WITHOUT_DROPOUT = ("Sailor", "BigScience", "llm-foundry")
 """Families whose runs use no dropout, as in Sailor's scripts, BLOOM's configuration and llm-foundry's models."""
 CLASSIFIER_VOCAB = 50257
 """Rows of the embedding of DT-FM's models, whose table states no vocabulary: those of GPT-2."""
+BLOCKING = ("BigScience",)
+"""Families whose host waited for each kernel before it started the next one (CUDA_LAUNCH_BLOCKING=1, which BigScience
+set against hangs; chronicles-prequel.md of BLOOM), so that the times of host and device add up."""
 PRE_UNITS = 3
 """Number of AMP's pipeline units before the first block."""
 
@@ -83,7 +92,7 @@ class PublishedScenario:
         Args:
             constants: the cost model's constants for GPUs.
         """
-        by_kind = {"cuda": constants}
+        by_kind = {"cuda": replace(constants, overlap_power=1.0) if self.run.family in BLOCKING else constants}
         cost = CostModel(self.work, self.links, by_kind)
         if self.profile is not None:
             cost = ProfiledCostModel(self.work, self.links, by_kind, self.profile, self.layout.micro_batch)
@@ -161,6 +170,8 @@ def _framework(run: MeasuredRun) -> Framework:
         return SENDING_BESIDE
     if run.bf16:
         return BRAIN_HALF
+    if run.half and "DeepSpeed" in run.framework:
+        return replace(HALF, state_bytes=HALF.state_bytes + DEEPSPEED_UPDATE_BYTES[run.zero > 0])
     return HALF if run.half else SINGLE
 
 
@@ -227,6 +238,11 @@ def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
         # The first and the last units are embedding, norm, head and reshaping.
         edges = [min(max(edge - PRE_UNITS, 0), run.layers) for edge in run.cuts]
         counts = [b - a for a, b in pairwise(edges)]
+    elif run.family == "BigScience" and run.layers % stages and (run.layers + 2) % stages == 0:
+        # Embedding and head count as a layer each (partition method "type:transformer|embedding").
+        counts = list(even_parts(run.layers + 2, stages))
+        counts[0] -= 1
+        counts[-1] -= 1
     else:
         counts = list(even_parts(run.layers, stages))
     if len(counts) != stages or sum(counts) != run.layers or min(counts) < 0:
@@ -242,8 +258,8 @@ def _topology(run: MeasuredRun, placement: Placement, sailor: SailorFigures | No
         sailor: Sailor's measured figures; None for runs of other families.
     """
     kinds = {worker.node: worker.type for row in placement for unit in row for worker in unit.devices}
-    # Data sheets are per direction and GPU; a PCIe rate in the row is closer to the truth.
-    stated = None if "NVLink" in run.intra_node else stated_bytes_per_s(run.intra_node)
+    # Data sheets are per direction and GPU; a rate in the row is closer to the truth.
+    stated = intra_node_bytes_per_s(run.intra_node)
     nodes = [
         Node(id=name, addr="", devices=[], intra_bytes_per_s=LINK_SHARE * (stated or SHEETS[kind].link_bytes_per_s))
         for name, kind in kinds.items()

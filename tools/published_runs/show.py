@@ -19,6 +19,8 @@ def show(record: dict[str, Any], console: Console) -> None:
     low, middle, high = record["measured_by_predicted"]
     text = f"measured / predicted: {middle:.2f}; {low:.2f} to {high:.2f} for 8 of 10, each publication with one weight"
     console.print(text, soft_wrap=True)
+    for card, (low, middle, high) in record["measured_by_predicted_of"].items():
+        console.print(f"  {card}, its kinds left out of the fit: {middle:.2f}; {low:.2f} to {high:.2f}", soft_wrap=True)
     if record["memory_errors"]:
         console.print(_memory(record))
     if record["rankings"]:

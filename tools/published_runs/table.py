@@ -112,6 +112,8 @@ class MeasuredRun:
     """Layers of each stage, where embedding and head count as a layer each; None if the row does not state them."""
     cuts: tuple[int, ...] | None
     """Edges of the stages in AMP's 30 pipeline units; None if the row does not state them."""
+    slow_nodes: bool
+    """Whether the row's notes say that the nodes were later repaired and faster."""
     left_out: str | None
     """Why the row's notes say that the run is to be left out, or that no plan describes it; None if they do not."""
 
@@ -156,8 +158,8 @@ class MeasuredRun:
         """Key of the runs that are plans for the same work on the same devices, and can be ranked against each
         other."""
         return (
-            self.family, self.model, self.gpu, self.num_gpus, self.layers, self.hidden, self.seq_len, self.rows,
-            self.recompute, self.inter_node,
+            self.family, self.model, self.gpu, self.num_gpus, self.layers, self.hidden, self.heads, self.seq_len,
+            self.rows, self.recompute, self.half, self.bf16, self.inter_node, self.slow_nodes,
         )  # fmt: skip
 
 
@@ -266,6 +268,7 @@ def _run(row: Mapping[str, str]) -> MeasuredRun:
         stages=stages,
         units=tuple(stated["layers_per_stage(incl embed+head)"]) if stated is not None else None,
         cuts=tuple(int(edge) for edge in cuts[1].split(",")) if cuts else None,
+        slow_nodes="before the PCIe/NUMA fix" in notes,
         left_out=next((reason for pattern, reason in LEAVING_OUT if pattern.search(notes)), None),
     )  # fmt: skip
 

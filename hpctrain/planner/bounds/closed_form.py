@@ -145,7 +145,7 @@ class ClosedFormBound:
         if not counts_all_reduce(work, dp):
             return 0.0, 0.0 if memory_options.shard == "node" else update
         alpha, beta = self.unit_counts.ring(dp, 1)
-        gradient_bytes = work.framework.gradient_bytes
+        gradient_bytes = work.framework.summed_bytes
         sent = work.gathered_bytes + gradient_bytes if memory_options.zero else 2 * gradient_bytes
         late = 1 - overlapped_share(work, option.stages, option.dims.tp)
         return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta

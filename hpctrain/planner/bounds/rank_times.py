@@ -154,10 +154,10 @@ class RankTimes:
         work, dp, stages = self.cost.work, self.dp, self.option.stages
         if not counts_all_reduce(work, dp):
             return np.zeros_like(parameters)
-        size = parameters * work.framework.gradient_bytes
+        size = parameters * work.framework.summed_bytes
         alpha, beta = self.unit_counts.ring(dp, self.option.virtual_stages, apart)
         if work.memory_options.zero:
-            sent = work.gathered_bytes / work.framework.gradient_bytes + 1
+            sent = work.gathered_bytes / work.framework.summed_bytes + 1
             return (dp - 1) * sent * beta * size / dp
         buckets = np.maximum(1, np.ceil(size / work.framework.bucket_bytes))
         wire = 2 * (dp - 1) * (buckets * alpha + beta * size / dp)

@@ -209,11 +209,11 @@ def shard_collective_times(
 
         # Gradients are compressed within the backward pass only if one group shards over all replicas; see decision 45.
         width = work.codec.dense_bytes / FULL_BYTES if shards == len(placement) else 1.0
-        part = work.framework.gradient_bytes * parameters / shards
+        part = work.framework.summed_bytes * parameters / shards
         times.append(
             ShardCollectiveTimes(
                 gather=seconds(work.gathered_bytes * parameters),
-                scatter=seconds(work.framework.gradient_bytes * parameters * width),
+                scatter=seconds(work.framework.summed_bytes * parameters * width),
                 copies=pieces * across[rank].all_reduce_s(part / pieces, chunks),
                 pieces=pieces,
             )

@@ -264,7 +264,7 @@ class MemoryModel:
         shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
         residuals = self._codec_state_bytes * parameters / shards
         freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters
-        return parts + weights + gradients + gradient_bytes * piece + residuals + freed
+        return parts + weights + gradients + work.framework.summed_bytes * piece + residuals + freed
 
 
 LiveCounts = tuple[tuple[int, ...], ...]

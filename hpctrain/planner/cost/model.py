@@ -233,7 +233,7 @@ class CostModel:
             units = [placement[replica][rank] for replica in placement.representatives]
             copy_s = copied * max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
             codec_s = None if codec.exact else slowest_codec(units)
-            gradients = StageGradients(numbers, framework.gradient_bytes, width, copy_s, codec_s)
+            gradients = StageGradients(numbers, framework.summed_bytes, width, copy_s, codec_s)
             sums.append(all_reduce_time(codec, rings[rank], gradients, chunks, framework.bucket_bytes))
         return sums
 
@@ -258,7 +258,7 @@ class CostModel:
         if not self.work.spec.tied or first == last:
             return 0.0
         numbers = self.work.spec.end_parameters(len(placement[0][first].devices), first=True, last=False)
-        size = float(self.work.framework.gradient_bytes * numbers)
+        size = float(self.work.framework.summed_bytes * numbers)
         return self.placement_links(placement).end_ring_group(first, last).all_reduce_s(size, 1)
 
     def norm_all_reduce_s(self, placement: Placement) -> float:

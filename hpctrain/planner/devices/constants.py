@@ -188,7 +188,7 @@ class Framework:
     weight_bytes: int = 4
     """Bytes per parameter of the weights in training."""
     gradient_bytes: int = 4
-    """Bytes per parameter of the gradients, kept and summed between replicas."""
+    """Bytes per parameter of the gradients."""
     state_bytes: int = 8
     """Bytes per parameter of AdamW's two moments, and of a master copy if weights are in half precision."""
     accumulated_bytes: int = 0
@@ -216,6 +216,12 @@ class Framework:
     """Bytes of a worker process beyond all counted tensors; None: those of hpctrain's worker (`PROCESS_BYTES`)."""
     selective_sends_again: bool = True
     """Whether selective recomputation repeats the tensor-parallel all-reduces in the backward pass."""
+
+    @property
+    def summed_bytes(self) -> int:
+        """Bytes per parameter of the gradients that replicas sum: those of `accumulated_bytes` where there is such a
+        copy, else `gradient_bytes`."""
+        return self.accumulated_bytes or self.gradient_bytes
 
     @property
     def bytes_per_parameter(self) -> int:

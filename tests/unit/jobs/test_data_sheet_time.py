@@ -9,6 +9,7 @@ import pytest
 from hpctrain.jobs.data_sheet_time import (
     LEAST_PARAMETERS,
     PLAN_ERROR,
+    PLAN_ERRORS,
     REACHED_MFU,
     data_sheet_step_s,
     data_sheet_text,
@@ -79,24 +80,25 @@ def test_the_constants_are_those_of_the_published_runs(measured_runs: Path) -> N
     assert PLAN_ERROR[0] < 1 < PLAN_ERROR[1]
 
 
-KNOWN = f"took {PLAN_ERROR[0]:.2f} to {PLAN_ERROR[1]:.2f} times as long as predicted"
-
-
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("names", "gpus", "unknown"),
     [
-        (["NVIDIA A100-SXM4-80GB"], KNOWN),
-        (["Tesla T4", "NVIDIA GeForce RTX 3090"], KNOWN),
-        (
-            ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"],
-            "not known; no published run that was compared used type1.",
-        ),
-        (
-            ["NVIDIA GeForce RTX 4090", "Intel Xeon"],
-            "not known; no published run that was compared used type0 or type1.",
-        ),
+        (["NVIDIA A100-SXM4-80GB"], ["a100"], ""),
+        (["Tesla V100-PCIE-32GB", "NVIDIA H100 80GB HBM3"], ["v100", "h100"], ""),
+        (["Tesla T4", "NVIDIA GeForce RTX 4090"], ["t4"], "type1"),
+        (["NVIDIA GeForce RTX 4090", "Intel Xeon"], [], "type0 or type1"),
     ],
 )
-def test_the_error_of_predictions_is_known_only_for_gpus_of_published_runs(names: list[str], words: str) -> None:
-    types = {f"type{number}": DeviceType(kind="cuda", name=name) for number, name in enumerate(names)}
-    assert words in plan_error_text(types)
+def test_the_error_of_predictions_is_known_only_for_gpus_of_published_runs(
+    names: list[str], gpus: list[str], unknown: str
+) -> None:
+    text = plan_error_text({f"type{number}": DeviceType(kind="cuda", name=name) for number, name in enumerate(names)})
+    for number, gpu in enumerate(gpus):
+        low, high = PLAN_ERRORS[gpu,]
+        assert f"{low:.2f} to {high:.2f} times on type{number}" in text
+    assert ("not known" in text) == (not gpus)
+    assert f"used {unknown}." in text if unknown else "used" not in text
+
+
+def test_every_range_of_errors_is_one() -> None:
+    assert all(0 < low < high for low, high in PLAN_ERRORS.values())
