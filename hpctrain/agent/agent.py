@@ -5,30 +5,32 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 
 from hpctrain.agent.agreement_messages import REASON_CHARS
-from hpctrain.agent.decide import CutOffPatience, Decision, decide
-from hpctrain.agent.event_log import EventLog, crash_message
-from hpctrain.agent.generation_store import GenerationSource, GenerationStore, StateKeeper
+from hpctrain.agent.decide import FOR_NEW_PLAN, CutOffPatience, Decision, decide
+from hpctrain.agent.event_log import crash_message
+from hpctrain.agent.generation_store import GenerationSource, GenerationStore, PlanAdviser
 from hpctrain.agent.group import WorkerGroup, WorkerUpdate, event_of
 from hpctrain.agent.hang_report import WorkerActivity
-from hpctrain.agent.next_generation import AgentIdentity, NextGeneration, ProposalFailure
+from hpctrain.agent.next_generation import AgentContext, AgentIdentity, NextGeneration, PlanAdvice, ProposalFailure
 from hpctrain.agent.peer_messages import Announcement
 from hpctrain.agent.peers import PeerMesh, ReachabilityTracker
 from hpctrain.agent.start_files import StartFiles, StartPreparation
 from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase, WorkerView
 from hpctrain.agent.worker_messages import (
+    ChangePlanOrder,
     MemoryOrder,
     StartOrder,
     StepDone,
+    StopOrder,
     StoreConnection,
     WeightsHash,
     WorkerError,
     WorkerReady,
 )
-from hpctrain.base.clock import Clock
 from hpctrain.base.errors import StorageError
 from hpctrain.base.helper_thread import HelperThread, in_background
 from hpctrain.base.net.wire import LineChannel
@@ -39,27 +41,6 @@ TICK_S = 0.1
 """Longest time between two decisions, in seconds."""
 LINGER_S = 5.0
 """Longest time, in seconds, for which an agent stays when its part in the attempt is over."""
-
-
-@dataclass(frozen=True)
-class AgentContext:
-    """What an agent gets from its process: log of events, clock, threads, memory for its workers, functions to call."""
-
-    event_log: EventLog
-    clock: Clock
-    stop_wanted: Callable[[], str | None]
-    """Returns who asked this node to save and stop; None if nobody did."""
-    making: Executor = field(default_factory=lambda: HelperThread("proposal"))
-    """The thread that makes records. The search for a plan may take longer than the heartbeat timeout."""
-    files: Executor = field(default_factory=lambda: HelperThread("files"))
-    """The thread that reads and writes all other files, because a file system may hang: those of the agreement, plans,
-    addresses and the workers' logs. Events have a thread of their own (`EventLog.in_background`)."""
-    listen: Callable[[str], socket.socket] = lambda addr: socket.create_server((addr, 0))
-    """Opens a listening socket for the store of a generation."""
-    memory: StateKeeper | None = None
-    """The memory for the state of this node's workers; None: their state ends with them."""
-    peer_lost: Callable[[str], None] | None = None
-    """Called in the thread `files` with each node whose agent was lost before the end of its part in the attempt."""
 
 
 class Agent:
@@ -92,6 +73,7 @@ class Agent:
             place, peers, source, store or GenerationStore(place.folder / GENERATIONS), context.event_log,
             threads, self._end_for_agreement, context.memory.held if context.memory is not None else tuple,
         )  # fmt: skip
+        self._plan_advice = PlanAdvice(_question(context.adviser, peers.wake))
         self._starting = StartPreparation(place.node, source, group, threads[1])
         self._stop_logged = False
         self._fault_at: float | None = None
@@ -163,7 +145,7 @@ class Agent:
         self._report_losses()
         for news in self._group.news(now):
             self._apply_update(now, news)
-        self._pass_on_stop()
+        self._pass_on_orders()
         self._next.receive(now)
         try:
             self._next.publish(now)
@@ -215,7 +197,7 @@ class Agent:
         return None
 
     def _end_generation(self, reason: str) -> None:
-        self._fault_at = self._clock.now()
+        self._fault_at = None if reason == FOR_NEW_PLAN else self._clock.now()
         self._end_workers()
         self._enter("fault", reason)
 
@@ -244,6 +226,7 @@ class Agent:
             self._fault_at = self._clock.now()
         self._end_workers()
         self._stop_logged = False
+        self._plan_advice.forget()
         plan = self._next.enter(self._clock.now(), record, int(self._last_step.get("step", 0)))
         # Until the plan is read, any member may hold ranks.
         members = tuple(member.node for member in record.members)
@@ -290,6 +273,8 @@ class Agent:
             self._skipping = self._in_files(self._source.skip_checkpoint, self._state.record, report.details.message)
         if isinstance(report, StepDone):
             self._last_step = {"step": report.step, "loss": report.loss}
+            if news.rank == 0 and self._state.record is not None:
+                self._plan_advice.note_step(self._state.record, report.step)
             if news.rank == 0 and self._fault_at is not None:
                 self._event_log.write(
                     "recovered", self._next.number, f"step {report.step} is done", seconds=now - self._fault_at,
@@ -322,15 +307,17 @@ class Agent:
         with contextlib.suppress(Exception):
             self._enter("crashed", crash_message(self._place.node, error))
 
-    def _pass_on_stop(self) -> None:
+    def _pass_on_orders(self) -> None:
         if self._state.phase != "running" or self._stop_logged:
             return
+        if (change := self._plan_advice.order()) is not None:
+            self._group.order(change)
         if (asked_by := self._context.stop_wanted()) is not None:
             self._stop_logged = True
             if self._holds_rank0():
                 reason = f"asked to stop by {asked_by}; a checkpoint is saved first"
                 self._event_log.write("preempted", self._next.number, reason, asked_by=asked_by)
-            self._group.stop()
+            self._group.order(StopOrder())
 
     def _end_workers(self) -> None:
         self._starting.cancel()
@@ -394,6 +381,14 @@ class Agent:
 
     def _holds_rank0(self) -> bool:
         return self._state.record is not None and self._state.record.store.node == self._place.node
+
+
+def _question(
+    adviser: PlanAdviser | None, wake: Callable[[], None]
+) -> Callable[[Generation, int], Future[ChangePlanOrder | None]] | None:
+    """Return a function that asks the adviser in a thread of its own, and then calls `wake`; None without an
+    adviser."""
+    return None if adviser is None else partial(in_background(HelperThread("adviser"), wake), adviser.advise)
 
 
 def _member(agent: Announcement | PeerView) -> Member:

@@ -15,11 +15,13 @@ from typing import Literal
 from hpctrain.agent.hang_report import WorkerActivity, blocking_workers, describe_hang
 from hpctrain.agent.view import AgentView, DecisionLimits, PeerView
 from hpctrain.agent.worker_failure import WorkerFailure
-from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
+from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NEW_PLAN, EXIT_RESUMABLE
 from hpctrain.base.net.vertex_cover import NodePair, vertex_cover
 
 Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]
 
+FOR_NEW_PLAN = "all ranks stopped after the same step, for another plan"
+"""Reason of the end of a generation in which nothing failed. Agents pass it on as it is."""
 HANG_REPORT_STAGGER_S = 0.5
 """Seconds by which a node with ranks waits longer to report a hang than the node with ranks before it. All agents see a
 hang at the same time; usually only the first node reports it."""
@@ -153,6 +155,8 @@ def _workers_end(now: float, view: AgentView, limits: DecisionLimits) -> Decisio
     workers = view.workers
     if workers.exit_code == 0:
         return Decision("finish", "all steps are done")
+    if workers.exit_code == EXIT_NEW_PLAN:
+        return Decision("end_generation", FOR_NEW_PLAN)
     if workers.exit_code == EXIT_RESUMABLE:
         return Decision("stop", "stopped at a checkpoint on request", exit_code=EXIT_RESUMABLE)
     if workers.exit_code is not None and workers.failure is not None and workers.failure.fault.names_a_node:

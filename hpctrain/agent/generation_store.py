@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from hpctrain.agent.worker_messages import MemoryOrder
+from hpctrain.agent.worker_messages import ChangePlanOrder, MemoryOrder
 from hpctrain.base.atomic import create_json, storage_errors
 from hpctrain.base.errors import FileError, HpctrainError, StorageError
 from hpctrain.records.format.document import Document
@@ -208,4 +208,17 @@ class GenerationSource(Protocol):
 
         Args:
             reason: what a worker found to be wrong, beginning with the checkpoint's name.
+        """
+
+
+class PlanAdviser(Protocol):
+    """Says when another plan is worth a new generation."""
+
+    def advise(self, record: Generation, step: int) -> ChangePlanOrder | None:
+        """Return the order to end a generation for another plan, once that plan is where `GenerationSource.make` finds
+        it; None if the generation is to go on. The call may take long, and an error of it changes nothing.
+
+        Args:
+            record: the generation that trains.
+            step: a step that it has done.
         """

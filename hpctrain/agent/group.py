@@ -28,6 +28,7 @@ from hpctrain.agent.worker_failure import (
     hardware_fault,
 )
 from hpctrain.agent.worker_messages import (
+    ChangePlanOrder,
     CheckpointSaved,
     Compiling,
     NoDiskSpace,
@@ -41,7 +42,7 @@ from hpctrain.agent.worker_messages import (
 )
 from hpctrain.base.activity import ActivityRecord, read_record, shared_record
 from hpctrain.base.atomic import storage_errors
-from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
+from hpctrain.base.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, EXIT_NEW_PLAN, EXIT_RESUMABLE
 from hpctrain.base.net.wire import LineChannel, MalformedMessage
 from hpctrain.base.process import WORKER, Process, Runner
 from hpctrain.records.history.fault import EXCEPTION, Fault, fault_named
@@ -264,7 +265,7 @@ class WorkerGroup:
             code: exit code of the worker.
         """
         reported = worker.failure
-        if code in (0, EXIT_RESUMABLE) or (reported is not None and reported.fault.names_a_node):
+        if code in (EXIT_DONE, EXIT_RESUMABLE, EXIT_NEW_PLAN) or (reported is not None and reported.fault.names_a_node):
             return reported
         evidence = hardware_fault(max(self._started, now - KERNEL_LOG_WINDOW_S), self._kernel_log)
         if evidence is None and worker.evidence is not None and worker.evidence[1].done():
@@ -302,10 +303,10 @@ class WorkerGroup:
                 activities.append(WorkerActivity(*where, now.words(), now.waits, state))
         return tuple(activities)
 
-    def stop(self) -> None:
-        """Order every worker to save a checkpoint and exit."""
+    def order(self, order: StopOrder | ChangePlanOrder) -> None:
+        """Order every worker to exit after the step under way. The workers of the other nodes then do so, too."""
         for worker in self.workers:
-            worker.channel.send(StopOrder().to_json())
+            worker.channel.send(order.to_json())
 
     def kill(self) -> bool:
         """Kill every worker with SIGKILL, and wait for their ends, together at most `KILL_WAIT_S`. Return whether none
@@ -365,8 +366,8 @@ def process_incarnation(host: str, started: float) -> str:
     return f"{host}-{os.getpid()}-{int(started * 1e6)}"
 
 
-EXPECTED_EXIT_CODES = (0, EXIT_RESUMABLE, EXIT_INFRASTRUCTURE)
-"""Exit codes of workers that are done, were stopped on request, or lost their peers."""
+EXPECTED_EXIT_CODES = (EXIT_DONE, EXIT_RESUMABLE, EXIT_INFRASTRUCTURE, EXIT_NEW_PLAN)
+"""Exit codes of workers that are done, were stopped on request or for another plan, or lost their peers."""
 
 EventFields = tuple[EventKind, str, dict[str, Any]]
 """Kind, reason and data of an event."""

@@ -1,11 +1,12 @@
 """One agent's part in the next generation's record: make the record, agree on it with the other agents, publish it and
-send it to them."""
+send it to them; and the question whether another plan is worth one."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,17 +14,28 @@ from hpctrain.agent.agreement import Agreement, HeldByNode, Make, MessageRoutes
 from hpctrain.agent.agreement_messages import AgreementMessage, Decided
 from hpctrain.agent.decide import Decision
 from hpctrain.agent.event_log import EventLog, note_members, note_start
-from hpctrain.agent.generation_store import GenerationSource, GenerationStore, Proposal, ProposedGeneration
+from hpctrain.agent.generation_store import (
+    GenerationSource,
+    GenerationStore,
+    PlanAdviser,
+    Proposal,
+    ProposedGeneration,
+    StateKeeper,
+)
 from hpctrain.agent.publication import PATIENCE_S, Publication
 from hpctrain.agent.view import PeerView
+from hpctrain.agent.worker_messages import ChangePlanOrder
+from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, StorageError, Superseded
-from hpctrain.base.helper_thread import Background
+from hpctrain.base.helper_thread import Background, HelperThread
 from hpctrain.records.history.generation import Generation, Member
 from hpctrain.records.history.memory_state import HeldState
 from hpctrain.records.plan.plan import Plan
 
 LOOK_S = 0.5
 """Seconds between two looks at the published records while this agent is in no generation."""
+LOOK_STEPS = 16
+"""Fewest steps between two questions to the adviser."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,29 @@ class AgentIdentity:
     incarnation: str
     attempt: int
     folder: Path
+
+
+@dataclass(frozen=True)
+class AgentContext:
+    """What an agent gets from its process: log of events, clock, threads, memory for its workers, functions to call."""
+
+    event_log: EventLog
+    clock: Clock
+    stop_wanted: Callable[[], str | None]
+    """Returns who asked this node to save and stop; None if nobody did."""
+    making: Executor = field(default_factory=lambda: HelperThread("proposal"))
+    """The thread that makes records. The search for a plan may take longer than the heartbeat timeout."""
+    files: Executor = field(default_factory=lambda: HelperThread("files"))
+    """The thread that reads and writes all other files, because a file system may hang: those of the agreement, plans,
+    addresses and the workers' logs. Events have a thread of their own (`EventLog.in_background`)."""
+    listen: Callable[[str], socket.socket] = lambda addr: socket.create_server((addr, 0))
+    """Opens a listening socket for the store of a generation."""
+    memory: StateKeeper | None = None
+    """The memory for the state of this node's workers; None: their state ends with them."""
+    peer_lost: Callable[[str], None] | None = None
+    """Called in the thread `files` with each node whose agent was lost before the end of its part in the attempt."""
+    adviser: PlanAdviser | None = None
+    """Says, in a thread of its own, when another plan is worth a new generation; None: only a fault ends one."""
 
 
 class MessagePeers(MessageRoutes, Protocol):
@@ -315,3 +350,46 @@ class NextGeneration:
 
     def _inform_all(self, record: Generation) -> None:
         self._peers.send([view.node for view in self._peers.views()], Decided(record=record))
+
+
+class PlanAdvice:
+    """The questions of one agent to its adviser."""
+
+    def __init__(self, ask: Callable[[Generation, int], Future[ChangePlanOrder | None]] | None) -> None:
+        """Prepare to ask.
+
+        Args:
+            ask: begins a call of `PlanAdviser.advise`; None: this agent never asks.
+        """
+        self._ask = ask
+        self._call: Future[ChangePlanOrder | None] | None = None
+        self._next_step = 0
+        self._ordered = False
+        self._error = ""
+
+    def forget(self) -> None:
+        """Forget what the adviser says about a generation that is over."""
+        self._call, self._next_step, self._ordered = None, 0, False
+
+    def note_step(self, record: Generation, step: int) -> None:
+        """Ask the adviser about a generation whose rank 0 has done `step`, unless it was asked a short time ago or its
+        answer is awaited."""
+        if self._ask is None or self._ordered or self._call is not None or step < self._next_step:
+            return
+        self._next_step = step + LOOK_STEPS
+        self._call = self._ask(record, step)
+
+    def order(self) -> ChangePlanOrder | None:
+        """Return the adviser's order, once; None before it comes, and afterwards."""
+        if self._call is None or not self._call.done():
+            return None
+        call, self._call = self._call, None
+        if (error := call.exception()) is not None:
+            text = f"hpctrain agent: no other plan was considered: {type(error).__name__}: {error}"
+            if text != self._error:
+                print(text, flush=True)
+            self._error = text
+            return None
+        order = call.result()
+        self._ordered = order is not None
+        return order

@@ -78,9 +78,9 @@ class WorkerView:
     running: int = 0
     """Number of workers that run."""
     exit_code: int | None = None
-    """Exit code of a worker that did not end with 0: of one that failed by itself or stopped on request, or if there is
-    none, of one that lost its peers. 0 if all workers are done; None while workers run without a failure, or if there
-    are none.
+    """Exit code of a worker that did not end with 0: of one that failed by itself, or stopped on request or for another
+    plan; or if there is none, of one that lost its peers. 0 if all workers are done; None while workers run without a
+    failure, or if there are none.
     """
     last_progress: float = 0.0
     """When a worker of this node last started or reported, in seconds of the agent's clock."""

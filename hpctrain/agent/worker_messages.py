@@ -97,6 +97,14 @@ class StopOrder(Part):
     kind: Literal["stop"] = "stop"
 
 
+class ChangePlanOrder(Part):
+    """Order to end the generation after the step under way, because the next one runs another plan."""
+
+    kind: Literal["change_plan"] = "change_plan"
+    save: bool = False
+    """Whether to save a checkpoint first, because the nodes of the other plan do not hold the whole state."""
+
+
 class WorkerReady(Part):
     """Report: the worker has built its part of the model and begins to train."""
 
@@ -195,7 +203,7 @@ class WorkerError(Part):
     details: ErrorDetails
 
 
-Order = StartOrder | StopOrder
+Order = StartOrder | StopOrder | ChangePlanOrder
 Progress = WorkerReady | Compiling | StepDone | CheckpointSaved | NoDiskSpace | Waiting | ResidualsDropped | WeightsHash
 Report = Progress | WorkerError
 

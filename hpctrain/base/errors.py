@@ -42,6 +42,8 @@ EXIT_INFRASTRUCTURE = 76
 that it was to load is damaged, or the state in memory cannot be used; the next generation starts from another one."""
 EXIT_NO_PROGRESS = 77
 """Only of workers, agents and jobs: several generations or attempts in a row ended without a new checkpoint."""
+EXIT_NEW_PLAN = 78
+"""Only of workers: they stopped after a step, so that the next generation runs another plan."""
 
 LINES_MAX = 50
 """Most mistakes of one file that an error lists; further mistakes are only counted."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.agent.decide import FOR_NEW_PLAN
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import Proposal, ProposedGeneration
 from hpctrain.base.errors import HpctrainError, InputError, NoProgressError, RefusedError
@@ -19,6 +20,7 @@ from hpctrain.node.environment import describe_changes
 from hpctrain.planner import make_plan
 from hpctrain.planner.replan.calibration import learned_profile
 from hpctrain.planner.replan.replan import replan, with_fewer_spares
+from hpctrain.records.history.adapted_plan import AdaptedPlan, adapted_plan_file
 from hpctrain.records.history.generation import GENERATIONS, Generation, StoreAddress, record_file
 from hpctrain.records.history.ledger import is_new_checkpoint, retries_spent_text
 from hpctrain.records.history.memory_state import MemorySource
@@ -72,7 +74,8 @@ class GenerationMaker:
             # All members have recorded their software before they joined.
             changes = describe_changes(self.folder, proposal.attempt)
             pending.events += [("environment_changed", *changes)] if changes else []
-        plan = self._plan(proposal, pending)
+        adapted = self._adapted(proposal)
+        plan = self._plan(proposal, pending) if adapted is None else self._take(adapted, proposal.number, pending)
         # The copy that runs is never written again; the public one may be edited for the next attempt.
         name = f"generations/plan-{proposal.number:06d}.{secrets.token_hex(4)}.json"
         (self.folder / "generations").mkdir(exist_ok=True)
@@ -81,7 +84,7 @@ class GenerationMaker:
         checkpoints = self._list_checkpoints()
         newest = _relative(checkpoints[-1]) if checkpoints else None
         source = self._memory(proposal, plan, newest)
-        failures, newest_start = self._progress(proposal, source, newest)
+        failures, newest_start = self._progress(proposal, source, newest, adapted is not None)
         restore = newest if source is not None else self._checkpoint(proposal, checkpoints, pending)
         started = source.step if source is not None else _step_of(restore)
         host = next(member for member in proposal.members if member.node == first)
@@ -94,7 +97,7 @@ class GenerationMaker:
             restore=restore,
             memory=source,
             first_weights=self.run.first_weights,
-            reason=proposal.reason,
+            reason=adapted.reason if adapted else proposal.reason,
             proposer=proposal.proposer,
             failures=failures,
             newest_start=max(newest_start, started),
@@ -103,7 +106,35 @@ class GenerationMaker:
             record, plan, lambda: self._announce(proposal.number, pending), lambda: self._save_plan(pending)
         )
 
-    def _progress(self, proposal: Proposal, source: MemorySource | None, newest: str | None) -> tuple[int, int]:
+    def _adapted(self, proposal: Proposal) -> AdaptedPlan | None:
+        """Return which plan replaces that of the last generation because of measured times; None if the generation
+        ended in another way, a node of that plan is gone, or its files cannot be used."""
+        previous = proposal.previous
+        if previous is None or previous.attempt != proposal.attempt or proposal.reason != FOR_NEW_PLAN:
+            return None
+        nodes = {member.node for member in proposal.members}
+        with contextlib.suppress(InputError, OSError):  # the old plan fits, too
+            adapted = AdaptedPlan.read(adapted_plan_file(self.folder / GENERATIONS, previous.number), owned=True)
+            return adapted if nodes.issuperset(Plan.read(self.folder / adapted.plan, owned=True).nodes) else None
+        return None
+
+    def _take(self, adapted: AdaptedPlan, number: int, pending: _PendingEvents) -> Plan:
+        """Return the plan that was chosen because of measured times.
+
+        Args:
+            number: number of the generation that runs it.
+            pending: gets the event about the plan, and its copy for the run folder.
+        """
+        plan, public = Plan.read(self.folder / adapted.plan, owned=True), f"plan-{number}.json"
+        pending.files[public] = plan
+        data = adapted.model_dump(include={"measured_step_time_s", "predicted_step_time_s", "taken_back"})
+        data = {"plan": public, **plan.dims._asdict(), **data, "moves": len(plan.moves)}
+        pending.events.append(("adapted", adapted.reason, data))
+        return plan
+
+    def _progress(
+        self, proposal: Proposal, source: MemorySource | None, newest: str | None, planned: bool
+    ) -> tuple[int, int]:
         """Return how many generations of the attempt in a row have failed, and the newest step from which one of them
         started. A generation that left a new checkpoint, or a later step in memory, counts as the first failure. One
         whose checkpoint was damaged counts as no failure.
@@ -111,6 +142,7 @@ class GenerationMaker:
         Args:
             source: the state in memory from which the proposed generation starts.
             newest: path of the newest checkpoint; None without one.
+            planned: whether the last generation ended for another plan, which is no failure.
 
         Raises:
             NoProgressError: more generations have failed than `recovery.retries` allows.
@@ -118,6 +150,8 @@ class GenerationMaker:
         previous = proposal.previous
         if previous is None or previous.attempt != proposal.attempt:
             return 0, 0
+        if planned:
+            return 0, previous.newest_start
         if source is None and previous.memory is None and _step_of(newest) < _step_of(previous.restore):
             # Its workers found the checkpoint damaged, and it was renamed (`skip_checkpoint`).
             return previous.failures, _step_of(newest)

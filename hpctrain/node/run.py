@@ -12,13 +12,14 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
+from hpctrain.agent.agent import Agent, AgentIdentity
 from hpctrain.agent.event_log import EventLog, crash_message
 from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.agent.group import WorkerGroup, process_incarnation
+from hpctrain.agent.next_generation import AgentContext
 from hpctrain.agent.peers import PeerMesh, attempt_key
 from hpctrain.agent.tree.order import FULL_MESH_NODES
 from hpctrain.agent.tree.routing import TreeRouting
@@ -33,9 +34,11 @@ from hpctrain.base.system.job_share import usable_cpus
 from hpctrain.node.environment import check_same_version, record_environment
 from hpctrain.node.exit_markers import has_returned, name_closing_node, report_batch_node_loss, write_exit_marker
 from hpctrain.node.generation_maker import GenerationMaker
+from hpctrain.node.plan_adviser import RunPlanAdviser
 from hpctrain.node.probe import Parent, add_node_arguments, node_address
 from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.node.state_segments import StateSegments, switches_of
+from hpctrain.node.worker_threads import share_environment, thread_environment
 from hpctrain.probe.measure.settings import ProbeSettings, local_settings, preflight_mode, with_shared_nodes
 from hpctrain.probe.protocol.run import ProbeNode, probe_nodes
 from hpctrain.probe.system.host import interface_of
@@ -132,7 +135,12 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
         if run.recovery.memory != "off":
             memory = StateSegments(place.node, switches, keeps_live=run.recovery.memory == "auto")
         peer_lost = functools.partial(report_batch_node_loss, folder, attempt, place.node, _batch_host())
-        context = AgentContext(event_log, SystemClock(), stop, files=files, memory=memory, peer_lost=peer_lost)
+        adviser = None
+        if run.adapt.mode != "off":
+            adviser = RunPlanAdviser(folder, run, nodes, event_log, attempt)
+        context = AgentContext(
+            event_log, SystemClock(), stop, files=files, memory=memory, peer_lost=peer_lost, adviser=adviser
+        )
         with event_log.in_background():
             code = _agent(place, run, topology, group, context).run()
     if code == 0:
@@ -371,27 +379,3 @@ class ProbeProgress:
         self._phase, self._quarter, self._written = phase, quarter, now
         words = _WORDS[phase].format(done=done, planned=planned)
         self._event_log.write("probing", -1, words, phase=phase, done=done, planned=planned)
-
-
-THREADS = "OMP_NUM_THREADS"
-"""Environment variable with the number of threads of a worker."""
-
-
-def share_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return {OMP_NUM_THREADS: number} that keeps a process to the CPUs which Slurm gave its job; {} if the kernel does
-    so already, or if `env` has the variable."""
-    cpus = usable_cpus(env)
-    return {} if env.get(THREADS) or cpus >= usable_cpus({}) else {THREADS: str(cpus)}
-
-
-def thread_environment(topology: Topology, node: str, cores: int, env: Mapping[str, str]) -> dict[str, str]:
-    """Return {OMP_NUM_THREADS: number} that gives each worker of the node an equal share of the cores; {} if the node
-    has a single worker, because torch then uses all cores, or if `env` has the variable already.
-
-    Args:
-        node: name of the node.
-        cores: number of cores that this process may use.
-        env: the workers' environment.
-    """
-    workers = sum(len(entry.devices) for entry in topology.nodes if entry.id == node)
-    return {} if workers < 2 or env.get(THREADS) else {THREADS: str(max(1, cores // workers))}

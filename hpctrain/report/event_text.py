@@ -120,6 +120,8 @@ _PHRASES: dict[str, Callable[[Event], str]] = {
     "data_not_staged": _prefixed("no copy of the data"),
     "planned": _prefixed("planned"),
     "replanned": _prefixed("planned again"),
+    "adapted": _prefixed("another plan"),
+    "adaptation_measured": _prefixed("the plan was judged"),
     "worker_died": _worker_died,
     "worker_hung": _prefixed("nothing moves"),
     "node_lost": _node_lost,

@@ -3,18 +3,15 @@ is added to the run's status."""
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError
-from hpctrain.base.owned_files import open_owned
-from hpctrain.records.format.document import Document
-from hpctrain.records.format.input_file import parse_json_line, read_jsonl
+from hpctrain.records.format.file_tail import FileTail, rows_of
+from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.ledger import ATTEMPTS_FILE
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.run.run import Run, run_of
@@ -23,37 +20,6 @@ from hpctrain.report.status import RunStatus, State, decide_status, lock_held
 from hpctrain.slurm.job import JobInfo, needs_action, pending_job_text
 
 POLL_S = 0.2
-
-RecordT = TypeVar("RecordT", bound=Document)
-
-
-class FileTail:
-    """Reads the complete lines that were appended to a file of JSON lines since the last call of `values`.
-
-    A line whose end is not yet written is read later.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._rest = b""
-
-    def values(self) -> list[Any]:
-        """Return the JSON value of each new line; [] if the file cannot be read. A line that is cut short, because its
-        writer died, is left out.
-
-        Raises:
-            UntrustedError: another user owns the file or its folder, or can write to it.
-        """
-        try:
-            with os.fdopen(open_owned(self._path), "rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return []
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [value for line in lines if (value := parse_json_line(line)) is not None]
 
 
 def follow(
@@ -81,16 +47,6 @@ def follow(
         yield from sorted((item for item in items if item.time_s >= since_s), key=lambda item: item.time_s)
         if not over and not items:
             clock.sleep(poll_s)
-
-
-def rows_of(kind: type[RecordT], values: list[Any]) -> Iterator[RecordT]:
-    """Yield the records of type `kind` that the JSON values hold; values that this version of hpctrain cannot read are
-    left out."""
-    for value in values:
-        try:
-            yield kind.from_json(value)
-        except FileError:
-            continue
 
 
 ROWS = 2000

@@ -180,15 +180,16 @@ def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: li
 def _generations_by_plan(events: list[Event]) -> dict[str, list[int]]:
     """Return the numbers of the generations that used each plan file of the run folder, by the file's name.
 
-    A generation may name a copy of its plan in `generations/`. The last event `planned` or `replanned` before the first
-    such generation names the file that was copied; later generations with that plan name the same copy.
+    A generation may name a copy of its plan in `generations/`. The last event `planned`, `replanned` or `adapted`
+    before the first such generation names the file that was copied; later generations with that plan name the same
+    copy.
     """
     used: dict[str, list[int]] = {}
     newest = "plan.json"
     copies: dict[str, str] = {}
     for event in events:
         named = str(event.data.get("plan", newest))
-        if event.kind in ("planned", "replanned"):
+        if event.kind in ("planned", "replanned", "adapted"):
             newest = named
         elif event.kind == "generation_started":
             file = named if _PLAN.match(named) else copies.setdefault(named, newest)

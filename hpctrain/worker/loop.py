@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpctrain.agent.worker_messages import CheckpointSaved, Compiling, StepDone, WeightsHash
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import EXIT_DONE, EXIT_NEW_PLAN, EXIT_RESUMABLE, HpctrainError
 from hpctrain.checkpoint.save import SaveResult
 from hpctrain.checkpoint.state import collect, fingerprint
 from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
@@ -21,7 +21,7 @@ from hpctrain.parallel.host_copy import HostCopy
 from hpctrain.parallel.stage import StageCounters
 from hpctrain.records.run.optimizer import learning_rate
 from hpctrain.worker import disk_full
-from hpctrain.worker.agent_channel import AgentChannel
+from hpctrain.worker.agent_channel import AgentChannel, Ending
 from hpctrain.worker.batch_loader import BatchLoader, BatchPrefetcher, SampleBatch
 from hpctrain.worker.build import Trainer, manifest_of, reducer_state_tensors
 from hpctrain.worker.diagnose import diagnose
@@ -42,11 +42,9 @@ from hpctrain.worker.step_metrics import (
 )
 
 
-def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
-    """Train until the last step or until the agent orders a stop.
-
-    Returns:
-        True if the run is complete, False if it was stopped at a checkpoint on the agent's order.
+def train(trainer: Trainer, agent_channel: AgentChannel) -> int:
+    """Train until the last step or until an agent orders the end, and return the exit code of the worker: EXIT_DONE,
+    EXIT_RESUMABLE after a stop at a checkpoint, or EXIT_NEW_PLAN.
 
     Raises:
         HpctrainError: the loss or the gradient is not finite, or the last checkpoint could not be written.
@@ -56,16 +54,20 @@ def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
     loop = Loop(trainer, agent_channel)
     if trainer.from_memory:
         loop.complete_restored_step()
-    while trainer.step < trainer.run.steps:
-        job = loop.next_step()
-        if job.stop:
-            loop.save()
-            break
+    ending = Ending.NONE
+    while trainer.step < trainer.run.steps and ending is Ending.NONE:
+        ending = loop.next_step().ending
     done = trainer.step >= trainer.run.steps
-    loop.finish_saving(wait_for_room=done)
+    if ending is Ending.NEW_PLAN and trainer.live is not None and not done:
+        loop.finish_writes()
+        return EXIT_NEW_PLAN
+    if ending is not Ending.NONE:
+        # Without segments, the state of this step ends with the processes.
+        loop.save()
+    loop.finish_saving(wait_for_room=done or ending is not Ending.STOP)
     if done and trainer.run.deterministic:
         agent_channel.send(WeightsHash(sha256=fingerprint(trainer.pipeline.parameters())))
-    return done
+    return EXIT_DONE if done else EXIT_RESUMABLE if ending is Ending.STOP else EXIT_NEW_PLAN
 
 
 class Loop:
@@ -175,6 +177,22 @@ class Loop:
         self._start_saving()
         self.saved_step = trainer.step
 
+    def finish_writes(self) -> None:
+        """Wait until nothing is being written any more, and drop what could not be written. Raise Superseded if the
+        worker's generation is over."""
+        self._wait_for_writer()
+        self._close()
+        self._metrics.try_flush()
+
+    def _wait_for_writer(self) -> None:
+        with ACTIVITY.doing("wait for the writer of the last checkpoint"):
+            self._report_saved(self.trainer.saver.finished(wait=True))
+
+    def _close(self) -> None:
+        self.trainer.saver.close()
+        if self.trainer.ring is not None:
+            self.trainer.ring.close()
+
     def finish_saving(self, wait_for_room: bool) -> None:
         """Wait until the last checkpoint and all rows of metrics.jsonl are on disk.
 
@@ -186,15 +204,12 @@ class Loop:
             StorageError: rows of metrics.jsonl could not be written.
             Superseded: the worker's generation is over.
         """
-        with ACTIVITY.doing("wait for the writer of the last checkpoint"):
-            self._report_saved(self.trainer.saver.finished(wait=True))
+        self._wait_for_writer()
         if wait_for_room:
             limit_s = self.trainer.run.checkpoint.wait_for_room_s
             writes = PendingWrites(self.trainer.step, self._save_again, self._metrics.try_flush)
             self._save_error = disk_full.retry_until_written(writes, self._save_error, limit_s, self.agent_channel)
-        self.trainer.saver.close()
-        if self.trainer.ring is not None:
-            self.trainer.ring.close()
+        self._close()
         self._metrics.flush()
         if self._save_error is not None:
             self.trainer.fence.check()
@@ -225,10 +240,10 @@ class Loop:
             counters: stage -> what this rank counted.
             dp_bytes: bytes that this rank sent for the reduction over replicas.
         """
-        stop = self.agent_channel.stop_wanted()
+        ending = self.agent_channel.ending()
         with ACTIVITY.doing("wait for the loss", waits="device" if self.trainer.device.type == "cuda" else None):
             loss_share = loss_copy.value()
-        return gather_step_metrics(self.trainer, loss_share, counters, dp_bytes, self._tp_bytes, stop)
+        return gather_step_metrics(self.trainer, loss_share, counters, dp_bytes, self._tp_bytes, ending)
 
     def _forward_backward(self, step: int) -> tuple[Tensor, list[Tensor]]:
         """Run forward and backward. Return (this replica's share of the global batch's mean loss, this rank's gradients

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from hpctrain.agent.worker_messages import Report, StartOrder, StoreConnection
 from hpctrain.records.plan.plan import Plan
+from hpctrain.worker.agent_channel import Ending
 from hpctrain.worker.build import Trainer, build
 from hpctrain.worker.loop import Loop
 
@@ -40,11 +41,14 @@ def loop_alone(trainer: Trainer) -> Loop:
 
 
 class NoAgentChannel:
-    """Replaces the agent channel in a training loop without an agent: it never requests a stop and drops all
+    """Replaces the agent channel in a training loop without an agent: it never orders an end and drops all
     reports."""
 
     def stop_wanted(self) -> bool:
         return False
+
+    def ending(self) -> Ending:
+        return Ending.NONE
 
     def send(self, report: Report) -> None:
         pass

@@ -32,6 +32,7 @@ from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.run_log import BytesSent, CompressionFigures, MetricRow, RankPlacement, ValidSet
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Topology
+from hpctrain.worker.agent_channel import Ending
 from hpctrain.worker.batch_loader import UNNAMED_SET
 from hpctrain.worker.build import Trainer, peak_memory_bytes
 from hpctrain.worker.rank_metrics import WAITS, StepTimesByRank, own_waits
@@ -98,8 +99,8 @@ class StepFigures(NamedTuple):
 
     loss: float
     """Loss of the global batch in nats: the mean over its targets."""
-    stop: bool
-    """Whether the agent of any rank has ordered a stop."""
+    ending: Ending
+    """How the training ends after this step: the highest value that the agent of any rank has ordered."""
     row: dict[str, Any]
     """The fields of `MetricRow` that are gathered over the ranks, the loss included."""
     snapshot_step: int
@@ -111,7 +112,7 @@ class StepFigures(NamedTuple):
 
 
 def gather_step_metrics(
-    trainer: Trainer, loss_share: float, counters: dict[int, StageCounters], dp_bytes: int, tp_bytes: int, stop: bool
+    trainer: Trainer, loss_share: float, counters: dict[int, StageCounters], dp_bytes: int, tp_bytes: int, end: Ending
 ) -> StepFigures:
     """Combine this rank's figures of a step with those of all ranks. Collective: one all-gather of a few numbers.
 
@@ -120,7 +121,7 @@ def gather_step_metrics(
         counters: stage -> its times, bytes and micro-batches on this rank.
         dp_bytes: bytes that this rank sent for the reduction over replicas.
         tp_bytes: bytes that this rank sent for tensor parallelism.
-        stop: whether this rank's agent has ordered a stop.
+        end: how this rank's agent has ordered the training to end.
 
     Raises:
         Exception: this rank's newest snapshot could not be copied or sent.
@@ -137,7 +138,7 @@ def gather_step_metrics(
         "dp_bytes": dp_bytes,
         "pp_bytes": sum(stage.sent_bytes for stage in counters.values()),
         "tp_bytes": tp_bytes,
-        "stop": stop,
+        "ending": end,
         "memory_bytes": peak_memory_bytes(trainer.device),
         "replica": trainer.coordinate.dp,
         "micro_batches": max(stage.forwards for stage in counters.values()),
@@ -180,7 +181,8 @@ def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> 
     }
     snapshot, every = int(columns["snapshot_step"].min()), int(columns["snapshot_every"].max())
     ranks = StepTimesByRank(stage_times[:, 1:], {name: columns[name] for name in (*WAITS, "memory_bytes")})
-    return StepFigures(sums["loss"], sums["stop"] > 0, row, snapshot, every, ranks)
+    ending = Ending(int(columns["ending"].max()))
+    return StepFigures(sums["loss"], ending, row, snapshot, every, ranks)
 
 
 def _compression_figures(columns: Mapping[str, Tensor]) -> CompressionFigures | None:

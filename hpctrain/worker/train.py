@@ -1,7 +1,7 @@
 """`python -m hpctrain.worker train`: one rank of one generation, started and watched by its node's agent.
 
 Exit codes: 0 all steps are done, 75 stopped at a checkpoint, 76 another rank or the network failed, or a checkpoint or
-the state in memory is damaged, 1 another error in this rank.
+the state in memory is damaged, 78 stopped after a step for another plan, 1 another error in this rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hpctrain.agent.worker_messages import TEXT_CHARS, ErrorDetails, ResidualsDropped, WorkerError, WorkerReady
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE, HpctrainError
+from hpctrain.base.errors import EXIT_INFRASTRUCTURE, HpctrainError
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.base.process import WORKER_NAME
 from hpctrain.base.system.kernel import set_process_name
@@ -146,11 +146,11 @@ def _work(agent_channel: AgentChannel, folder: Path) -> int:
     agent_channel.send(WorkerReady(step=trainer.step))
     if trainer.residuals_dropped is not None:
         agent_channel.send(ResidualsDropped(reason=trainer.residuals_dropped))
-    done = train(trainer, agent_channel)
+    code = train(trainer, agent_channel)
     with ACTIVITY.doing("barrier at the end", waits="world"):
         dist.barrier()
     dist.destroy_process_group()
-    return 0 if done else EXIT_RESUMABLE
+    return code
 
 
 def _leave(agent_channel: AgentChannel, error: BaseException) -> int:

@@ -22,7 +22,7 @@ from real_text import TEXT
 from torch import nn
 
 from hpctrain.agent.worker_messages import Report
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import EXIT_DONE, HpctrainError
 from hpctrain.checkpoint.state import fingerprint
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
@@ -68,7 +68,7 @@ def hashes(site: Site) -> dict[str, Any]:
         for attempt in range(2 if name == "tp2" else 1):
             trainer = site.open(name)
             initial[name] = fingerprint(trainer.pipeline.parameters())
-            assert train(trainer, orders)  # type: ignore[arg-type]
+            assert train(trainer, orders) == EXIT_DONE  # type: ignore[arg-type]
             trained[f"{name} {attempt}"] = orders.told["weights"].sha256
             leave()
     row = read_metrics(trainer.folder / "metrics.jsonl")[-1]

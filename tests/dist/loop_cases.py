@@ -23,7 +23,7 @@ from processes import largest, launch
 from real_text import TEXT
 
 from hpctrain.agent.worker_messages import MemoryOrder, Report, StartOrder, StepDone, StoreConnection
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import EXIT_RESUMABLE, HpctrainError
 from hpctrain.checkpoint.published import newest
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
@@ -32,6 +32,7 @@ from hpctrain.model.build import build_stage, initialise
 from hpctrain.records.history.rank_log import read_rank_log
 from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
+from hpctrain.worker.agent_channel import Ending
 from hpctrain.worker.build import Trainer, build
 from hpctrain.worker.loop import train
 
@@ -63,6 +64,9 @@ class StoppingOrders:
 
     def stop_wanted(self) -> bool:
         return self._done + 1 >= self._last
+
+    def ending(self) -> Ending:
+        return Ending.STOP if self.stop_wanted() else Ending.NONE
 
     def send(self, report: Report) -> None:
         if isinstance(report, StepDone):
@@ -190,7 +194,7 @@ def training(folder: Path, rank: int, world: int, meeting: dist.Store) -> dict[s
             # Weights that a checkpoint replaces are not drawn first: after a fault, everybody would wait for it.
             assert draws.called == (restore is None)
             assert trainer.step == step
-            assert not train(trainer, StoppingOrders(last))  # type: ignore[arg-type]
+            assert train(trainer, StoppingOrders(last)) == EXIT_RESUMABLE  # type: ignore[arg-type]
             step = trainer.step
             if step == STEPS:
                 results[name] = compare(place, trainer, expected)

@@ -31,6 +31,7 @@ FILES = {
     "event": "events.jsonl",
     "generation": "generations/gen-*.json",
     "witness": "generations/witness-*.json",
+    "adapted_plan": "generations/adapted-*.json",
     "successor": "successors.jsonl",
     "bad_node": "bad_nodes.jsonl",
     "run_provenance": "provenance.json",

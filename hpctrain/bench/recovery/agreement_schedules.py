@@ -166,6 +166,7 @@ class _RandomSchedule:
             lambda: self._stop_workers(anybody),
             lambda: self._stop_workers(anybody),
             lambda: self._pause(anybody, at_message=chance.random() < 0.5),
+            self._change_plan,
             self._hang_files,
             self._fail_files,
         ]
@@ -215,6 +216,19 @@ class _RandomSchedule:
             return
         process.group.dying_starts = 2 if how == "die at start" else 0
         process.group.die()
+
+    def _change_plan(self) -> None:
+        """Let all workers of the newest generation stop for another plan, one shortly after the other. Sometimes, those
+        of a node then die first."""
+        chance, cluster = self._chance, self._cluster
+        newest = max(cluster.records)
+        working = cluster.plans[cluster.records[newest].plan].nodes
+        self._note("another plan")
+        for node in working:
+            if (process := cluster.process(node)) is not None:
+                cluster.at(chance.uniform(0.0, 0.3), lambda group=process.group: group.leave(newest))  # type: ignore[misc]
+        if not chance.randrange(3):
+            self._stop_workers(chance.choice(working))
 
     def _pause(self, node: str, at_message: bool) -> None:
         process = self._cluster.process(node)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
+from hpctrain.agent.agent import Agent, AgentIdentity
+from hpctrain.agent.next_generation import AgentContext
 from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.bench.recovery.simulated_parts import (
     FOLDER,

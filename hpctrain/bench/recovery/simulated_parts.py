@@ -16,7 +16,7 @@ from hpctrain.agent.group import WorkerUpdate
 from hpctrain.agent.peer_messages import HEARTBEAT_S, Announcement
 from hpctrain.agent.tree.messages import Relayed
 from hpctrain.agent.view import PeerView, WorkerView
-from hpctrain.base.errors import FieldError, FileError, HpctrainError, StorageError
+from hpctrain.base.errors import EXIT_NEW_PLAN, FieldError, FileError, HpctrainError, StorageError
 from hpctrain.bench.recovery.simulated_world import SimulatedHost, SimulatedPlan
 from hpctrain.records.format.document import Document
 from hpctrain.records.history.generation import GENERATIONS, Generation, StoreAddress
@@ -188,8 +188,14 @@ class SimulatedGroup:
         since = self.hangs_since if self.hangs_since is not None and at_work else self._process.world.now
         return WorkerView(int(at_work), self._exit_code, since)
 
-    def stop(self) -> None:
-        """Never called: no schedule asks a run to stop."""
+    def leave(self, number: int) -> None:
+        """Let the workers of generation `number` end as those that stop for another plan."""
+        if self._process.training == number:
+            self._process.training, self._exit_code = None, EXIT_NEW_PLAN
+            self._process.wake()
+
+    def order(self, order: object) -> None:
+        """Never called: no schedule asks a run to stop, and no agent has an adviser."""
 
     def kill(self) -> bool:
         """End the workers. Return True: none of them stays in a call of the system."""

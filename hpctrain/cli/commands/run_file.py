@@ -26,6 +26,7 @@ from hpctrain.launch.slurm_job.starter_cluster import SeenCluster, choose_cluste
 from hpctrain.launch.starter import Starter, WrittenStarter, check_starter, write_starter
 from hpctrain.records.corpus import CorpusIndex, Recipe
 from hpctrain.records.format.document import Document
+from hpctrain.records.history.adapted_plan import AdaptedPlan
 from hpctrain.records.history.generation import Generation
 from hpctrain.records.history.ledger import BadNode, Successor
 from hpctrain.records.history.manifest import Manifest
@@ -148,8 +149,8 @@ def _summary_lines(started: WrittenStarter, starter: Starter) -> list[str]:
 
 _WRITTEN_BY_YOU: tuple[type[Document], ...] = (Run, Site, Recipe, LabSpec)
 _WRITTEN_BY_HPCTRAIN: tuple[type[Document], ...] = (
-    Topology, Plan, MetricRow, RankRow, Event, Generation, WitnessEntry, Successor, BadNode, RunProvenance,
-    NodeEnvironment, Sweep, Manifest, CorpusIndex, PastRun, SelfcheckReport,
+    Topology, Plan, MetricRow, RankRow, Event, Generation, WitnessEntry, AdaptedPlan, Successor, BadNode,
+    RunProvenance, NodeEnvironment, Sweep, Manifest, CorpusIndex, PastRun, SelfcheckReport,
 )  # fmt: skip
 KINDS = {model.schema_kind: model for model in (*_WRITTEN_BY_YOU, *_WRITTEN_BY_HPCTRAIN)}
 """Kind of a file that people write or read -> its model."""

@@ -17,7 +17,7 @@ from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.folder import RunFolder, render_run
 
 ALLOWED = (
-    "steps", "cluster", "parallel", "optimizer", "compile", "checkpoint", "validation", "recovery", "profile",
+    "steps", "cluster", "parallel", "optimizer", "compile", "checkpoint", "validation", "recovery", "adapt", "profile",
 )  # fmt: skip
 """Top-level keys of run.yaml that may change when a run continues, except for the keys in them that `_KEPT` names."""
 

@@ -40,6 +40,8 @@ EventKind = Literal[
     "residuals_dropped",
     "recovered",
     "replanned",
+    "adapted",
+    "adaptation_measured",
     "notify_failed",
     "finished",
     "failed",
@@ -76,6 +78,11 @@ EVENTS: Mapping[EventKind, str] = {
     "residuals_dropped": "Some parts of gradients that ranks had not sent yet are lost; `reason` says which.",
     "recovered": "The first `step` after a fault is done, `seconds` after the fault was seen.",
     "replanned": "A new plan for the present nodes is in the file `plan`; `moves` counts state that changes device.",
+    "adapted": "All ranks stopped after the same step, and the generation runs the plan in the file `plan`, because of "
+    "measured times; in seconds a step, the old plan takes `measured_step_time_s`, the new one is predicted to take "
+    "`predicted_step_time_s`. `taken_back`: the new plan is the one before the last change.",
+    "adaptation_measured": "What came true of the plan of `generation`: a step takes `measured_step_time_s`, "
+    "`predicted_step_time_s` were predicted; `kept` says whether the plan stays.",
     "notify_failed": "The URL of `notify` did not take the POST about `state`.",
     "finished": "All steps are done: `step`, `loss`, and with `deterministic` the `weights_sha256`.",
     "failed": "The attempt ends with `exit_code`; after a worker's failure with its `node`, `device`, `rank`, `fault` "

@@ -129,6 +129,17 @@ class ProfilerSettings(Part):
     takes several times as long as others. Default: none."""
 
 
+class Adapt(Part):
+    """When the plan of a running job is replaced by one that its measured times suggest, without a fault."""
+
+    mode: Literal["off", "once", "online"] = "off"
+    """off: only the loss of a node changes the plan. once: plans are compared once in an attempt, after `after` steps.
+    online: also after each lasting change of a device's speed. Each change of the plan starts a generation from the
+    state in memory; a plan that makes steps longer is taken back."""
+    after: int = Field(default=64, ge=20, le=STEPS_MAX)
+    """Steps of an attempt after which plans are compared for the first time."""
+
+
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 NotifyState = Literal["started", "done", "failed", "requeued", "cancelled"]
 
@@ -212,6 +223,8 @@ class Run(Document):
     """When the validation loss is measured, and on how many batches."""
     recovery: Recovery = Recovery()
     """How the run continues when workers or nodes are lost, and when it ends."""
+    adapt: Adapt = Adapt()
+    """When the plan of a running job changes because of its measured times."""
     profile: ProfilerSettings = ProfilerSettings()
     """Which optimizer step torch's profiler records."""
 

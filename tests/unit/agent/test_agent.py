@@ -16,12 +16,13 @@ import pytest
 from fake_clock import FakeClock
 from steps_made import truth, write_generation
 
-from hpctrain.agent.agent import Agent, AgentContext, AgentIdentity
+from hpctrain.agent.agent import Agent, AgentIdentity
 from hpctrain.agent.agreement import Agreement
 from hpctrain.agent.agreement_messages import Accepted, AcceptRequest, AgreementMessage, Prepare, Promise
 from hpctrain.agent.event_log import EventLog
 from hpctrain.agent.generation_store import GenerationStore, Proposal, ProposedGeneration
 from hpctrain.agent.group import WorkerLog, WorkerUpdate
+from hpctrain.agent.next_generation import AgentContext
 from hpctrain.agent.peers import Announcement
 from hpctrain.agent.view import DecisionLimits, PeerView, WorkerView
 from hpctrain.agent.worker_messages import MemoryOrder, StartOrder, StepDone, WorkerReady

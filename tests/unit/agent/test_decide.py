@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.agent.decide import CutOffPatience, Decision, decide
+from hpctrain.agent.decide import FOR_NEW_PLAN, CutOffPatience, Decision, decide
 from hpctrain.agent.hang_report import WorkerActivity
 from hpctrain.agent.view import AgentView, DecisionLimits, PeerView, Phase, WorkerView
 from hpctrain.agent.worker_failure import WorkerFailure
+from hpctrain.base.errors import EXIT_NEW_PLAN
 from hpctrain.records.history.fault import fault_named
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 from hpctrain.records.run.recovery import Recovery
@@ -83,6 +84,14 @@ def test_an_error_of_a_worker_is_waited_for_though_its_peers_saw_it_go_first() -
         assert decide(99.9 + SETTINGS.collect_s + 0.1, view, SETTINGS).act == "end_generation"
     ended = replace(leaving, running=0, exit_code=1, leaving=False)
     assert decide(100.1, running(workers=ended, peers=gone), SETTINGS).act == "fail"
+
+
+def test_workers_that_stopped_for_another_plan_end_the_generation_for_all() -> None:
+    for view in (
+        running(workers=WorkerView(1, EXIT_NEW_PLAN, 99.0)),
+        running(peers=peers(n1=replace(seen("n1", 100.0, "fault"), reason=FOR_NEW_PLAN))),
+    ):
+        assert decide(100.0, view, SETTINGS) == Decision("end_generation", FOR_NEW_PLAN)
 
 
 def test_own_worker_lost_its_peers() -> None:

@@ -12,17 +12,20 @@ from direct_executor import DirectExecutor
 
 from hpctrain.agent.group import KILL_WAIT_S, WorkerGroup, WorkerUpdate, event_of
 from hpctrain.agent.worker_messages import (
+    ChangePlanOrder,
     Compiling,
     ErrorDetails,
     Report,
     ResidualsDropped,
     StartOrder,
     StepDone,
+    StopOrder,
     StoreConnection,
     WorkerError,
     WorkerReady,
 )
 from hpctrain.base.activity import Activity
+from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NEW_PLAN
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.base.process import WORKER, CommandResult
 
@@ -353,9 +356,22 @@ def test_orders_reach_those_who_live_and_the_dead_are_no_hindrance(group: Worker
     first, second = runner.workers
     assert second.channel.wait_message(1.0) == ORDERS[1].to_json()
     first.ends(-9)
-    group.stop()
+    group.order(StopOrder())
     assert second.channel.wait_message(1.0) == {"kind": "stop"}
     assert WorkerUpdate(0, exit_code=-9) in group.news(11.0)
+
+
+def test_workers_that_stop_for_another_plan_are_no_deaths(group: WorkerGroup, runner: FakeRunner) -> None:
+    group.start(10.0, ORDERS, None, group.open_logs(2))
+    first, second = runner.workers
+    assert second.channel.wait_message(1.0) == ORDERS[1].to_json()
+    group.order(ChangePlanOrder(save=True))
+    assert second.channel.wait_message(1.0) == {"kind": "change_plan", "save": True}
+    second.ends(EXIT_NEW_PLAN)
+    first.ends(EXIT_INFRASTRUCTURE)  # it lost the other one while it ended
+    updates = group.news(11.0)
+    assert [event_of("a", update) for update in updates if update.exit_code is not None] == [None, None]
+    assert group.view().exit_code == EXIT_NEW_PLAN
 
 
 def test_after_a_kill_there_is_nobody(group: WorkerGroup, runner: FakeRunner) -> None:

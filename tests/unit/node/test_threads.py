@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.base.system.job_share import usable_cpus
-from hpctrain.node.run import share_environment, thread_environment
+from hpctrain.node.worker_threads import share_environment, thread_environment
 from hpctrain.records.topology.topology import Topology
 
 

@@ -8,8 +8,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpctrain.records.format.file_tail import FileTail
 from hpctrain.records.history.run_log import Event
-from hpctrain.report.live_run import FileTail, follow
+from hpctrain.report.live_run import follow
 from hpctrain.report.status import read_status
 from hpctrain.report.terminal import TerminalLine, live_lines, progress_line, show, status_lines
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpctrain.agent.worker_messages import ResidualsDropped, StartOrder, StoreConnection
+from hpctrain.agent.worker_messages import ChangePlanOrder, ResidualsDropped, StartOrder, StoreConnection
 from hpctrain.base.errors import EXIT_FAILED, EXIT_RESUMABLE, HpctrainError
 from hpctrain.base.net.wire import LineChannel
-from hpctrain.worker.agent_channel import AgentChannel
+from hpctrain.worker.agent_channel import AgentChannel, Ending
 
 ORDER = StartOrder(plan="plan.json", rank=0, generation=0, store=StoreConnection(addr="::1", port=1, secret="s"))
 START = ORDER.to_json()
@@ -72,6 +72,22 @@ def test_a_stop_while_the_worker_trains_is_heeded(agent_and_orders: tuple[LineCh
     agent.send(STOP)
     assert soon(orders.stop_wanted)
     assert not ended.happened.is_set()
+
+
+def test_a_stop_counts_more_than_a_new_plan(agent_and_orders: tuple[LineChannel, AgentChannel, Ended]) -> None:
+    agent, orders, _ = agent_and_orders
+    agent.send(START)
+    orders.wait_start()
+    orders.listen()
+    assert orders.ending() is Ending.NONE
+    agent.send(ChangePlanOrder().to_json())
+    assert soon(lambda: orders.ending() is Ending.NEW_PLAN)
+    agent.send(ChangePlanOrder(save=True).to_json())
+    assert soon(lambda: orders.ending() is Ending.NEW_PLAN_AND_CHECKPOINT)
+    assert not orders.stop_wanted()
+    agent.send(STOP)
+    agent.send(ChangePlanOrder().to_json())
+    assert soon(lambda: orders.ending() is Ending.STOP)
 
 
 @pytest.mark.parametrize("message", [{"kind": "save"}, {"type": "stop"}, {"kind": "stop", "now": True}])
