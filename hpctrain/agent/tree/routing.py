@@ -150,6 +150,9 @@ class TreeRouting:
         self._neighbours[index] = Neighbour(now, now)
         if index > self._me:
             return
+        # Whoever is at the other end now may have said nothing of it, and not know what others take for its heartbeat.
+        for entry in self._table.entries:
+            entry.via = None if entry.via == index else entry.via
         old = self._upstream
         self._passed_over.pop(index, None)
         if old is not None and old != index and self._is_heard(now, old) and self._order[old] < self._order[index]:

@@ -27,7 +27,8 @@ class Entry:
     """Whether a neighbour of the agent lost it after its newest heartbeat."""
     state: State | None = None
     via: int | None = None
-    """Index of the neighbour from which the newest heartbeat came; None before the first one."""
+    """Index of the neighbour from whose connection the newest heartbeat came; None before the first one, and if an
+    upstream has another connection since."""
     seen: float = float("-inf")
     """When the newest heartbeat came, in seconds of this agent's clock."""
 
