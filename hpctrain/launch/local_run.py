@@ -82,7 +82,8 @@ def resume(
             raise RefusedError(lost)
         with write_changed_settings(folder, going.run):
             _check_edited_plan(folder.path, going.run, going.spec)
-            drop_stale_topology(folder, local_nodes(going.count), clock.wall())
+            wanted = going.run.cluster.devices_per_node
+            drop_stale_topology(folder, local_nodes(going.count), clock.wall(), devices_per_node=wanted)
             with restarting_from_seed(folder, clock.wall()) if from_seed else contextlib.nullcontext():
                 return start_local_job(folder, going.count, lock, runner, clock)
 

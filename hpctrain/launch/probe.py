@@ -52,21 +52,16 @@ class ProbeRequest:
 
     shared: bool = False
     """Whether other jobs may run on the nodes."""
+    cpu_devices: int = 1
+    """Number of devices into which a node without GPUs is cut."""
 
     @property
     def options(self) -> list[str]:
         """Return the request as options of `hpctrain.node probe`."""
         prior = ["--prior", str(self.prior.resolve())] if self.prior is not None else []
-        return [
-            *prior,
-            *(["--shared"] if self.shared else []),
-            "--device",
-            self.device,
-            "--seed",
-            str(self.seed),
-            "--mode",
-            self.mode,
-        ]
+        shared = ["--shared"] if self.shared else []
+        words = ["--device", self.device, "--cpu-devices", str(self.cpu_devices), "--seed", str(self.seed)]
+        return [*prior, *shared, *words, "--mode", self.mode]
 
 
 DEFAULTS = ProbeRequest()

@@ -91,7 +91,7 @@ def begin(argv: list[str]) -> int:
         with storage_errors(path):
             path.mkdir(parents=True, exist_ok=True)
     drivers = local_driver_version(os.environ.get("SLURMD_NODENAME"))
-    for words in drop_stale_topology(folder, nodes, now, drivers, shared):
+    for words in drop_stale_topology(folder, nodes, now, drivers, shared, run.cluster.devices_per_node):
         _say(words)
     if options.again == "new_job":
         _ensure_queued(folder, run, slurm, now)

@@ -19,6 +19,7 @@ from hpctrain.base.atomic import write_json
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.base.system.core_sets import CoreSet, core_sets
 from hpctrain.probe.measure.settings import (
     MODES,
     PARTIAL_FILE,
@@ -55,7 +56,15 @@ def main(argv: list[str]) -> int:
         write_json(progress_file, {"phase": phase, "done": done, "planned": planned})
 
     topology = probe_nodes(
-        ProbeNode(place.node, place.addr, options.folder, settings, SystemRunner(), SystemClock()),
+        ProbeNode(
+            place.node,
+            place.addr,
+            options.folder,
+            settings,
+            SystemRunner(),
+            SystemClock(),
+            place.core_sets(settings.cpu_devices),
+        ),
         place.nodes,
         progress=tell,
         job_id=options.job_id or job_of_process(os.environ),
@@ -91,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, required=True, help="a folder that all nodes share")
     add_node_arguments(parser)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "none"], default="auto")
+    parser.add_argument("--cpu-devices", type=int, default=1, help="devices of a node without GPUs")
     parser.add_argument("--mode", choices=MODES, help="default: by the number of nodes")
     parser.add_argument("--prior", type=Path, help="a topology that says which nodes share a switch")
     parser.add_argument("--shared", action="store_true", help="other jobs may run on the nodes")
@@ -102,8 +112,8 @@ def _parser() -> argparse.ArgumentParser:
 def _settings(options: argparse.Namespace, count: int) -> ProbeSettings:
     mode = options.mode or default_mode(count)
     if options.local:
-        return replace(local_settings(count, options.device, options.seed), mode=mode)
-    settings = ProbeSettings(seed=options.seed, device=options.device, mode=mode)
+        return replace(local_settings(count, options.device, options.seed), mode=mode, cpu_devices=options.cpu_devices)
+    settings = ProbeSettings(seed=options.seed, device=options.device, mode=mode, cpu_devices=options.cpu_devices)
     return with_shared_nodes(settings) if options.shared else settings
 
 
@@ -121,6 +131,13 @@ class NodeAddress:
     """Address at which the other nodes reach this node."""
     local: bool
     """Whether the node is a virtual node of this machine."""
+
+    def core_sets(self, count: int) -> list[CoreSet]:
+        """Return the core sets of the node's `count` CPU devices, as of `base.system.core_sets`; [] for one device,
+        which has all CPUs."""
+        if count < 2:
+            return []
+        return core_sets(count, self.nodes.index(self.node), len(self.nodes)) if self.local else core_sets(count)
 
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:

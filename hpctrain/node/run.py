@@ -13,6 +13,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.agent.agent import Agent, AgentIdentity
@@ -30,12 +31,11 @@ from hpctrain.base.forking import ForkingRunner, ForkServerExit
 from hpctrain.base.helper_thread import HelperThread
 from hpctrain.base.owned_files import read_owned
 from hpctrain.base.process import WORKER, Runner, SystemRunner
-from hpctrain.base.system.job_share import usable_cpus
 from hpctrain.node.environment import check_same_version, record_environment
 from hpctrain.node.exit_markers import has_returned, name_closing_node, report_batch_node_loss, write_exit_marker
 from hpctrain.node.generation_maker import GenerationMaker
 from hpctrain.node.plan_adviser import RunPlanAdviser
-from hpctrain.node.probe import Parent, add_node_arguments, node_address
+from hpctrain.node.probe import NodeAddress, Parent, add_node_arguments, node_address
 from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.node.state_segments import StateSegments, switches_of
 from hpctrain.node.worker_threads import share_environment, thread_environment
@@ -84,26 +84,26 @@ def main(argv: list[str]) -> int:
     incarnation = process_incarnation(platform.node(), time.time())
     place = AgentIdentity(here.node, here.nodes, here.addr, incarnation, options.attempt, folder)
     try:
-        return _take_part(place, here.local, run, event_log, stop)
+        return _take_part(place, here, run, event_log, stop)
     except Exception as error:
         number, what = _newest_generation(place), type(error).__name__
         event_log.write("agent_crashed", number, crash_message(here.node, error), node=here.node, error=what)
         raise
 
 
-def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog, stop: _StopRequest) -> int:
+def _take_part(place: AgentIdentity, here: NodeAddress, run: Run, event_log: EventLog, stop: _StopRequest) -> int:
     """Probe if the run folder has no topology, prepare the workers' environment, and be the node's agent until
-    the attempt ends; return the agent's exit code. Unless `local`, the node then calls `name_closing_node` if the code
-    is 0, and writes its exit marker if the code is not 0.
+    the attempt ends; return the agent's exit code. Unless `here.local`, the node then calls `name_closing_node` if the
+    code is 0, and writes its exit marker if the code is not 0.
 
     The training does not begin if somebody asks to stop during the probe (EXIT_RESUMABLE) or the probe refuses the
     nodes (EXIT_REFUSED).
 
     Args:
         place: identity of the agent.
-        local: whether the node is a virtual node of this machine.
+        here: the node as its options name it.
     """
-    folder, attempt, nodes = place.folder, place.attempt, place.nodes
+    folder, attempt, nodes, local = place.folder, place.attempt, place.nodes, here.local
     if place.node == nodes[0] and not has_returned(folder, attempt):
         event_log.write("attempt_started", -1, f"attempt {attempt} on {len(nodes)} nodes", nodes=list(nodes))
     _record_environment(place)
@@ -116,7 +116,7 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
     with contextlib.closing(forking) as runner:
         try:
             with stop.at_once():
-                topology = _ensure_topology(place, run, event_log, local, runner)
+                topology = _ensure_topology(place, run, event_log, here, runner)
         except _Stopped:
             reason = f"asked to stop by {stop()} before the training began; there was nothing new to save"
             event_log.write("preempted", -1, reason, asked_by=stop())
@@ -127,7 +127,7 @@ def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog,
                 write_exit_marker(folder, attempt, place.node, nodes, len(nodes), EXIT_REFUSED, _batch_host())
             return EXIT_REFUSED
         staged = stage_data(run.data, event_log, os.environ, SystemClock(), stop)
-        threads = thread_environment(topology, place.node, usable_cpus(), given)
+        threads = thread_environment(topology, here, given)
         files = HelperThread("files")
         group = WorkerGroup(folder, logs, place.node, runner, env | staged | threads, files)
         switches = switches_of(topology) if run.recovery.snapshot_every != "off" else None
@@ -261,12 +261,14 @@ class _StopRequest:
             raise _Stopped
 
 
-def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local: bool, runner: Runner) -> Topology:
+def _ensure_topology(
+    place: AgentIdentity, run: Run, event_log: EventLog, here: NodeAddress, runner: Runner
+) -> Topology:
     """Return the topology in the run folder; without one, probe first. The first node writes the events: the probe's
     result, excluded nodes and a refusal.
 
     Args:
-        local: whether the node is a virtual node of this machine.
+        here: the node as its options name it.
     """
     path = place.folder / "topology.json"
     given = path.exists()
@@ -275,9 +277,12 @@ def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local:
         preflight = ProbeSettings(device=device, mode=preflight_mode(count))
         if any(line.get("shared") for line in RunFolder(place.folder).attempts()[place.attempt :][:1]):
             preflight = with_shared_nodes(preflight)
-        settings, progress = local_settings(count, device) if local else preflight, ProbeProgress(event_log, clock)
-        node = ProbeNode(place.node, place.addr, place.folder, settings, runner, clock)
-        topology = probe_nodes(node, place.nodes, progress)
+        settings = replace(
+            local_settings(count, device) if here.local else preflight, cpu_devices=run.cluster.devices_per_node or 1
+        )
+        sets = here.core_sets(settings.cpu_devices)
+        node = ProbeNode(place.node, place.addr, place.folder, settings, runner, clock, sets)
+        topology = probe_nodes(node, place.nodes, ProbeProgress(event_log, clock))
         if topology is not None:
             topology.write(path)
             event_log.write(

@@ -163,7 +163,9 @@ def _of_devices(node: Node) -> Iterator[tuple[_Key, Value]]:
         figures: list[_Figure] = [(dtype, "FLOP/s", flops) for dtype, flops in device.flops.items()]
         figures += [("memory", "B", device.memory_bytes), ("memory bandwidth", "B/s", device.memory_bytes_per_s)]
         yield from _known("devices", (node.id,), place, figures)
-    yield from _known("devices", (node.id,), node.id, [("device to device", "B/s", node.intra_bytes_per_s)])
+    within: list[_Figure] = [("device to device", "B/s", node.intra_bytes_per_s)]
+    within += [("device to device, alpha", "s", node.intra_alpha_s)]
+    yield from _known("devices", (node.id,), node.id, within)
 
 
 def _pair_differences(

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.agent.worker_messages import StartOrder
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.base.system.core_sets import take_core_set
 from hpctrain.checkpoint.load import CheckpointReader
 from hpctrain.checkpoint.memory.live_state import LiveState
 from hpctrain.checkpoint.memory.restore import RestoredState
@@ -285,10 +286,13 @@ def build(folder: Path, order: StartOrder) -> Trainer:
 
 
 def _device(device_id: DeviceId) -> torch.device:
+    """Return the device with this name, to which this process then keeps: a GPU, or the device's core set."""
     if device_id.device.startswith("cuda"):
         device = torch.device("cuda", int(device_id.device.removeprefix("cuda")))
         torch.cuda.set_device(device)
         return device
+    if (index := device_id.device.removeprefix("cpu")).isdecimal():
+        take_core_set(int(index))
     return torch.device("cpu")
 
 

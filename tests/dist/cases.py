@@ -59,10 +59,12 @@ def make_plan(
     order: list[int] | None = None,
     owner: list[int] | None = None,
     actions: dict[int, dict[int, list[str]]] | None = None,
+    per_node: int = 1,
     **further: Any,
 ) -> Plan:
-    """A plan by its degrees: `shares` are (micro_batch, micro_batches) of replicas, `order` the device of each rank."""
-    devices = [f"local{index}:cpu0" for index in range(pp * dp * tp)]
+    """A plan by its degrees: `shares` are (micro_batch, micro_batches) of replicas, `order` the device of each rank,
+    and `per_node` the devices of a node."""
+    devices = [f"local{index // per_node}:cpu{index % per_node}" for index in range(pp * dp * tp)]
     owner = owner or [stage % pp for stage in range(len(cuts))]
 
     def row(stage: int, replica: int) -> list[str]:
@@ -133,6 +135,18 @@ SHARDED = {
     "zero1 dp2 counts": (make_plan(1, 2, 1, WHOLE, COUNTS, zero=1), SPEC),
     "zero1 pp2 dp2 counts": (make_plan(2, 2, 1, QUARTERS, [(1, 4), (2, 2)], "interleaved_1f1b", zero=1), SPEC),
 }
+IN_NODES = {
+    f"{name}, two devices a node": (make_plan(*degrees, per_node=2, **further), SPEC)  # type: ignore[arg-type]
+    for name, degrees, further in (
+        ("dp2 tp2", (1, 2, 2, WHOLE, SIZES), {}),
+        ("pp2 tp2 sequence", (2, 1, 2, UNEVEN, [(2, 4)]), {"sequence_parallel": True}),
+        ("pp2 dp2 stages in a node", (2, 2, 1, UNEVEN, EVEN), {"order": [0, 2, 1, 3]}),
+        ("zero3 pp2 dp2 stages in a node", (2, 2, 1, UNEVEN, EVEN), {"order": [0, 2, 1, 3], "zero": 3}),
+        ("zero3 dp4 hybrid", (1, 4, 1, WHOLE, FOUR), {"zero": 3, "shard": 2}),
+        ("zero2 dp4 tp2 hybrid", (1, 4, 2, WHOLE, FOUR), {"zero": 2, "shard": 2}),
+    )
+}
+"""Tensor parallelism, replicas of one sharded state, or the stages of a replica lie within nodes of two devices."""
 DEEP = SPEC.model_copy(update={"layers": 8})
 EIGHTHS, FIFTHS = [(i, i + 1) for i in range(8)], [(0, 1), (1, 2), (2, 3), (3, 4), (4, 4)]
 V_ENDS = [(0, 0), (0, 2), (2, 4), (4, 4)]
@@ -186,6 +200,7 @@ PLANS: dict[str, tuple[Plan, FamilySpec]] = {
     "pp2 interleaved dp2 uneven rounds": (make_plan(2, 2, 1, QUARTERS, [(1, 5), (1, 3)], "interleaved_1f1b"), SPEC),
     "pp2 interleaved dp2": (make_plan(2, 2, 1, QUARTERS, [(1, 4), (2, 2)], "interleaved_1f1b"), SPEC),
     **SHARDED,
+    **IN_NODES,
 }  # fmt: skip
 
 

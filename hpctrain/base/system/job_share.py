@@ -8,10 +8,15 @@ from collections.abc import Mapping
 MIB = 2**20
 
 
-def usable_cpus(environ: Mapping[str, str] = os.environ) -> int:
+def usable_cpus(environ: Mapping[str, str] = os.environ, allowed: int | None = None) -> int:
     """Return the number of CPUs that this process may use: those that the kernel allows (cpuset, affinity), and no more
-    than Slurm gave its job step on this node."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    than Slurm gave its job step on this node.
+
+    Args:
+        allowed: number of CPUs that the kernel allows; None: that of this process.
+    """
+    if allowed is None:
+        allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(allowed, _number(environ, "SLURM_CPUS_ON_NODE") or allowed)
 
 

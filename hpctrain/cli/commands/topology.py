@@ -24,6 +24,7 @@ from hpctrain.launch.local import check_gpus
 from hpctrain.launch.probe import ProbeJob, ProbeRequest, measure_topology
 from hpctrain.probe.measure.settings import FULL_UP_TO, MODES, Mode, default_mode
 from hpctrain.records.format.input_file import read_input_text
+from hpctrain.records.run.cluster import CPU_DEVICES_MAX
 from hpctrain.records.topology.topology import Topology
 from hpctrain.topology.compare import differences
 from hpctrain.topology.formats.nccl import from_nccl, nccl_files
@@ -49,13 +50,20 @@ _PHASES = {
 @click.option("-o", "--output", type=FILE, default=Path("topology.json"), help="File to write.")
 @click.option("--json", "as_json", is_flag=True, help="Also print the topology as JSON on stdout.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Devices to measure.")
+@click.option(
+    "--cpu-devices",
+    type=click.IntRange(1, CPU_DEVICES_MAX),
+    default=1,
+    metavar="N",
+    help="Cut each node without GPUs into N devices, as cluster.devices_per_node does.",
+)
 @click.option("--seed", type=int, default=0, help="Orders the rounds.")
 @click.option("--mode", type=click.Choice(MODES), help=f"Default: full up to {FULL_UP_TO} nodes, else sampled.")
 @click.option("--prior", type=FILE, help="For sampled and health: a topology that says which nodes share a switch.")
 @click.pass_context
 def probe_command(
-    ctx: click.Context, local: int | None, output: Path, as_json: bool, device: str, seed: int, mode: Mode | None,
-    prior: Path | None, **slurm: Any
+    ctx: click.Context, local: int | None, output: Path, as_json: bool, device: str, cpu_devices: int, seed: int,
+    mode: Mode | None, prior: Path | None, **slurm: Any
 ) -> None:  # fmt: skip
     """Measure nodes, devices and links into a topology file.
 
@@ -82,7 +90,7 @@ def probe_command(
         where, lines = options.node_job("hpctrain-probe", runner)
         say(lines, err=True)
         count = where.nodes
-    request = ProbeRequest(device, seed, mode or default_mode(count), prior)
+    request = ProbeRequest(device, seed, mode or default_mode(count), prior, cpu_devices=cpu_devices)
     with _progress(Console(stderr=True)) as progress:
         topology = measure_topology(where, output, runner, SystemClock(), request, progress, people.print)
     people.print(render(topology))

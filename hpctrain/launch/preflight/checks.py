@@ -133,18 +133,21 @@ def drop_stale_topology(
     now: float,
     drivers: Mapping[str, str] | None = None,
     shared: bool = False,
+    devices_per_node: int | None = None,
 ) -> list[str]:
     """Rename the topology in a run folder to topology-before.json if it must not be used, so that the attempt probes
     again.
 
     It must not be used if it is unreadable, `is_usable` is false, it is older than a fault after which nodes have to be
-    measured again, or only one of topology and attempt has whole nodes, and the other has a part of each.
+    measured again, only one of topology and attempt has whole nodes, and the other has a part of each, or the run cuts
+    CPU nodes into another number of devices.
 
     Args:
         nodes: names of the attempt's nodes.
         now: seconds since 1970.
         drivers: version of the GPU driver by node, where it is known.
         shared: whether the attempt has only a part of each node.
+        devices_per_node: as of `cluster` in the run file.
 
     Returns:
         Reasons against the topology and the renaming, as lines for a person; [] if nothing is against the topology, or
@@ -160,6 +163,7 @@ def drop_stale_topology(
     try:
         topology = Topology.read(path, owned=True)
         faults = faults_since(topology, folder.attempts(), now) + other_share(topology, shared)
+        faults += other_cut(topology, devices_per_node)
         words = [*staleness(topology, nodes, drivers or {}, now), *faults]
         if not faults and is_usable(topology, nodes, now):
             return words
@@ -181,6 +185,17 @@ def other_share(topology: Topology, shared: bool) -> list[str]:
     whole, part = "whole nodes", "a part of each node"
     was, now = (part, whole) if topology.provenance.shared else (whole, part)
     return [f"the topology was measured with {was}, and the job has {now}"]
+
+
+def other_cut(topology: Topology, wanted: int | None) -> list[str]:
+    """Return a line if a run with this `cluster.devices_per_node` cuts CPU nodes into another number of devices
+    than were measured; [] otherwise, for nodes with GPUs, and for None."""
+    kinds = [[topology.device_types[device.type].kind for device in node.devices] for node in topology.nodes]
+    counts = {len(on_node) for on_node in kinds if on_node}
+    on_gpus = any("cuda" in on_node for on_node in kinds)
+    if wanted is None or on_gpus or counts <= {wanted} or topology.provenance.mode == "published":
+        return []
+    return [f"found {max(counts)} CPU devices a node in the topology, and the run has {wanted}"]
 
 
 MAX_AGE_DAYS = 7.0

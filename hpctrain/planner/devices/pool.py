@@ -193,6 +193,13 @@ def _connected(nodes: list[Node], topology: Topology, costs: LinkCost, notes: li
 
 def _devices(run: Run, topology: Topology, node: Node, kind: str) -> Sequence[Device]:
     fitting = [device for device in node.devices if topology.device_types[device.type].kind == kind]
+    wanted = run.cluster.devices_per_node
+    if kind == "cpu" and fitting and wanted not in (None, len(fitting)) and topology.provenance.mode != "published":
+        raise InputError(
+            f"cluster.devices_per_node: found {wanted}, the CPUs of {node.id} were measured as {len(fitting)} "
+            f"device{'' if len(fitting) == 1 else 's'}; allowed: {len(fitting)}, or run `hpctrain probe "
+            f"--cpu-devices {wanted}`"
+        )
     return fitting[: run.cluster.devices_per_node]
 
 

@@ -82,6 +82,7 @@ def _provenance(outcome: ProbeOutcome, settings: ProbeSettings, wall: float, job
         job_id=job_id,
         notes=[
             *([SHARED_NOTE] if settings.shared else []),
+            *(f"{name}: {note}" for name, report in outcome.devices.items() for note in report.notes),
             *(
                 f"messages over the training backend were not measured: {name}: {why}"
                 for name, why in outcome.backend_failed.items()
@@ -103,6 +104,7 @@ def _node(name: str, outcome: ProbeOutcome, clock: Offset | None, used: str | No
         host_facts=facts,
         devices=report.devices if report else [],
         intra_bytes_per_s=report.intra_bytes_per_s if report else None,
+        intra_alpha_s=report.intra_alpha_s if report else None,
     )
 
 

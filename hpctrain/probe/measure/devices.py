@@ -1,9 +1,9 @@
-"""Starts the process that measures this node's devices with torch, and reads its reports."""
+"""Starts a process that measures devices of this node with torch, and reads its answers."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import model_validator
@@ -27,8 +27,13 @@ class DeviceReport(Part):
     device_types: dict[str, DeviceType]
     """Name of a type -> type of device; `type` of a device is such a name."""
     intra_bytes_per_s: float | None = None
-    """Bandwidth of copies from one device of the node to another: the median over all measured pairs of devices; None
+    """Bandwidth of copies or messages from one device of the node to another: the median over all measured pairs of
+    devices; None if no pair was measured."""
+    intra_alpha_s: float | None = None
+    """Alpha of messages from one device of the node to another: the median over all measured pairs of CPU devices; None
     if no pair was measured."""
+    notes: tuple[str, ...] = ()
+    """Remarks about the measurement, each a sentence."""
 
     @model_validator(mode="after")
     def _figures_are_figures(self) -> DeviceReport:
@@ -36,7 +41,11 @@ class DeviceReport(Part):
             raise ValueError(f"expected: up to {MAX_DEVICES} devices of different names")
         if not {device.type for device in self.devices} <= self.device_types.keys():
             raise ValueError("a device is of a type that the report does not have")
-        rates = [self.intra_bytes_per_s, *(rate for device in self.devices for rate in _rates(device))]
+        rates = [
+            self.intra_bytes_per_s,
+            self.intra_alpha_s,
+            *(rate for device in self.devices for rate in _rates(device)),
+        ]
         if any(rate is not None and rate <= 0 for rate in rates):
             raise ValueError("rates and times must be positive")
         return self
@@ -46,17 +55,24 @@ def _rates(device: Device) -> Iterable[float | None]:
     yield from (*device.flops.values(), *device.copy_bytes_per_s.values())
     yield from (device.memory_bytes_per_s, device.launch_s)
     yield from (device.host_to_device_bytes_per_s, device.device_to_host_bytes_per_s)
+    if device.alone is not None:
+        yield from (*device.alone.flops.values(), device.alone.memory_bytes_per_s)
 
 
 class MeasuringProcess:
-    """The process of this node that measures devices, and messages over the training backend, with torch
-    (`hpctrain.worker measure`). It runs until the end of the probe. Always call `close`."""
+    """A process of this node that measures the node's GPUs or one of its CPU devices, and messages over the training
+    backend, with torch (`hpctrain.worker measure`). It runs until the end of the probe. Always call `close`."""
 
-    def __init__(self, runner: Runner, clock: Clock, log: Path, settings: ProbeSettings) -> None:
+    def __init__(
+        self, runner: Runner, clock: Clock, log: Path, settings: ProbeSettings, index: int = 0,
+        env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         """Start the process that measures.
 
         Args:
             log: file for the process's output.
+            index: number of the CPU device within the node.
+            env: environment variables of the process; None: those of this process.
 
         Raises:
             CommandError: the process could not start.
@@ -64,36 +80,20 @@ class MeasuringProcess:
         """
         self._clock = clock
         self._log = log
-        self._settings = settings
         ours, theirs = socket.socketpair()
         self._channel = LineChannel(ours)
         try:
-            self._process = runner.start(_argv(settings, theirs.fileno()), log=log, keep_fds=(theirs.fileno(),))
+            argv = _argv(settings, index, theirs.fileno())
+            self._process = runner.start(argv, env=env, log=log, keep_fds=(theirs.fileno(),))
         except CommandError:
             self._channel.close()
             raise
         finally:
             theirs.close()
 
-    def devices(self, barrier: Callable[[], bool]) -> DeviceReport:
-        """Wait until the measuring process is ready, call `barrier`, and return the process's figures.
-
-        All nodes measure at the same time. So virtual nodes that share processor cores each report the speed that they
-        get beside the others.
-
-        Args:
-            barrier: called when the process is ready; returns True when all nodes may start, False to give up.
-
-        Raises:
-            CommandError: the coordinator gave up, or the process died, took too long or reported an error.
-            ValidationError: the process's report is not valid (pydantic).
-        """
-        deadline = self._clock.now() + self._settings.devices_deadline_s
-        self._expect("ready", deadline)
-        if not barrier():
-            raise CommandError("measure: the coordinator gave up before the start")
-        self._channel.send({"kind": "go"})
-        return DeviceReport.model_validate(self._expect("devices", deadline).get("report"))
+    def send(self, order: Message) -> None:
+        """Send an order to the process; `expect` returns the answer."""
+        self._channel.send(order)
 
     def ask(self, order: Message, limit_s: float) -> Message:
         """Send an order of the coordinator to the measuring process, and return the measuring process's answer. The
@@ -106,7 +106,7 @@ class MeasuringProcess:
             CommandError: the process died, took too long or reported an error.
         """
         self._channel.send(order)
-        return self._expect(order["kind"], self._clock.now() + limit_s)
+        return self.expect(order["kind"], self._clock.now() + limit_s)
 
     def close(self) -> None:
         """End the process: close its connection, and kill it if it has not ended after a second."""
@@ -115,7 +115,16 @@ class MeasuringProcess:
             self._process.kill()
             self._process.wait()
 
-    def _expect(self, kind: str, deadline: float) -> Message:
+    def expect(self, kind: str, deadline: float) -> Message:
+        """Return the next message of the process.
+
+        Args:
+            kind: the kind that the message must have.
+            deadline: second of the clock until when to wait.
+
+        Raises:
+            CommandError: the process died, took too long, reported an error or sent another message.
+        """
         message = self._channel.wait_message(max(0.001, deadline - self._clock.now()))
         if message is not None and message.get("kind") == kind:
             return message
@@ -126,9 +135,9 @@ class MeasuringProcess:
         raise CommandError(f"measure: not '{kind}' in time; {_last_line(self._log)}")
 
 
-def _argv(settings: ProbeSettings, descriptor: int) -> list[str]:
-    argv = [*WORKER, "measure", "--device", settings.device]
-    return [*argv, "--share", str(settings.share), "--fd", str(descriptor)]
+def _argv(settings: ProbeSettings, index: int, descriptor: int) -> list[str]:
+    argv = [*WORKER, "measure", "--device", settings.device, "--index", str(index)]
+    return [*argv, "--share", str(settings.share * settings.cpu_devices), "--fd", str(descriptor)]
 
 
 def _last_line(log: Path) -> str:

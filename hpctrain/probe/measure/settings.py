@@ -35,6 +35,8 @@ class ProbeSettings:
     """
     device: str = "auto"
     """Devices to measure: auto, cpu or cuda; none measures only links."""
+    cpu_devices: int = 1
+    """Number of devices into which a node without GPUs is cut, each with a core set."""
     share: int = 1
     """Number of virtual nodes that share this machine and its memory."""
     loopback: bool = False

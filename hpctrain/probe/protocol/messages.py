@@ -24,6 +24,7 @@ from hpctrain.probe.pair_selection.rounds import Pair, rounds
 from hpctrain.records.format.document import Part
 from hpctrain.records.format.message import parse_message
 from hpctrain.records.topology.link import BackendFigures
+from hpctrain.records.topology.topology import RatesAlone
 
 MAX_ROUNDS = 15
 """Most rounds over the training backend. A rank measures with at most this many others, which is enough for the medians
@@ -151,9 +152,10 @@ class PairOrder(Part):
 
 class PlainOrder(Part):
     """An order without content. idle: nothing to do in this round. devices: start the measuring process. go: start to
-    measure the devices. over: the probe has ended."""
+    measure the devices. over: the probe has ended. alone, which a node gives to one of its measuring processes: measure
+    your device while the others of the node are idle."""
 
-    kind: Literal["idle", "devices", "go", "over"]
+    kind: Literal["idle", "devices", "go", "over", "alone"]
 
 
 class RendezvousOrder(Part):
@@ -209,6 +211,8 @@ class Ready(Part):
     `go`."""
 
     kind: Literal["ready"] = "ready"
+    device: Literal["cpu", "cuda"] | None = None
+    """Kind of the devices that a measuring process will measure; None in a node's answer to the coordinator."""
 
 
 class DevicesAnswer(FailableAnswer):
@@ -218,6 +222,13 @@ class DevicesAnswer(FailableAnswer):
     kind: Literal["devices"] = "devices"
     report: DeviceReport | None = None
     """What was measured; None with an error."""
+
+
+class AloneAnswer(Part):
+    """Answer of a measuring process to the order `alone` (`PlainOrder`)."""
+
+    kind: Literal["alone"] = "alone"
+    figures: RatesAlone
 
 
 class RendezvousAnswer(FailableAnswer):

@@ -24,14 +24,15 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError, HpctrainError, InputError
 from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
 from hpctrain.base.process import Runner
+from hpctrain.base.system.core_sets import CoreSet
 from hpctrain.probe.analyse.assemble import assemble
-from hpctrain.probe.measure.devices import MeasuringProcess
 from hpctrain.probe.measure.outcome import ProbeOutcome
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.pair_selection.switches import PriorSwitches
 from hpctrain.probe.protocol.connections import HANDSHAKE_S, PeerError, ProbeListener, StarTransport, connect
 from hpctrain.probe.protocol.coordinator import Coordinator, Progress
 from hpctrain.probe.protocol.messages import ERROR_CHARS, ExchangeOrder, Order, PairOrder, RendezvousOrder, read_order
+from hpctrain.probe.protocol.node_devices import NodeDevices
 from hpctrain.probe.protocol.pair_measurement import DeadlineSocket, measure_pair
 from hpctrain.probe.system.host import host_facts, interface_of, own_address
 from hpctrain.records.topology.topology import Topology
@@ -159,6 +160,8 @@ class ProbeNode:
     """Settings of the probe, equal on every node."""
     runner: Runner
     clock: Clock
+    core_sets: Sequence[CoreSet] = ()
+    """Core sets of the node's CPU devices if `settings.cpu_devices` is more than 1; empty if they are not known."""
 
 
 class ProbeMember:
@@ -169,7 +172,7 @@ class ProbeMember:
         self._node = node
         self._channel = channel
         self._listener = listener
-        self._measuring: MeasuringProcess | None = None
+        self._measuring: NodeDevices | None = None
 
     def serve(self) -> None:
         """Execute the coordinator's orders until the probe is over.
@@ -204,7 +207,7 @@ class ProbeMember:
             raise HpctrainError(f"probe: left the coordinating node: {error}") from None
 
     def close(self) -> None:
-        """End the measuring process, if there is one."""
+        """End the measuring processes, if there are any."""
         if self._measuring is not None:
             self._measuring.close()
             self._measuring = None
@@ -247,8 +250,9 @@ class ProbeMember:
     def _devices(self) -> Message:
         node = self._node
         try:
-            self._measuring = MeasuringProcess(node.runner, node.clock, node.folder / f"{node.name}.log", node.settings)
-            report = self._measuring.devices(self._all_ready)
+            log = node.folder / f"{node.name}.log"
+            self._measuring = NodeDevices(node.runner, node.clock, log, node.settings, node.addr, node.core_sets)
+            report = self._measuring.measure(self._all_ready)
         except (CommandError, ValidationError) as error:
             self.close()
             return {"kind": "devices", "error": str(error)[:ERROR_CHARS]}
@@ -260,7 +264,7 @@ class ProbeMember:
         if self._measuring is None:
             return {"kind": order.kind, "error": "its devices were not measured"}
         try:
-            return self._measuring.ask(order.to_json(), self._node.settings.backend_deadline_s)
+            return self._measuring.ask(order, self._node.settings.backend_deadline_s)
         except CommandError as error:
             self.close()  # a process that hangs in a collective does not recover
             return {"kind": order.kind, "error": str(error)[:ERROR_CHARS]}

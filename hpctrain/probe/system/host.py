@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
-from ClusterShell.RangeSet import RangeSet, RangeSetParseError
 
 from hpctrain.base.errors import InputError
+from hpctrain.base.system.core_sets import parse_cpus
 from hpctrain.base.system.job_share import job_memory_bytes, usable_cpus
 from hpctrain.base.system.kernel import cgroup_folders, kernel_number, kernel_text
 from hpctrain.records.topology.evidence import HostFacts
@@ -223,8 +223,8 @@ def own_numa_node(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> 
     wanted = set(os.sched_getaffinity(0) if allowed is None else allowed)
     for folder in sorted(sysfs.glob("devices/system/node/node[0-9]*")):
         try:
-            processors = set(RangeSet(kernel_text(folder / "cpulist") or "").intiter())
-        except RangeSetParseError:
+            processors = set(parse_cpus(kernel_text(folder / "cpulist") or ""))
+        except ValueError:
             continue
         if wanted and wanted <= processors:
             return int(folder.name.removeprefix("node"))

@@ -18,6 +18,9 @@ from hpctrain.records.format.yaml_file import read_yaml_model
 
 MailType = Literal["BEGIN", "END", "FAIL", "REQUEUE", "INVALID_DEPEND", "TIME_LIMIT", "TIME_LIMIT_80", "ALL"]
 
+CPU_DEVICES_MAX = 64
+"""Most devices into which the CPUs of a node are cut."""
+
 _FEATURES = r"^[A-Za-z0-9_.:=+&|,()\[\]*-]+$"
 _WORD = r"^[A-Za-z0-9_.:+-]+$"
 
@@ -70,7 +73,8 @@ class Cluster(Part):
     """Number of nodes ('4'), or the fewest and the most nodes that the run can use ('3-4'). Default: the number of
     nodes in `groups` or `nodelist`, else 1."""
     devices_per_node: int | None = Field(default=None, ge=1, le=1024)
-    """Devices used on each node. Default: all of them."""
+    """Devices used on each node. Default: all of them. A node without GPUs is cut into this many devices (at most 64),
+    each with a part of the CPUs; default: one device with all CPUs."""
     gpu_type: str | None = Field(default=None, pattern=_WORD)
     """Type of the GPUs that the run uses, by Slurm's name (`sinfo -o %G`). Default: any."""
     exclusive: bool | Literal["auto"] = "auto"
@@ -163,6 +167,14 @@ class Cluster(Part):
         both = sorted({*names} & {*expand_node_set(self.exclude or "")})
         if both:
             raise ValueError(f"nodelist and exclude both name {compress_node_set(both)}; take it out of one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _cpu_devices_fit(self) -> Cluster:
+        if self.device == "cpu" and (self.devices_per_node or 1) > CPU_DEVICES_MAX:
+            raise ValueError(
+                f"devices_per_node is {self.devices_per_node}; with device: cpu, allowed: 1 to {CPU_DEVICES_MAX}"
+            )
         return self
 
     @model_validator(mode="after")

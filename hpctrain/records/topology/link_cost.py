@@ -10,8 +10,7 @@ from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Topology
 
 INTRA_NODE_LATENCY_S = 5e-6
-"""Assumed alpha of a message between two devices of one node: a kernel launch on each side. A probe does not measure
-it."""
+"""Assumed alpha of a message between two devices of one node if it was not measured: a kernel launch on each side."""
 INTRA_NODE_BYTES_PER_S = 1e10
 """Assumed bandwidth of messages between two devices of one node if neither this bandwidth nor the memory bandwidth of
 any device was measured."""
@@ -55,7 +54,7 @@ class LinkCost:
         speeds = [d.memory_bytes_per_s for n in topology.nodes for d in n.devices if d.memory_bytes_per_s]
         self._intra = (INTRA_NODE_LATENCY_S, 1.0 / min(speeds, default=INTRA_NODE_BYTES_PER_S))
         self._within = {
-            node.id: (INTRA_NODE_LATENCY_S, 1.0 / node.intra_bytes_per_s)
+            node.id: (node.intra_alpha_s or INTRA_NODE_LATENCY_S, 1.0 / node.intra_bytes_per_s)
             for node in topology.nodes
             if node.intra_bytes_per_s
         }

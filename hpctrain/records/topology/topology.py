@@ -86,8 +86,18 @@ class CodecSeconds(Part):
     storing the residual."""
 
 
+class RatesAlone(Part):
+    """Figures of one device of several on a CPU node, measured while the node's other devices were idle."""
+
+    flops: dict[str, Rate] = {}
+    """Precision (fp32, bf16) -> sustained FLOP/s of matrix products."""
+    memory_bytes_per_s: Rate | None = None
+    """Bandwidth of copies within the node's memory; bytes read and bytes written both count."""
+
+
 class Device(Part):
-    """One device of a node, with its measured figures."""
+    """One device of a node, with its measured figures. If a CPU node has several devices, all of them are busy while
+    the figures are measured, except for those in `alone`."""
 
     id: str = Field(pattern=DEVICE_NAME)
     """Name of the device within the node: cpu0, cuda1."""
@@ -103,6 +113,8 @@ class Device(Part):
     """Launch time: median seconds of one tiny operation. In the cost model, no operation takes less."""
     codec_s: CodecSeconds | None = None
     """Seconds that the device computes for one number of a gradient, by codec."""
+    alone: RatesAlone | None = None
+    """The device's figures while the other devices of its CPU node were idle. The planner does not use them."""
     pcie: PcieLink | None = None
     """The device's PCIe link to the host."""
     nvlink: dict[str, NvlinkPeer] = {}
@@ -173,6 +185,8 @@ class Node(Part):
     """The node's devices."""
     intra_bytes_per_s: Rate | None = None
     """Bandwidth of messages from one device of the node to another."""
+    intra_alpha_s: PositiveSeconds | None = None
+    """Alpha of messages from one device of the node to another: their time is alpha + bytes / bandwidth."""
     nics: list[Nic] | None = None
     """The node's network cards."""
     host_facts: HostFacts | None = None

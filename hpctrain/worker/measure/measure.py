@@ -18,6 +18,7 @@ import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from hpctrain.agent.worker_messages import StoreConnection
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.net.wire import LineChannel, MalformedMessage
+from hpctrain.base.system.core_sets import CORE_SETS, THREADS, take_core_set
 from hpctrain.probe.faults.node_faults import CPU_QUOTA
 from hpctrain.probe.measure.devices import DeviceReport
 from hpctrain.probe.measure.figures import one_way_s, percentile
@@ -32,12 +34,14 @@ from hpctrain.probe.protocol import messages
 from hpctrain.probe.protocol.messages import ERROR_CHARS, BackendReport, ExchangeAnswer, ExchangeOrder
 from hpctrain.probe.system import host
 from hpctrain.probe.system.gpu import open_nvml
-from hpctrain.records.topology.topology import Device, DeviceType
+from hpctrain.records.topology.topology import Device, DeviceType, RatesAlone
 from hpctrain.worker.measure.gpu import GpuReader, load_gpus
 from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes_per_s, launch_seconds, matmul_flops
 from hpctrain.worker.store import open_store
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ALONE_S = 0.2
+"""Seconds of matrix products in each dtype, and of copies, while the other devices of the node are idle."""
 GO_S = 120.0
 """Seconds to wait for the next message from the probe's process on this node."""
 
@@ -52,46 +56,53 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m hpctrain.worker measure", description=__doc__)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--threads", type=int, help="threads of a CPU device; default: torch's own choice")
-    parser.add_argument("--share", type=int, default=1, help="virtual nodes that share this machine's memory")
+    parser.add_argument("--share", type=int, default=1, help="CPU devices that share this machine's memory")
+    parser.add_argument("--index", type=int, default=0, help="number of the CPU device within its node")
     parser.add_argument("--fd", type=int, help="inherited socket of the node process")
     options = parser.parse_args(argv)
     if options.threads:
         torch.set_num_threads(options.threads)
     if options.fd is None:
-        print(json.dumps(_report(options.device, options.share).to_json()))
+        print(json.dumps(_report(device_kind(options.device), options.share, options.index).to_json()))
         return 0
-    return _serve(LineChannel(socket.socket(fileno=options.fd)), options.device, options.share)
+    return _serve(LineChannel(socket.socket(fileno=options.fd)), options.device, options.share, options.index)
 
 
-def _serve(channel: LineChannel, device: str, share: int) -> int:
+def _serve(channel: LineChannel, device: str, share: int, index: int) -> int:
     """Answer the node's process of the probe until it closes the socket. Return the exit code.
 
     Args:
         device: auto, cpu or cuda.
-        share: number of virtual nodes that share this machine's memory.
+        share: number of CPU devices that share this machine's memory.
+        index: number of the CPU device within its node.
     """
     try:
         kind = device_kind(device)
+        if kind == "cpu" and CORE_SETS in os.environ:
+            take_core_set(index)
+            torch.set_num_threads(int(os.environ[THREADS]))
         # The first product loads the libraries. It comes before the common start, so that no figure contains that time.
         _warm(torch.device(kind))
-        channel.send(messages.Ready().to_json())
+        channel.send(messages.Ready(device=kind).to_json())
         message = channel.wait_message(GO_S)
         if message is None or messages.read_order(message).kind != "go":
             return HpctrainError.exit_code  # the node process gave up or is gone
-        channel.send(messages.DevicesAnswer(report=_report(device, share)).to_json())
+        channel.send(messages.DevicesAnswer(report=_report(kind, share, index)).to_json())
         exchange = BackendMeasurement()
         while (message := channel.wait_message(GO_S)) is not None:
             channel.send(_answer(exchange, messages.read_order(message)).to_json())
-    except (HpctrainError, MalformedMessage, RuntimeError, ValueError) as error:
+    except (HpctrainError, MalformedMessage, OSError, RuntimeError, ValueError) as error:
         channel.send({"kind": "error", "text": _first_line(error)})
         return HpctrainError.exit_code
     channel.close()
     return 0
 
 
-def _answer(exchange: BackendMeasurement, order: messages.Order) -> messages.RendezvousAnswer | messages.ExchangeAnswer:
-    """Carry out an order and return the answer: open the port for the process group's store, or measure messages
-    with all ranks.
+def _answer(
+    exchange: BackendMeasurement, order: messages.Order
+) -> messages.RendezvousAnswer | messages.ExchangeAnswer | messages.AloneAnswer:
+    """Carry out an order and return the answer: measure the CPU device while the node's others are idle, open the port
+    for the process group's store, or measure messages with all ranks.
 
     Raises:
         MalformedMessage: the order is of another kind.
@@ -104,20 +115,26 @@ def _answer(exchange: BackendMeasurement, order: messages.Order) -> messages.Ren
             return messages.RendezvousAnswer(error=text[:ERROR_CHARS])
     if isinstance(order, messages.ExchangeOrder):
         return exchange.run(order)
+    if order.kind == "alone":
+        timer = DeviceTimer(torch.device("cpu"))
+        flops = {name: matmul_flops(timer, dtype, ALONE_S) for name, dtype in DTYPES.items()}
+        return messages.AloneAnswer(
+            figures=RatesAlone(flops=flops, memory_bytes_per_s=copy_bytes_per_s(timer, ALONE_S))
+        )
     raise MalformedMessage(f"it ordered {order.kind!r} of a process that measures messages")
 
 
-def _report(device: str, share: int) -> DeviceReport:
-    """Return the figures of every device of this machine.
+def _report(kind: str, share: int, index: int) -> DeviceReport:
+    """Return the figures of every GPU of this machine, or of one CPU device.
 
     Args:
-        device: auto, cpu or cuda: the kind of devices to measure.
-        share: number of virtual nodes that share this machine's memory.
+        kind: cpu or cuda: the kind of devices to measure.
+        share: number of CPU devices that share this machine's memory.
+        index: number of the CPU device within its node.
     """
-    kind = device_kind(device)
     if kind == "cpu":
         name = host.cpu_name()
-        devices, types = [_measure_cpu(_slug(name), share)], {_slug(name): DeviceType(kind="cpu", name=name)}
+        devices, types = [_measure_cpu(_slug(name), share, index)], {_slug(name): DeviceType(kind="cpu", name=name)}
     else:
         devices, types = _measure_gpus()
     between = [value for entry in devices for value in entry.copy_bytes_per_s.values()]
@@ -125,7 +142,7 @@ def _report(device: str, share: int) -> DeviceReport:
     return DeviceReport(devices=devices, device_types=types, intra_bytes_per_s=intra)
 
 
-def device_kind(device: str) -> str:
+def device_kind(device: str) -> Literal["cpu", "cuda"]:
     """Resolve `device` (auto, cpu or cuda) to cpu or cuda.
 
     Raises:
@@ -135,10 +152,10 @@ def device_kind(device: str) -> str:
         raise InputError("--device cuda: torch finds no CUDA device here; allowed here: cpu, auto")
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
+    return "cuda" if device == "cuda" else "cpu"
 
 
-def _measure_cpu(type_key: str, share: int) -> Device:
+def _measure_cpu(type_key: str, share: int, index: int) -> Device:
     # Free memory is read first, because a run can use the memory that the measurement takes.
     timer, memory = DeviceTimer(torch.device("cpu")), host.usable_memory_bytes() / share
     periods = host.quota_periods()
@@ -146,10 +163,10 @@ def _measure_cpu(type_key: str, share: int) -> Device:
     flops = {name: matmul_flops(timer, dtype) for name, dtype in DTYPES.items()}
     held = host.is_held_by_quota(periods, host.quota_periods())
     took_s, after_j = time.perf_counter() - began_s, host.energy_j()
-    # A counter that restarted in between is useless; virtual nodes share the counter of the machine.
+    # A counter that restarted in between is useless; all CPU devices share the counter of the machine.
     known = share == 1 and used_j is not None and after_j is not None and after_j > used_j
     return Device(
-        id="cpu0",
+        id=f"cpu{index}",
         type=type_key,
         flops=flops,
         memory_bytes=float(int(memory)),
@@ -239,6 +256,7 @@ class BackendMeasurement:
             self._device = torch.device("cuda", 0)
             torch.cuda.set_device(self._device)
         descriptor = self._listener.detach() if self._listener is not None else None
+        self._listener = None  # the next group has another store
         connection = StoreConnection(addr=order.addr, port=order.port, secret=order.token, fd=descriptor)
         dist.init_process_group(
             order.backend, store=open_store(connection, order.world, TIMEOUT), rank=order.rank,

@@ -135,6 +135,20 @@ def test_whole_nodes_and_a_part_of_each_are_measured_anew(tmp_path: Path) -> Non
         assert not path.exists()
 
 
+@pytest.mark.parametrize(("wanted", "kept"), [(None, True), (1, True), (2, False)])
+def test_cpus_cut_into_another_number_of_devices_are_measured_again(
+    wanted: int | None, kept: bool, tmp_path: Path
+) -> None:
+    cpu = Device(id="cpu0", type="cpu", flops={"fp32": 1e9})
+    node = topology("n1").nodes[0].model_copy(update={"devices": [cpu]})
+    types = {"cpu": DeviceType(kind="cpu", name="cpu")}
+    topology("n1").model_copy(update={"nodes": [node], "device_types": types}).write(tmp_path / "topology.json")
+
+    words = drop_stale_topology(RunFolder(tmp_path), ["n1"], NOW, devices_per_node=wanted)
+    assert (words == [], (tmp_path / "topology.json").exists()) == (kept, kept)
+    assert kept or words[0] == "found 1 CPU devices a node in the topology, and the run has 2"
+
+
 def test_nodes_that_were_refused_are_measured_again(tmp_path: Path) -> None:
     refused = topology("n1").model_copy(update={"verdict": Verdict(status="refuse", exclude=["n1"])})
     refused.write(tmp_path / "topology.json")

@@ -11,6 +11,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch.probe import ProbeRequest, probe_local
+from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import Topology
 
 pytestmark = pytest.mark.slow
@@ -30,6 +31,27 @@ class WatchedRunner(SystemRunner):
 
 def no_process_left(runner: WatchedRunner) -> bool:
     return not any(psutil.pid_exists(pid) for pid in runner.pids.values())
+
+
+def test_the_devices_of_a_cpu_node_are_measured_together_alone_and_with_messages(tmp_path: Path) -> None:
+    request = ProbeRequest(device="cpu", cpu_devices=2)
+    topology = probe_local(2, tmp_path, SystemRunner(), SystemClock(), request)
+
+    assert topology.device_ids() == ["local0:cpu0", "local0:cpu1", "local1:cpu0", "local1:cpu1"]
+    for node in topology.nodes:
+        assert node.intra_bytes_per_s > 1e6
+        assert 0 < node.intra_alpha_s < 0.1
+        for device in node.devices:
+            assert set(device.alone.flops) == set(device.flops) == {"fp32", "bf16"}
+            assert device.alone.memory_bytes_per_s > 1e8
+            assert device.memory_bytes <= psutil.virtual_memory().total / 4
+    shared = len(os.sched_getaffinity(0)) < 4
+    assert any("several devices have the same CPU" in note for note in topology.provenance.notes) == shared
+    # Messages between the nodes are measured after those within a node, by the same processes.
+    assert set(topology.fabric.classes[0].backend) == {"gloo"}
+    assert LinkCost(topology).between("local1", "local1") == (
+        topology.node("local1").intra_alpha_s, 1 / topology.node("local1").intra_bytes_per_s,
+    )  # fmt: skip
 
 
 def test_three_nodes_end_to_end(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_over_a_socket_it_waits_for_the_word_and_ends_when_nobody_listens(go: bo
     theirs.close()
     channel = LineChannel(ours)
 
-    assert channel.wait_message(120) == {"kind": "ready"}
+    assert channel.wait_message(120) == {"kind": "ready", "device": "cpu"}
     if go:
         channel.send({"kind": "go"})
         DeviceReport.model_validate(channel.wait_message(120)["report"])
