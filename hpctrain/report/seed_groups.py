@@ -40,14 +40,15 @@ def mean_interval(values: Sequence[float | None]) -> MeanInterval | None:
 
 
 def groups_by_seed(settings: Sequence[Mapping[str, Any] | None]) -> list[list[int]]:
-    """Return the positions of the runs of each group of two or more, in the order of the groups' first runs.
+    """Return the positions of the runs of each group of two or more, in the order of the groups' first runs. Of runs
+    with equal settings and an equal seed, only the first is in the group: the others tell nothing about other seeds.
 
     Args:
         settings: keys of each run file with their values, such as 'optimizer.lr'; None for a run that is in no group.
     """
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, dict[Any, int]] = {}
     for position, values in enumerate(settings):
         if values is not None:
             others = {key: value for key, value in values.items() if key not in IGNORED}
-            groups.setdefault(json.dumps(others, sort_keys=True), []).append(position)
-    return [group for group in groups.values() if len(group) > 1]
+            groups.setdefault(json.dumps(others, sort_keys=True), {}).setdefault(values.get("seed"), position)
+    return [list(group.values()) for group in groups.values() if len(group) > 1]

@@ -112,6 +112,14 @@ def test_runs_that_differ_in_more_than_the_seed_are_no_group(trained, compared, 
     assert compared("a", "b")["groups"] == []
 
 
+def test_of_runs_with_the_same_seed_the_first_counts(trained, compared):
+    for name, seed, loss in (("a", 0, 3.0), ("b", 0, 9.0), ("c", 1, 4.0)):
+        trained(name, lambda step, loss=loss: loss, seed=seed)
+    assert compared("a", "b")["groups"] == []
+    (group,) = compared("a", "b", "c")["groups"]
+    assert (group["seeds"], group["losses"][-1]["mean"]) == ([0, 1], 3.5)
+
+
 def test_runs_without_steps_have_no_table_of_losses(fake, runs, hpctrain, compared):
     submitted_run(runs, None, name="a-20260101T000000Z-00ff")
     answer = compared("a")
