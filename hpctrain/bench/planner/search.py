@@ -2,7 +2,7 @@
 
 As a program, `python -m hpctrain.bench.planner.search CASE` searches for a plan. Then a node is lost and the program
 replans as a run's agents do, once without compression and once with mode auto. It prints CPU seconds, which other
-load on the machine does not change.
+load on the machine does not change. Of plans for at most 64 GPUs it also prints what simulated annealing gains.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hpctrain.base.errors import CommandTimeoutError
 from hpctrain.base.module_argv import program
 from hpctrain.base.package_data import package_data_path
 from hpctrain.base.process import Runner
+from hpctrain.bench.planner.annealing import annealed_pct
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.model import CostModel
@@ -77,8 +78,62 @@ CASES = (
 has failed."""
 
 
-def scene_of_case(case: SearchCase) -> tuple[Run, Topology]:
+class MixedCase(NamedTuple):
+    """A search that the bench times: GPUs of several kinds in nodes of unequal sizes."""
+
+    gpus: int
+    kinds: int
+    """Number of kinds of GPUs (`KINDS`), which take turns over the nodes; 8 of 8 GPUs: each GPU is of a kind of its
+    own."""
+    gb_per_s: float
+    """GB/s between nodes."""
+    model: str
+    """The model by its key in `MODELS`."""
+    rows: int
+    """Sequences of the global batch."""
+    seq_len: int
+    sizes: tuple[int, ...]
+    """Numbers of GPUs of the first nodes; they repeat."""
+
+    @property
+    def machines(self) -> str:
+        return f"mixed-{self.gpus}x{self.kinds}-{self.gb_per_s:g}GBs"
+
+    @property
+    def name(self) -> str:
+        return f"{self.machines}-{self.model}-{self.rows}"
+
+
+KINDS = (
+    (3.1e14, 80e9, 2e12),
+    (2.5e14, 40e9, 1.5e12),
+    (1.25e14, 32e9, 9e11),
+    (9e13, 24e9, 9e11),
+    (6.5e13, 16e9, 3.2e11),
+)
+"""FLOP/s, bytes of memory and bytes/s of memory of the kinds of GPUs of mixed cases."""
+MIXED_CASES = (
+    MixedCase(64, 5, 12.5, "350M", 64, 1024, (8, 4, 2, 1, 8, 4)),
+    MixedCase(64, 5, 12.5, "1.3B", 512, 2048, (8, 4, 2, 1, 8, 4)),
+    MixedCase(64, 5, 12.5, "7B", 128, 2048, (8, 8, 4, 8, 2)),
+    MixedCase(64, 5, 3, "1.3B", 64, 2048, (8, 4, 8, 2, 4, 1)),
+    MixedCase(48, 4, 1.25, "350M", 48, 512, (2, 4, 8, 1, 4)),
+    MixedCase(40, 5, 1, "125M", 32, 512, (1, 2, 4, 8)),
+    MixedCase(40, 3, 1, "1.3B", 32, 1024, (4, 8, 2, 1)),
+    MixedCase(32, 3, 3, "1.3B", 64, 2048, (4, 2, 4, 2)),
+    MixedCase(8, 8, 3, "1.3B", 32, 1024, (2, 1, 2, 1, 2)),
+    MixedCase(8, 8, 1, "350M", 16, 1024, (1,)),
+)
+"""Cases whose lower bounds lie far below the predicted steps."""
+ALL_CASES: tuple[SearchCase | MixedCase, ...] = CASES + MIXED_CASES
+ANNEALED_GPUS = 64
+"""Most GPUs of a case whose plan is annealed."""
+
+
+def scene_of_case(case: SearchCase | MixedCase) -> tuple[Run, Topology]:
     """Return the run and the topology for which the case searches a plan."""
+    if isinstance(case, MixedCase):
+        return _run(case.model, case.rows, "bf16", case.seq_len), mixed_gpus(case)
     if case.machines == "paper":
         topology = Topology.model_validate_json(package_data_path("topology", PAPER).read_text())
         return _run(case.model, 512, "fp16"), topology
@@ -86,13 +141,13 @@ def scene_of_case(case: SearchCase) -> tuple[Run, Topology]:
     return run, gpus_of(case.gpus, unlike=case.machines == "unlike")
 
 
-def _run(model: str, rows: int, precision: str) -> Run:
+def _run(model: str, rows: int, precision: str, seq_len: int = 2048) -> Run:
     return Run.model_validate(
         {
             "steps": 1,
             "precision": precision,
             "model": {"dims": MODELS[model]},
-            "data": {"train": ["data"], "seq_len": 2048},
+            "data": {"train": ["data"], "seq_len": seq_len},
             "batch": {"global": rows},
         }
     )
@@ -118,6 +173,32 @@ def gpus_of(count: int, unlike: bool = False) -> Topology:
     return uniform_topology(nodes, "cuda", alpha_s=1e-5, beta_s_per_byte=1e-11)
 
 
+def mixed_gpus(case: MixedCase) -> Topology:
+    """Return the topology of a mixed case."""
+    nodes: list[Node] = []
+    made = 0
+    for number, size in enumerate(itertools.cycle(case.sizes)):
+        devices = []
+        for index in range(min(size, case.gpus - made)):
+            kind = (made + index if case.kinds > len(KINDS) else number) % case.kinds
+            if case.kinds > len(KINDS):
+                slower = 1 + 0.17 * kind
+                flops, memory_bytes, bytes_per_s = 2.5e14 / slower, 24e9 + 4e9 * (kind % 4), 1.6e12 / slower
+            else:
+                flops, memory_bytes, bytes_per_s = KINDS[kind]
+            devices.append(
+                Device(
+                    id=f"cuda{index}", type=f"type{kind}", flops={"bf16": flops}, memory_bytes=memory_bytes,
+                    memory_bytes_per_s=bytes_per_s, launch_s=6e-6,
+                )
+            )  # fmt: skip
+        nodes.append(Node(id=f"node{number}", addr="", intra_bytes_per_s=2e10, devices=devices))
+        made += len(devices)
+        if made == case.gpus:
+            return uniform_topology(nodes, "cuda", alpha_s=2e-5, beta_s_per_byte=1e-9 / case.gb_per_s)
+    raise AssertionError("cycle() has no end")
+
+
 def uniform_topology(nodes: list[Node], kind: str, alpha_s: float, beta_s_per_byte: float) -> Topology:
     """Return a topology of these nodes in which all links have the same alpha and beta.
 
@@ -134,8 +215,8 @@ def uniform_topology(nodes: list[Node], kind: str, alpha_s: float, beta_s_per_by
 
 
 def measure(runner: Runner, search_limit_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Time the searches of `CASES`, and compare the planner's plan for a small model on three devices with every plan
-    there is; return the record of the bench.
+    """Time the searches of `CASES` and `MIXED_CASES`, and compare the planner's plan for a small model on three devices
+    with every plan there is; return the record of the bench.
 
     Args:
         search_limit_s: seconds after which one case is stopped.
@@ -161,7 +242,7 @@ def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], 
     figures: dict[str, Figures] = {}
     unfinished: dict[str, str] = {}
     late: set[tuple[str, str]] = set()
-    for case in CASES:
+    for case in ALL_CASES:
         if (case.machines, case.model) in late:
             unfinished[case.name] = "not tried after the smaller one"
             continue
@@ -265,6 +346,8 @@ def figures_of(run: Run, topology: Topology) -> Figures:
         if not figures:
             figures["search_s"] = time.process_time() - started
             figures |= _predicted(plan)
+            if sum(len(node.devices) for node in topology.nodes) <= ANNEALED_GPUS:
+                figures["annealed_pct"] = annealed_pct(asked, topology, plan)
         if len(topology.nodes) > 1:
             lost = topology.nodes[len(topology.nodes) // 2].id
             started = time.process_time()
@@ -290,7 +373,7 @@ def _state(plan: Plan) -> dict[str, int]:
 
 
 def _main(name: str) -> None:
-    print(json.dumps(figures_of(*scene_of_case(next(case for case in CASES if case.name == name)))))
+    print(json.dumps(figures_of(*scene_of_case(next(case for case in ALL_CASES if case.name == name)))))
 
 
 if __name__ == "__main__":

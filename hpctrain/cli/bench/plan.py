@@ -115,12 +115,14 @@ def show_placement(record: dict[str, Any], console: Console) -> None:
 
 def _searches(record: dict[str, Any]) -> Table:
     table = Table(
-        "machines and model", "step, s", "gap at most, %", "search, s", "a node lost: again, s", "blocks sent",
-        "with compression auto, s", "blocks sent", title="searches, in processor time",
+        "machines and model", "step, s", "gap at most, %", "annealing, %", "search, s", "a node lost: again, s",
+        "blocks sent", "with compression auto, s", "blocks sent", title="searches, in processor time",
     )  # fmt: skip
     for name, search in record["searches"].items():
         lost = [text for key in ("lost", "lost_auto") for text in _loss(search.get(key))]
-        table.add_row(name, f"{search['step_s']:.3g}", f"{search['gap_pct']:.1f}", f"{search['search_s']:.2f}", *lost)
+        annealed = f"{search['annealed_pct']:.2f}" if "annealed_pct" in search else ""
+        figures = (f"{search['step_s']:.3g}", f"{search['gap_pct']:.1f}", annealed, f"{search['search_s']:.2f}")
+        table.add_row(name, *figures, *lost)
     return table
 
 

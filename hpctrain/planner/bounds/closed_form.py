@@ -14,7 +14,12 @@ from collections.abc import Sequence
 from functools import cache
 
 from hpctrain.planner.bounds.rank_times import PipelinePasses
-from hpctrain.planner.bounds.unit_counts import UnitCounts, counts_all_reduce
+from hpctrain.planner.bounds.unit_counts import (
+    UnitCounts,
+    counts_all_reduce,
+    late_shard_bytes,
+    shard_bytes_per_micro_batch,
+)
 from hpctrain.planner.cost.collectives import overlapped_share
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec, Workload
@@ -89,6 +94,7 @@ class ClosedFormBound:
             total += dp * self.kinds[0][0] * self.split_ratio
         update_work = self.kinds[-1][0] * dp * parameters * per_parameter
         bounds = [(self.count * work + update_work) / total, most * self._cut_s(pp, option.schedule_spec)]
+        bounds.append(self._shard_collectives_s(option))
         if pp == 1:
             bounds.append(self._whole_models(dp, tail))
         else:
@@ -145,10 +151,22 @@ class ClosedFormBound:
         if not counts_all_reduce(work, dp):
             return 0.0, 0.0 if memory_options.shard == "node" else update
         alpha, beta = self.unit_counts.ring(dp, 1)
-        gradient_bytes = work.framework.summed_bytes
-        sent = work.gathered_bytes + gradient_bytes if memory_options.zero else 2 * gradient_bytes
+        sent: tuple[float, ...] = (work.framework.summed_bytes,) * 2
+        if memory_options.zero:
+            sent = late_shard_bytes(work, units[0].kind)
         late = 1 - overlapped_share(work, option.stages, option.dims.tp)
-        return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta
+        rounds = sum(size > 0 for size in sent)
+        return late * rounds * (dp - 1) * alpha, update + late * sum(sent) * (dp - 1) / dp * beta
+
+    def _shard_collectives_s(self, option: Option) -> float:
+        """Return the least seconds that ZeRO's collectives beside the passes of micro-batches take in a step, on the
+        pipeline rank with most parameters."""
+        (pp, dp, tp), work = option.dims, self.cost.work
+        if work.memory_options.zero < 2 or not counts_all_reduce(work, dp):
+            return 0.0
+        _, beta = self.unit_counts.ring(dp, 1)
+        sent = sum(shard_bytes_per_micro_batch(work)) * work.spec.parameters() / tp / pp
+        return self.count // dp * (dp - 1) / dp * beta * sent
 
     def _late_share(self, option: Option) -> tuple[float, float]:
         """Return two figures: the share of a pipeline rank's work on one micro-batch that comes before the next

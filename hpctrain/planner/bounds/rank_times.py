@@ -9,7 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from hpctrain.planner.bounds.arrays import FloatArray
-from hpctrain.planner.bounds.unit_counts import UnitClass, UnitCounts, counts_all_reduce, unit_classes
+from hpctrain.planner.bounds.unit_counts import (
+    UnitClass,
+    UnitCounts,
+    counts_all_reduce,
+    hides_shard_collectives,
+    late_shard_bytes,
+    shard_bytes_per_micro_batch,
+    unit_classes,
+)
 from hpctrain.planner.cost.collectives import flat_copy_share, overlapped_share
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
@@ -138,6 +146,19 @@ class RankTimes:
                 for embedding, head, block in zip(c.embedding, c.head, c.block, strict=True)
             )
             both = forward + backward + split * (virtual_stages * c.action + blocks * c.split)
+            if (
+                work.memory_options.zero >= 2
+                and counts_all_reduce(work, self.dp)
+                and hides_shard_collectives(work, c.kind)
+            ):
+                # A pass takes at least as long as the collectives beside it.
+                _, beta = self.unit_counts.ring(self.dp, virtual_stages, apart)
+                sent = (
+                    (self.dp - 1) / self.dp * beta * each * parameters for each in shard_bytes_per_micro_batch(work)
+                )
+                longer = [np.maximum(each, sent_s) for each, sent_s in zip((forward, backward), sent, strict=True)]
+                both = np.maximum(both, sum(longer))
+                forward, backward = longer
             update = c.update(blocks, first, last) + c.once + self.norm_s
             rows.append((forward, backward, both, self._sums(c, parameters, backward, apart), update))
         return tuple(np.array(values) for values in zip(*rows, strict=True))
@@ -157,8 +178,7 @@ class RankTimes:
         size = parameters * work.framework.summed_bytes
         alpha, beta = self.unit_counts.ring(dp, self.option.virtual_stages, apart)
         if work.memory_options.zero:
-            sent = work.gathered_bytes / work.framework.summed_bytes + 1
-            return (dp - 1) * sent * beta * size / dp
+            return (dp - 1) * beta * parameters * sum(late_shard_bytes(work, unit_class.kind)) / dp
         buckets = np.maximum(1, np.ceil(size / work.framework.bucket_bytes))
         wire = 2 * (dp - 1) * (buckets * alpha + beta * size / dp)
         early, copied = overlapped_share(work, stages, self.tp), flat_copy_share(work, stages, self.tp)

@@ -76,6 +76,30 @@ def counts_all_reduce(work: Workload, dp: int) -> bool:
     return dp > 1 and work.codec.exact and not sharded_in_nodes
 
 
+def hides_shard_collectives(work: Workload, kind: str) -> bool:
+    """Return whether ZeRO's collectives overlap the passes that they belong to, on devices of this kind."""
+    return work.framework.shard_prefetch and kind == "cuda"
+
+
+def late_shard_bytes(work: Workload, kind: str) -> tuple[float, float]:
+    """Return the bytes for each parameter that ZeRO gathers (weights) and scatters (gradients) in every step without
+    overlapping a pass.
+
+    Args:
+        kind: kind of the devices: cuda or cpu.
+    """
+    level, hidden = work.memory_options.zero, hides_shard_collectives(work, kind)
+    gathered = 0.0 if level == 3 and hidden else work.gathered_bytes
+    return gathered, 0.0 if level >= 2 and hidden else work.framework.summed_bytes
+
+
+def shard_bytes_per_micro_batch(work: Workload) -> tuple[float, float]:
+    """Return the bytes for each parameter that ZeRO's collectives send beside or before the forward and the backward
+    pass of every micro-batch."""
+    gathered = work.gathered_bytes if work.memory_options.zero == 3 else 0.0
+    return gathered, gathered + (work.framework.summed_bytes if work.memory_options.zero >= 2 else 0.0)
+
+
 class UnitClass(NamedTuple):
     """A class of tensor-parallel groups: all groups of one or more kinds (`UnitKind`), which bounds treat as equal. It
     holds the least seconds that any of these groups takes, for one micro-batch where a field does not say otherwise,

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from hpctrain.planner.bounds.closed_form import ideal_step_s
+from hpctrain.planner.bounds.unit_counts import hides_shard_collectives
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.workload import ScheduleSpec, Workload
 from hpctrain.planner.devices.tensor_parallel_group import Placement
@@ -247,15 +248,17 @@ class CandidateQueue:
         return self._fast_spaces(dims) if self.few_devices else [self.plain]
 
     def _fast_spaces(self, dims: ParallelDims) -> list[SearchSpace]:
-        """Return the spaces without recomputation and with ZeRO 1 at most: all others have larger lower bounds."""
+        """Return the spaces whose memory options may be the fastest: all others have larger lower bounds."""
         spaces = [self.plain]
         for space in spaces:
             spaces += [other for other in self.faster_spaces(space, dims) if other not in spaces]
         return spaces
 
     def faster_spaces(self, space: SearchSpace, dims: ParallelDims) -> list[SearchSpace]:
-        """Return the spaces with ZeRO 1 or sequence parallelism in addition, which may make a step shorter even if the
+        """Return the spaces with ZeRO or sequence parallelism in addition, which may make a step shorter even if the
         options of `space` fit the memory; none if the run file fixes the degrees.
+
+        ZeRO 2 and 3 can be the fastest only where their collectives overlap the passes (`hides_shard_collectives`).
         """
         if self.plain.work.fixed is not None:
             return []
@@ -263,8 +266,12 @@ class CandidateQueue:
         # Gradients are summed exactly within nodes, so sharding there works with every codec.
         shard: Literal["all", "node"] = "all" if work.may_shard_gradients else "node"
         spaces = []
-        if dims.dp > 1 and given.zero == 0:
-            spaces.append(self.space(replace(given, zero=1, shard=shard)))
+        levels: tuple[ZeroLevel, ...] = (1,)
+        if self.few_devices and hides_shard_collectives(work, self.plain.pool.devices[0].kind):
+            levels = (1, 2, 3)
+        for level in levels:
+            if dims.dp > 1 and given.zero == 0:
+                spaces.append(self.space(replace(given, zero=level, shard=shard)))
         if may_split_sequences(work, dims.tp) and not given.sequence_parallel:
             spaces.append(self.space(replace(given, sequence_parallel=True)))
         return spaces

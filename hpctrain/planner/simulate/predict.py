@@ -190,20 +190,36 @@ def lower_bound(cost: CostModel, layout: Layout) -> float:
     its last backward, the all-reduce over replicas and the update.
     """
     sharded = _shard_collective_times(cost, layout)
-    sums, update, pp = _all_reduce_by_rank_s(cost, layout, sharded), _update(cost, layout), layout.pp
-    split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
-    bound = 0.0
+    sums, bound = _all_reduce_by_rank_s(cost, layout, sharded), 0.0
     for run in _runs(cost, layout, sharded):
-        durations = run.durations
-        way_in = [0.0, *accumulate(durations.forward[s] + durations.send[s] for s in range(pp - 1))]
-        way_out = [0.0, *accumulate(durations.backward[s] + durations.send_back[s] for s in range(pp - 1))]
-        for rank in range(pp):
-            busy = _busy(layout, run, rank)
-            # With split backwards, a rank's last action may be a W, which no other rank waits for.
-            tail = sums[rank] if split else max(sums[rank], way_out[rank] + sums[0])
-            bound = max(bound, way_in[rank] + busy + tail)
-        bound = max(bound, run.micro_batches * max(_lane_s(durations), default=0.0))
-    return max(bound, _busiest_port_s(cost, layout)) + update
+        around = _around_ranks_s(layout, run.durations, sums)
+        bound = max(bound, *(around[rank] + _busy(layout, run, rank) for rank in range(layout.pp)))
+        bound = max(bound, run.micro_batches * max(_lane_s(run.durations), default=0.0))
+    return max(bound, _busiest_port_s(cost, layout)) + _update(cost, layout)
+
+
+def least_around_ranks_s(cost: CostModel, layout: Layout) -> list[float]:
+    """Return [pipeline rank] -> the least seconds of a step before the first action of the rank and after its last one,
+    in any replica. They are a lower bound also for layouts on the same devices with more blocks in some stages.
+    """
+    sharded = _shard_collective_times(cost, layout)
+    sums, update = _all_reduce_by_rank_s(cost, layout, sharded), _update(cost, layout)
+    around = (_around_ranks_s(layout, run.durations, sums) for run in _runs(cost, layout, sharded))
+    return [min(seconds) + update for seconds in zip(*around, strict=True)]
+
+
+def _around_ranks_s(layout: Layout, durations: StageDurations, sums: list[float]) -> list[float]:
+    """Return [pipeline rank] -> lower bound in seconds of what comes before its first forward and after its last
+    backward, except the update.
+
+    Args:
+        sums: [pipeline rank] -> seconds of its all-reduce.
+    """
+    pp, split = layout.pp, layout.schedule in SPLIT_BACKWARD_SCHEDULES
+    way_in = [0.0, *accumulate(durations.forward[s] + durations.send[s] for s in range(pp - 1))]
+    way_out = [0.0, *accumulate(durations.backward[s] + durations.send_back[s] for s in range(pp - 1))]
+    # With split backwards, a rank's last action may be a W, which no other rank waits for.
+    return [way_in[rank] + (sums[rank] if split else max(sums[rank], way_out[rank] + sums[0])) for rank in range(pp)]
 
 
 def _busiest_port_s(cost: CostModel, layout: Layout) -> float:

@@ -9,10 +9,11 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import CommandTimeoutError
 from hpctrain.base.process import CommandResult, SystemRunner
+from hpctrain.bench.planner.annealing import annealed_pct
 from hpctrain.bench.planner.placement import measure as measure_placement
-from hpctrain.bench.planner.search import CASES, SearchCase, brute_force_gap_pct, figures_of, scene_of_case
+from hpctrain.bench.planner.search import CASES, MIXED_CASES, SearchCase, brute_force_gap_pct, figures_of, scene_of_case
 from hpctrain.cli.main import cli
-from hpctrain.planner import make_plan
+from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.replan.replan import plan_without
 
 pytestmark = pytest.mark.slow
@@ -45,10 +46,19 @@ def test_searches_and_plans_after_a_loss_are_shown(monkeypatch) -> None:
     assert f"{sent} of {24 * after.dp * after.tp}" in row
 
 
+def test_annealing_improves_a_plan_by_the_rules_of_the_paper_and_hardly_that_of_the_search() -> None:
+    run, topology = scene_of_case(MIXED_CASES[-1])
+    paper, auto = (
+        annealed_pct(run, topology, make_plan(run, run.spec(), topology, PlanRequest(solver=solver)), evaluations=1000)
+        for solver in ("paper", "auto")
+    )
+    assert 0 <= auto < 1 < paper
+
+
 def test_unlike_devices_gain_by_placement_and_equal_ones_do_not() -> None:
-    cases = [case for case in CASES if case.name in ("equal-32-350M", "paper-32-350M", "unlike-16-7B")]
+    cases = [case for case in CASES if case.name in ("equal-32-350M", "paper-32-1.3B", "unlike-16-7B")]
     rows = {row["case"]: row for row in measure_placement(lambda said: None, cases, orders=3)["rows"]}
-    equal, mixed, large = rows["equal-32-350M"], rows["paper-32-350M"], rows["unlike-16-7B"]
+    equal, mixed, large = rows["equal-32-350M"], rows["paper-32-1.3B"], rows["unlike-16-7B"]
     assert equal["shuffled_s"] == pytest.approx([equal["planned_s"]] * 3)
     assert mixed["planned_s"] < mixed["shuffled_s"][1] <= mixed["shuffled_s"][0] <= mixed["shuffled_s"][2]
     assert mixed["planned_s"] < mixed["listed_s"]

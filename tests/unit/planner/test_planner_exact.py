@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
+from hpctrain.bench.planner.search import gpus_of
 from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
@@ -17,6 +19,8 @@ from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
 from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.layout.placement import all_placements
+from hpctrain.planner.search.symmetry import PlacementSymmetry
 from hpctrain.planner.simulate.engine import StageDurations, rank_ends, simulate
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule, why_no_schedule
@@ -93,8 +97,49 @@ def test_no_plan_beats_the_bound(topology, run, speeds, link, memory):
 def test_what_is_too_much_for_every_plan_says_what_to_use(plan, topology):
     with pytest.raises(InputError, match=r"--solver exact: found 9 devices, allowed: up to 8; use --solver auto"):
         plan(topology([1.0] * 9), solver="exact")
-    with pytest.raises(InputError, match=r"found \d+ plans that may be the fastest, allowed: up to 200000; use"):
-        plan(topology([1.0] * 8), solver="exact", dims={"layers": 24})
+    with pytest.raises(InputError, match=r"found more than 200000 plans that may be the fastest, allowed: up to 20"):
+        plan(topology([1 - 0.1 * number for number in range(8)]), solver="exact", dims={"layers": 24})
+
+
+def test_exact_tries_every_cut_of_a_deep_model_on_equal_nodes(plan, topology):
+    made = topology([1.0] * 4, devices=2)
+    exact, auto = (plan(made, solver=solver, dims={"layers": 24}).predicted for solver in ("exact", "auto"))
+    assert exact.step_time_s["total"] == pytest.approx(exact.bound_s)
+    assert auto.bound_s <= exact.bound_s * (1 + 1e-9)
+    assert exact.bound_s <= auto.step_time_s["total"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("rows", [32, 64])
+def test_no_plan_whose_collectives_overlap_the_passes_beats_the_bound(run, rows):
+    dims = {"layers": 24, "dim": 2048, "heads": 16, "vocab": 32000}
+    asked = run(rows=rows, seq_len=1024, dims=dims, precision="bf16")
+    exact = make_plan(asked, asked.spec(), gpus_of(8), PlanRequest(solver="exact"))
+    auto = make_plan(asked, asked.spec(), gpus_of(8))
+    assert exact.zero == 3, "the case has such a plan"
+    assert auto.predicted.bound_s <= exact.predicted.bound_s * (1 + 1e-9)
+    assert auto.predicted.step_time_s["total"] <= exact.predicted.bound_s * 1.01
+
+
+@pytest.mark.parametrize("fields", [{}, {"racks": {(0, 1): 2.0}}, {"rails": 2}, {"links": {(0, 2): (1e-4, 4e-9)}}])
+@pytest.mark.parametrize("dims", [(2, 2), (3, 1), (1, 3)])
+def test_every_placement_is_equal_to_one_that_exact_tries(topology, run, fields, dims):
+    pp, dp = dims
+    made = topology((1.0, 1.0, 0.5), devices=2, **fields)
+    asked = run(rows=12)
+    work, pool = workload_of(asked, asked.spec())[0], make_device_pool(asked, made)
+    cost, units = CostModel(work, pool.links), make_tensor_parallel_groups(pool, 1)
+    symmetry = PlacementSymmetry(units, pool.links, work.stage_boundary_bytes(1))
+
+    def step_s(placement: Placement) -> float:
+        return round(predict(cost, Layout(placement, "1f1b", 1, (12 // dp,) * dp, (6 // pp,) * pp)).total, 12)
+
+    every = {
+        step_s(Placement(tuple(chosen[start : start + pp]) for start in range(0, pp * dp, pp)))
+        for chosen in itertools.permutations(units, pp * dp)
+    }
+    tried = list(filter(symmetry.is_first_of_equals, all_placements(units, symmetry.classes, pp, dp)))
+    assert {step_s(placement) for placement in tried} == every
+    assert 2 * len(tried) < math.perm(len(units), pp * dp) / math.factorial(dp)
 
 
 # Three ranks whose table repeats itself every second micro-batch; from `values` come forward, backward, send, back.
