@@ -24,12 +24,14 @@ class ChangeLimits:
     windows: int = 4
     """Fewest windows that a change must last. Without noise, a change of `shift` or more is found in so many."""
     quiet_windows: float = 1e6
-    """Windows of the whole machine between two false alarms, at least, as mean under noise that is independent from
-    window to window (Lorden 1971)."""
+    """Windows of the whole machine between two false alarms, at least, as mean under independent noise of known size
+    around a known reference (Lorden 1971). Estimates of both make them more frequent where noise is large."""
     least_noise: float = 0.01
     """Smallest standard deviation of a window, as a share of its time: a few equal windows do not show that there is no
     noise."""
-    reference: int = 30
+    small_sample: float = 2.0
+    """Noise that n windows show counts as larger by this number divided by n, as few may be alike by chance."""
+    reference: int = 100
     """Windows at the beginning, or after the last change, with which later ones are compared. The reference does not
     move on, because a slow drift would take it along."""
     newest: int = 100
@@ -83,16 +85,20 @@ class _Sums:
     faster_since: int = 0
 
     def reference(self, limits: ChangeLimits) -> float | None:
-        """Return the logarithm with which a window is compared; None before there are enough windows."""
-        return median(self.past[: limits.reference]) if len(self.past) >= limits.windows else None
+        """Return the logarithm with which a window is compared: a median, whose standard error is 1.25 × noise / √n
+        over n windows. None before there are enough windows for an error below a fifth of the shift."""
+        needed = min(limits.reference, max(limits.windows, (7.0 * self.noise(limits) / limits.shift) ** 2))
+        return median(self.past[: limits.reference]) if len(self.past) >= needed else None
 
     def noise(self, limits: ChangeLimits) -> float:
         """Return the standard deviation of a window: the largest of robust estimates, which for normal noise are equal.
         The 90th percentile shows noise that comes in one window of ten or more."""
+        if not self.past:
+            return math.inf
         centre = median(self.past)
         spread = 1.4826 * median(abs(value - centre) for value in self.past)
         tail = (sorted(self.past)[math.ceil(0.9 * len(self.past)) - 1] - centre) / 1.2816
-        return max(limits.least_noise, spread, tail)
+        return max(limits.least_noise, spread, tail) * (1.0 + limits.small_sample / len(self.past))
 
     def add(self, index: int, deviation: float, limits: ChangeLimits) -> None:
         """Add a window to the sums.
