@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,6 @@ from hpctrain.records.history.run_log import MetricRow
 
 INTEGERS = ("step", "generation", "tokens", "samples")
 """Figures that every row has, as whole numbers."""
-LEFT_OUT = ("schema", "placement")
-"""Keys of a row that are no figures of its step."""
 
 
 def metric_columns(rows: Sequence[MetricRow]) -> dict[str, np.ndarray[Any, Any]]:
@@ -25,22 +23,9 @@ def metric_columns(rows: Sequence[MetricRow]) -> dict[str, np.ndarray[Any, Any]]
     Args:
         rows: rows of metrics.jsonl.
     """
-    flat = [dict(_figures(row.to_json())) for row in rows]
+    flat = [row.figures() for row in rows]
     names = dict.fromkeys(name for figures in flat for name in figures)
     return {name: _column(name, [figures.get(name) for figures in flat]) for name in names}
-
-
-def _figures(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float | int | bool]]:
-    """Yield name and number of each figure in a row's JSON value; the parts of a nested figure are named with dots."""
-    for key, item in value.items():
-        if not prefix and key in LEFT_OUT:
-            continue
-        if isinstance(item, list):
-            item = {str(index): part for index, part in enumerate(item)}
-        if isinstance(item, dict):
-            yield from _figures(item, f"{prefix}{key}.")
-        elif isinstance(item, int | float):
-            yield f"{prefix}{key}", item
 
 
 def _column(name: str, values: list[float | int | bool | None]) -> np.ndarray[Any, Any]:

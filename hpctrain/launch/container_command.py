@@ -12,6 +12,9 @@ from hpctrain.base.module_argv import PACKAGE, program
 from hpctrain.container import entry
 from hpctrain.records.run.run import Container, Run
 
+TRACKER_LOG = "tracking.txt"
+"""Name of the file, among the logs of an attempt, with what `hpctrain track` prints."""
+
 
 def python_command(run: Run, module: str, flags: Sequence[str] = ()) -> list[str]:
     """Return the argv that runs a Python module with the Python of the run's image, or without an image with the Python
@@ -38,6 +41,12 @@ def container_command(run: Run, folder: Path, command: Sequence[str], with_code:
         return list(command)
     more = ["--with-code"] if with_code else []
     return [*program("hpctrain.node"), "enter", "--folder", str(folder), *more, "--", *command]
+
+
+def tracker_command(folder: Path) -> list[str]:
+    """Return the argv that writes the metrics of the run in `folder` into its trackers until the run is over. It runs
+    outside the run's image, as other tools of a person do."""
+    return [*program("hpctrain"), "track", str(folder), "--follow"]
 
 
 def task_command(run: Run, folder: Path, command: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import EXIT_RESUMABLE, InputError, RefusedError
 from hpctrain.base.process import WORKER_NAME, Process, Runner
 from hpctrain.jobs.attempt_outcome import read_outcome
-from hpctrain.launch.container_command import check_container
+from hpctrain.launch.container_command import TRACKER_LOG, check_container, tracker_command
 from hpctrain.launch.local import LocalNodes, check_gpus, local_nodes
 from hpctrain.launch.preflight.changed_settings import run_with_changes, write_changed_settings
 from hpctrain.launch.preflight.checks import check_plan, drop_stale_topology
@@ -152,6 +152,8 @@ def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:
 
 POLL_S = 0.2
 """Seconds between two looks at whether node processes have ended."""
+TRACKER_END_S = 30.0
+"""Seconds that trackers have for the last metrics after the end of an attempt; `hpctrain track` adds what they lack."""
 
 
 @dataclass(frozen=True)
@@ -169,10 +171,13 @@ class LocalJobResult:
 class LocalJob:
     """The node processes of one attempt of a local run."""
 
-    def __init__(self, folder: RunFolder, attempt: int, processes: dict[str, Process], clock: Clock) -> None:
+    def __init__(self, folder: RunFolder, attempt: int, clock: Clock) -> None:
         self.folder = folder
         self.attempt = attempt
-        self.processes = processes
+        self.processes: dict[str, Process] = {}
+        """Name of a virtual node -> its process."""
+        self.tracker: Process | None = None
+        """The process that writes metrics into trackers, if the run file names some."""
         self._clock = clock
         self._killed = False
 
@@ -192,6 +197,8 @@ class LocalJob:
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
+        if self.tracker is not None:
+            self.tracker.terminate()
 
     def kill_workers(self, node: str) -> bool:
         """Kill the workers of a virtual node, and not its agent, as a fault would; return whether there was any."""
@@ -218,6 +225,10 @@ class LocalJob:
             tick()
             self._clock.sleep(POLL_S)
         tick()
+        if self.tracker is not None:
+            self.tracker.terminate()
+            if self.tracker.wait(TRACKER_END_S) is None:
+                self.tracker.kill()
         events = read_events(self.folder.path / "events.jsonl", self.attempt)
         ended = self._ended(events)
         outcome = read_outcome(ended.exit_code, events, ended.exit_code == 0).exit_class
@@ -268,11 +279,15 @@ def start_local_job(folder: RunFolder, count: int, lock: FileIO, runner: Runner,
     attempt = folder.begin_attempt(nodes, clock.wall())
     logs = folder.path / "logs" / str(attempt)
     logs.mkdir(parents=True, exist_ok=True)
-    job, local = LocalJob(folder, attempt, {}, clock), LocalNodes(folder.path, nodes, runner, run_of(folder.path))
+    run = run_of(folder.path)
+    job, local = LocalJob(folder, attempt, clock), LocalNodes(folder.path, nodes, runner, run)
     try:
         for node in nodes:
             log, extra = logs / f"{node}.agent.log", ("--attempt", str(attempt))
             job.processes[node] = local.start("run", node, log, extra, keep_fds=(lock.fileno(),))
+        if run.tracking.trackers:
+            env = {**os.environ, "HPCTRAIN_ATTEMPT": str(attempt)}
+            job.tracker = runner.start(tracker_command(folder.path), env, logs / TRACKER_LOG)
     except BaseException:
         job.kill()
         raise

@@ -137,7 +137,7 @@ def compare(folders: Sequence[Path], statuses: Sequence[RunStatus | HpctrainErro
 
 
 def _groups(runs: Sequence[Run | None], rows: Sequence[ComparedRun]) -> list[SeedGroup]:
-    settings = [None if run is None else _flat(run.to_json()) for run in runs]
+    settings = [None if run is None else flat_values(run.to_json()) for run in runs]
     return [
         _group([rows[at] for at in group], [run.seed for at in group if (run := runs[at]) is not None])
         for group in groups_by_seed(settings)
@@ -212,18 +212,20 @@ def sort_rows(rows: Sequence[ComparedRun], key: SortKey) -> list[ComparedRun]:
 def _differences(runs: Sequence[Run | None]) -> list[dict[str, Any]]:
     """Return for each run the keys of the run file, except the name, in which the runs differ, with their values. A key
     that a run leaves out has the value None, as has each key of a run whose file cannot be read (None)."""
-    flat = [{} if run is None else _flat(run.to_json()) for run in runs]
+    flat = [{} if run is None else flat_values(run.to_json()) for run in runs]
     known = [values for values in flat if values]
     keys = dict.fromkeys(key for values in known for key in values if key != "name")
     differing = [key for key in keys if any(values.get(key) != known[0].get(key) for values in known)]
     return [{key: values.get(key) for key in differing} for values in flat]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by one name each, with dots: {"model": {"layers": 2}} -> {"model.layers": 2}. Lists stay
+    whole."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
+            flat |= flat_values(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat

@@ -134,5 +134,6 @@ _PHRASES: dict[str, Callable[[Event], str]] = {
     "residuals_dropped": _prefixed("residuals dropped"),
     "finished": _finished,
     "notify_failed": _prefixed("nobody was told"),
+    "tracker_failed": _prefixed("no more metrics for it"),
     "failed": _prefixed("failed"),
 }

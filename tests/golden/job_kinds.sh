@@ -144,6 +144,10 @@ start() {
 declare -A step=()
 for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do start "$node"; done
 
+# Beside the training: whatever happens to it, the run goes on.
+(trap '' USR2; exec nice /usr/bin/python3 /lib/hpctrain/base/start.py hpctrain track '/shared/it'"'"'s/run' --follow) > '/shared/it'"'"'s/run'/logs/"$HPCTRAIN_ATTEMPT"/tracking.txt 2>&1 3>&- &
+tracker=$!
+
 # Takes note of each srun that has ended: `code` is the highest exit code of all. That of a lost node ends with 0, when
 # Slurm gives the node up or the node comes back; a task that is then started on it counts no more.
 code=0
@@ -195,6 +199,11 @@ else
   wait "$teller"
 fi
 if [ -e "$finished" ]; then code=0; fi
+kill -TERM "$tracker" 2>/dev/null
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+  kill -0 "$tracker" 2>/dev/null || break
+  sleep 1
+done
 
 # What ends the job does not end this: it may have to queue the next one.
 trap '' INT TERM USR2

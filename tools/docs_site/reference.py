@@ -40,6 +40,7 @@ FILES = {
     "manifest": "checkpoints/step-*/manifest.json",
     "corpus": "index.json of a corpus folder",
     "past_run": "history.jsonl",
+    "tracked": "tracking/*.json",
     "selfcheck": "The file of hpctrain selfcheck -o",
 }
 """Kind of a file -> heading of its section, in order. The run file has a page of its own."""

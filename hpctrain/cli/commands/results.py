@@ -1,17 +1,23 @@
-"""Commands that write or print results of runs: `report`, `compare`, `eval` and `export`. Also `convert`, which makes a
-Hugging Face folder of a checkpoint of another tool."""
+"""Commands that write or print results of runs: `report`, `compare`, `track`, `eval` and `export`; and `convert`, which
+makes a Hugging Face folder of a checkpoint of another tool."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from threading import Event as Flag
 from typing import Any, get_args
 
 import click
 from rich.table import Table
 
 from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import EXIT_FAILED, InputError, StorageError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
@@ -22,8 +28,12 @@ from hpctrain.hf.convert.convert import convert
 from hpctrain.hf.output import ExportFormat
 from hpctrain.hf.tensors import BYTES, shard_bytes
 from hpctrain.jobs.run_status import run_statuses
+from hpctrain.jobs.tracking import FOLDER as TRACKING
+from hpctrain.jobs.tracking import track
 from hpctrain.launch.evaluate import CheckpointEvaluation, evaluate
 from hpctrain.launch.export import export
+from hpctrain.records.run.run import run_of
+from hpctrain.records.run.tracking import TrackerName
 from hpctrain.report.comparison import (
     Column,
     Comparison,
@@ -36,6 +46,7 @@ from hpctrain.report.comparison import (
 )
 from hpctrain.report.comparison import table as comparison_table
 from hpctrain.report.render import write_report
+from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import run_name
 from hpctrain.runs.sweeps import NamedRuns
 
@@ -242,3 +253,47 @@ def convert_command(
         return
     click.echo(f"{output}: {done.architecture} from {done.tool}, {done.parameters:,} numbers")
     click.echo(f"  {_file_names(done.files)}: {format_bytes(done.size_bytes)}")
+
+
+LOOK_S = 5.0
+"""Seconds between two looks at the run's files."""
+
+
+@click.command("track")
+@click.argument("folder", metavar="RUN", type=RUN)
+@click.option(
+    "--to", "named", type=click.Choice(get_args(TrackerName)), multiple=True, help="Default: those of the run file."
+)
+@click.option("-o", "--output", type=FOLDER, help="Default: `tracking.output` of the run file, or RUN/tracking.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over, or until Ctrl-C or SIGTERM.")
+def track_command(folder: Path, named: tuple[TrackerName, ...], output: Path | None, follow: bool) -> None:
+    """Write the metrics of a run into trackers: TensorBoard, MLflow, Weights & Biases, Prometheus.
+
+    Each tracker gets what it does not have yet, so you can repeat the command. Slurm jobs and local runs whose run file
+    names trackers do this by themselves while they go on; after a killed job this command adds the rest. The exit code
+    is 1 if a tracker failed; the others are complete.
+
+    RUN is a run folder, a run's name or a job's id. Names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
+    among the runs that you started anywhere; of several folders with that name the newest counts.
+    """
+    tracking = run_of(folder).tracking
+    names = named or tuple(tracking.trackers)
+    if not names:
+        raise InputError(f"{folder.name}: its run file names no tracker (tracking.trackers); give one with --to")
+    output = output or Path(tracking.output or folder / TRACKING)
+    clock, stopped, failed = SystemClock(), Flag(), []
+    attempt = os.environ.get("HPCTRAIN_ATTEMPT", "")
+
+    def fail(name: TrackerName, reason: str) -> None:
+        failed.append(name)
+        warn([reason])
+        if attempt.isdecimal():  # started by the run itself
+            try:
+                RunFolder(folder).append_event("tracker_failed", reason, int(attempt), clock.wall(), tracker=name)
+            except StorageError as error:
+                warn([f"event not written: {error}"])
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    track(folder, names, output, clock, fail, partial(stopped.wait, LOOK_S) if follow else None)
+    sys.exit(EXIT_FAILED if failed else 0)

@@ -20,7 +20,13 @@ from hpctrain.base.package_data import package_data_path, render_template
 from hpctrain.base.process import Runner
 from hpctrain.jobs.dependencies import dependency_option
 from hpctrain.jobs.successors import CANCELLED_FILE
-from hpctrain.launch.container_command import python_command, step_options, task_command
+from hpctrain.launch.container_command import (
+    TRACKER_LOG,
+    python_command,
+    step_options,
+    task_command,
+    tracker_command,
+)
 from hpctrain.launch.stop_signals import stop_signals
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import RunFolder, check_path
@@ -93,6 +99,8 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         gpus=run.cluster.device != "cpu",
         command=command,
         submitted=submitted,
+        tracker=shlex.join(tracker_command(folder)) if run.tracking.trackers else "",
+        tracker_log=TRACKER_LOG,
         again=again,
         closing=_closing(run, folder, again),
     )

@@ -7,7 +7,7 @@ has another line in metrics.jsonl.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -43,6 +43,7 @@ EventKind = Literal[
     "adapted",
     "adaptation_measured",
     "notify_failed",
+    "tracker_failed",
     "finished",
     "failed",
 ]
@@ -84,6 +85,7 @@ EVENTS: Mapping[EventKind, str] = {
     "adaptation_measured": "What came true of the plan of `generation`: a step takes `measured_step_time_s`, "
     "`predicted_step_time_s` were predicted; `kept` says whether the plan stays.",
     "notify_failed": "The URL of `notify` did not take the POST about `state`.",
+    "tracker_failed": "The `tracker` gets no metrics of this attempt any more; the run goes on.",
     "finished": "All steps are done: `step`, `loss`, and with `deterministic` the `weights_sha256`.",
     "failed": "The attempt ends with `exit_code`; after a worker's failure with its `node`, `device`, `rank`, `fault` "
     "and `error`.",
@@ -268,6 +270,24 @@ class MetricRow(Document):
     """Peak memory in bytes of the worker with the most: resident memory (CPU), or torch's allocations (CUDA)."""
     placement: list[RankPlacement] | None = None
     """What each rank holds and runs; only in the first row of each generation."""
+
+    def figures(self) -> dict[str, float | int | bool]:
+        """Return the row's figures by name, in a flat form: parts of a figure have names with dots, such as
+        `bytes_sent.dp`, and elements of lists their positions, such as `stage_time_s.0`. `schema` and `placement` are
+        left out, and so are figures that the row does not have."""
+        return dict(_figures(self.to_json()))
+
+
+def _figures(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | int | bool]]:
+    for key, item in value.items():
+        if not prefix and key in ("schema", "placement"):
+            continue
+        if isinstance(item, list):
+            item = {str(index): part for index, part in enumerate(item)}
+        if isinstance(item, dict):
+            yield from _figures(item, f"{prefix}{key}.")
+        elif isinstance(item, int | float):
+            yield f"{prefix}{key}", item
 
 
 def read_metrics(path: Path) -> list[MetricRow]:

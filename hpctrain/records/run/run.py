@@ -34,6 +34,7 @@ from hpctrain.records.run.model_choice import Model
 from hpctrain.records.run.objective import AnyObjective, Objective, resolved_objective
 from hpctrain.records.run.optimizer import Optimizer
 from hpctrain.records.run.recovery import Recovery
+from hpctrain.records.run.tracking import Tracking
 
 RUN_FILE = "run.yaml"
 """Name of the run file in a run folder."""
@@ -227,6 +228,8 @@ class Run(Document):
     """When the plan of a running job changes because of its measured times."""
     profile: ProfilerSettings = ProfilerSettings()
     """Which optimizer step torch's profiler records."""
+    tracking: Tracking = Tracking()
+    """Tools for experiments that get the run's metrics while it goes on."""
 
     @property
     def step_timeout_s(self) -> float:

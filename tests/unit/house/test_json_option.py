@@ -15,6 +15,7 @@ WITHOUT_JSON = {
     "completion": "prints a script for a shell",
     "exec": "replaces itself by a command of the user, whose output is the answer",
     "schema": "prints JSON always",
+    "track": "prints nothing: it writes files of other tools",
 }
 """Commands without --json, with the reason."""
 

@@ -56,7 +56,8 @@ EVERY_KEY = {
 
 
 def test_the_script_of_a_job_with_nodes_of_several_kinds_is_the_golden_one() -> None:
-    text = neutral(preview(run(**EVERY_KEY), Path("/shared/it's/run")))
+    tracked = Run.from_json({**run(**EVERY_KEY).to_json(), "tracking": {"trackers": ["tensorboard"]}})
+    text = neutral(preview(tracked, Path("/shared/it's/run")))
     assert text == GOLDEN.with_name("job_kinds.sh").read_text()
 
 
@@ -345,3 +346,12 @@ def test_a_job_outlives_its_nodes_where_a_task_can_end_it() -> None:
     pyxis = run_with(container={"image": "/images/train.sqsh", "runtime": "pyxis"})
     assert "--no-kill" not in directives(pyxis, Path("/shared/run"))
     assert "keep_job" not in render_job(pyxis, Path("/shared/run"), "true").partition("\nstart() {")[0]
+
+
+def test_trackers_run_beside_the_training_and_end_before_the_job() -> None:
+    plain = render_job(run(), Path("/shared/run"), "true")
+    tracked = render_job(run_with(tracking={"trackers": ["tensorboard"]}), Path("/shared/run"), "true")
+    assert "tracker" not in plain
+    begin, end = tracked.index(" track /shared/run --follow)"), tracked.index('kill -TERM "$tracker"')
+    assert tracked.index('do start "$node"; done') < begin < tracked.index("# Takes note of each srun that has ended")
+    assert begin < end < tracked.index(" end --folder")

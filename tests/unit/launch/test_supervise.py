@@ -40,7 +40,9 @@ def job(tmp_path: Path) -> LocalJob:
     run_file = folder.path / "run.yaml"
     run_file.write_text(run_file.read_text().replace("slurm", "local"))
     attempt = folder.begin_attempt(["local0", "local1"], 0.0)
-    return LocalJob(folder, attempt, {"local0": FakeProcess(), "local1": FakeProcess()}, FakeClock())
+    job = LocalJob(folder, attempt, FakeClock())
+    job.processes |= {"local0": FakeProcess(), "local1": FakeProcess()}
+    return job
 
 
 def test_a_run_that_was_ended_at_once_is_cancelled_not_failed(job):
