@@ -163,8 +163,8 @@ def test_spares_excluded_nodes_and_extra_devices_are_left_out(plan, topology):
     assert set(made.nodes) <= {"local0", "local2"}
     assert "Left out on the probe's advice: local3." in made.notes
     assert "Kept idle as spares: local1." in made.notes
-    single = plan(topology((1, 1), devices=4), cluster={"devices_per_node": 1})
-    assert {place.device for place in single.ranks} == {"cpu0"}
+    single = plan(topology((1, 1), devices=4, kind="cuda"), cluster={"devices_per_node": 1})
+    assert {place.device for place in single.ranks} == {"cuda0"}
 
 
 def test_a_plan_uses_at_most_one_end_of_a_link_that_could_not_be_measured(plan, topology):
