@@ -68,7 +68,7 @@ def test_a_device_that_recovers_is_found_too():
 @given(
     seed=st.integers(0, 2**32),
     factor=st.floats(1.3, 5.0),
-    start=st.integers(10, 40),
+    start=st.integers(20, 40),  # before, noise alone can make a device's past too little known
     device=st.integers(0, 3),
 )
 def test_a_change_by_30_percent_is_found_within_12_windows_of_3_percent_noise(seed, factor, start, device):

@@ -91,12 +91,12 @@ def test_over_a_socket_it_waits_for_the_word_and_ends_when_nobody_listens(go: bo
 
 
 def test_an_address_of_another_machine_is_an_error_answer_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_report", lambda device, share: DeviceReport(devices=[], device_types={}))
+    monkeypatch.setattr(measure, "_report", lambda *options: DeviceReport(devices=[], device_types={}))
     ours, theirs = socket.socketpair()
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(measure.main, ["--device", "cpu", "--fd", str(theirs.detach())])
         channel = LineChannel(ours)
-        assert channel.wait_message(120) == {"kind": "ready"}
+        assert channel.wait_message(120) == {"kind": "ready", "device": "cpu"}
         channel.send({"kind": "go"})
         channel.wait_message(120)
         channel.send({"kind": "rendezvous", "addr": "192.0.2.1"})  # RFC 5737: no machine has this address
