@@ -222,13 +222,17 @@ def test_a_file_system_that_fails_while_the_first_record_is_made_ends_the_attemp
 def test_an_untrusted_plan_fails_the_run_with_one_line_and_does_not_crash_the_agent(tmp_path: Path) -> None:
     plan, clock = first_generation(tmp_path), FakeClock()
     error = UntrustedError(tmp_path / "plan.json", "can be written by others", "chmod go-w plan.json")
+    was_read = threading.Event()
 
     class Untrusted(Source):
         def plan_of(self, record: Generation) -> Plan:
+            was_read.set()
             raise error
 
     def make(_: Proposal) -> ProposedGeneration:
-        raise AssertionError("the agents have agreed on the generation already")
+        # The agent proposes a record until it has found the published one, and does not read a plan that it made.
+        assert was_read.wait(60)
+        raise error
 
     network = Network(clock, lambda: None)
     network.is_over = lambda: False
