@@ -154,8 +154,9 @@ def test_a_broken_topology_gives_a_plan_or_one_line_for_each_mistake(plan: Calla
 
 
 @pytest.mark.slow
-def test_every_field_broken_in_every_way_gives_a_plan_or_one_line(plan: Callable[[bytes], str]) -> None:
-    _check(plan, _broken_files())
+def test_a_topology_broken_in_hundreds_of_ways_gives_a_plan_or_one_line(plan: Callable[[bytes], str]) -> None:
+    # Of 2,256 files each fifth, so that every field has its turn; all of them take minutes.
+    _check(plan, itertools.islice(_broken_files(), 1, None, 5))
 
 
 def test_a_topology_file_cut_off_or_in_another_encoding_is_one_line(plan: Callable[[bytes], str]) -> None:
