@@ -19,6 +19,8 @@ from hpctrain.records.history.rank_log import RankRow
 from hpctrain.records.history.run_log import BytesSent, MetricRow
 from hpctrain.records.plan.plan import Plan
 
+pytestmark = pytest.mark.slow
+
 WINDOW = 10
 
 

@@ -23,6 +23,8 @@ from hpctrain.records.plan.compression import BUCKET_BYTES, Bf16, NoCompression,
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import CodecSeconds
 
+pytestmark = pytest.mark.slow
+
 SLOW, FAST = (2e-4, 8e-8), (5e-5, 2e-10)
 """100 Mbit/s, and a loopback."""
 LARGE = {"layers": 8, "dim": 512, "heads": 8}

@@ -10,6 +10,8 @@ from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.search.objective import GoodputConstraint, Objective, p95_step_s
 from hpctrain.planner.simulate.jitter import LinkJitter
 
+pytestmark = pytest.mark.slow
+
 
 def planned(run, topology, **objective):
     return make_plan(run, run.spec(), topology, PlanRequest(objective=Objective(**objective)))

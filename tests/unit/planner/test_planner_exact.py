@@ -25,6 +25,8 @@ from hpctrain.planner.simulate.engine import StageDurations, rank_ends, simulate
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule, why_no_schedule
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"layers": 3, "dim": 128, "heads": 4}
 
 

@@ -20,6 +20,8 @@ from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 from hpctrain.schedule.runnable import check_runnable
 
+pytestmark = pytest.mark.slow
+
 
 def topology(count: int) -> Topology:
     device = Device(

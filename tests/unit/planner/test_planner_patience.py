@@ -7,6 +7,8 @@ import pytest
 from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.limits import SearchLimits
 
+pytestmark = pytest.mark.slow
+
 LEFT = "Options that could be faster by the bound were left"
 
 

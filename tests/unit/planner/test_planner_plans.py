@@ -264,6 +264,7 @@ def test_most_of_eight_different_devices_are_used(plan, topology):
     st.sampled_from([1, 6, 8]),
     st.integers(3, 4),
 )
+@pytest.mark.slow
 def test_nothing_beats_the_bounds(topology, run, speeds, devices, link, rows, layers):
     asked = run(rows=rows, dims={"layers": layers})
     made = make_plan(asked, asked.spec(), topology(speeds, devices=devices, default=link))

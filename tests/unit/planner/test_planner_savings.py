@@ -14,6 +14,8 @@ from hpctrain.planner.cost.workload import ModelPart, workload_of
 from hpctrain.schedule.generate import make_schedule, stages_by_rank
 from hpctrain.schedule.runnable import WHY_NOT_COMPILED_HALVES, WHY_NOT_COMPILED_TP, WHY_NOT_RECOMPUTED_HALVES
 
+pytestmark = pytest.mark.slow
+
 LARGE = {"layers": 8, "dim": 512, "heads": 8}
 
 
