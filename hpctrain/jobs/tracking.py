@@ -3,11 +3,10 @@ that fails, hangs or is killed costs the run nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from hpctrain.base.atomic import write_json
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError
 from hpctrain.base.owned_files import owner_only
@@ -15,7 +14,6 @@ from hpctrain.base.requirements import pip_install
 from hpctrain.jobs.run_status import WatchedRun
 from hpctrain.records.history.run_log import MetricRow
 from hpctrain.records.history.tracked import Tracked
-from hpctrain.records.run.run import run_of
 from hpctrain.records.run.tracking import TrackerName
 from hpctrain.report.comparison import flat_values
 from hpctrain.report.rank_times import read_last_rank_rows
@@ -53,7 +51,8 @@ def track(
     watched = WatchedRun(folder, clock)
     status = watched.look()
     trackings = [_Tracking(folder, name, output / name) for name in dict.fromkeys(names)]
-    trackings = [each for each in trackings if each.attempt(each.open, fail)]
+    settings = flat_values(watched.live.run.to_json())
+    trackings = [each for each in trackings if each.attempt(partial(each.open, settings), fail)]
     ends_now = pause is None
     while True:
         rows = [row for row in watched.new if isinstance(row, MetricRow)]
@@ -79,8 +78,12 @@ class _Tracking:
         self._position = folder / FOLDER / f"{name}.json"
         self._until_s = float("-inf")
 
-    def open(self) -> None:
-        """Begin, or continue behind the last row that was written to the same folder."""
+    def open(self, settings: Mapping[str, object]) -> None:
+        """Begin, or continue behind the last row that was written to the same folder.
+
+        Args:
+            settings: those of the run file, as in `TrackedRun`.
+        """
         try:
             before = Tracked.read(self._position, owned=True)
         except FileError:
@@ -88,7 +91,6 @@ class _Tracking:
         if before is not None and before.output == str(self._output):
             self._until_s = before.until_s
         name = self._folder.name
-        settings = flat_values(run_of(self._folder).to_json())
         self.tracker.open(TrackedRun(name, run_name(name), settings, self._output))
 
     def log(self, rows: Sequence[MetricRow]) -> None:
@@ -100,7 +102,7 @@ class _Tracking:
         self._until_s = rows[-1].time_s
         with owner_only():
             self._position.parent.mkdir(exist_ok=True)
-            write_json(self._position, Tracked(output=str(self._output), until_s=self._until_s).to_json())
+            Tracked(output=str(self._output), until_s=self._until_s).write(self._position)
 
     def attempt(self, act: Callable[[], None], fail: Callable[[TrackerName, str], None]) -> bool:
         """Call `act`; return whether it did not fail."""

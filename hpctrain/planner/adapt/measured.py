@@ -1,8 +1,8 @@
 """The speed of each device as the rows of its ranks show it, relative to the speed that the topology promises.
 
 A window's time on a device is the predicted one, times a factor of the device's part of the model (a part with the
-embedding or the head may be predicted worse than blocks), times a factor of the device. The two are told apart by
-devices that hold parts of one kind, and by one device that changes.
+embedding or the head may be predicted worse than blocks), times a factor of the device. Devices that hold parts of one
+kind, and a device that changes, show which of the two factors it is.
 """
 
 from __future__ import annotations

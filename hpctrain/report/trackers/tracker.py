@@ -1,4 +1,4 @@
-"""What every tracker does, and what it is told about the run."""
+"""The methods that every tracker has, and the description of the run that it gets."""
 
 from __future__ import annotations
 
