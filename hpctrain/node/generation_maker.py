@@ -4,7 +4,6 @@ start."""
 from __future__ import annotations
 
 import contextlib
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from hpctrain.planner import make_plan
 from hpctrain.planner.replan.calibration import learned_profile
 from hpctrain.planner.replan.replan import replan, with_fewer_spares
 from hpctrain.records.history.adapted_plan import AdaptedPlan, adapted_plan_file
-from hpctrain.records.history.generation import GENERATIONS, Generation, StoreAddress, record_file
+from hpctrain.records.history.generation import GENERATIONS, Generation, StoreAddress, new_plan_name, record_file
 from hpctrain.records.history.ledger import is_new_checkpoint, retries_spent_text
 from hpctrain.records.history.memory_state import MemorySource
 from hpctrain.records.history.run_log import EventKind, read_events
@@ -77,8 +76,8 @@ class GenerationMaker:
         adapted = self._adapted(proposal)
         plan = self._plan(proposal, pending) if adapted is None else self._take(adapted, proposal.number, pending)
         # The copy that runs is never written again; the public one may be edited for the next attempt.
-        name = f"generations/plan-{proposal.number:06d}.{secrets.token_hex(4)}.json"
-        (self.folder / "generations").mkdir(exist_ok=True)
+        name = new_plan_name(proposal.number)
+        (self.folder / GENERATIONS).mkdir(exist_ok=True)
         plan.write(self.folder / name)
         first = plan.ranks[0].node
         checkpoints = self._list_checkpoints()

@@ -3,7 +3,6 @@ functions in `planner/adapt`; this module has their files."""
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
 from hpctrain.agent.event_log import EventLog
@@ -14,7 +13,7 @@ from hpctrain.node.attempt_times import AttemptTimes
 from hpctrain.planner.adapt.decision import PlanChange, Situation, decide, judge
 from hpctrain.planner.simulate.goodput import DEFAULT_RECOVERY_S
 from hpctrain.records.history.adapted_plan import AdaptedPlan, adapted_plan_file
-from hpctrain.records.history.generation import GENERATIONS, Generation
+from hpctrain.records.history.generation import GENERATIONS, Generation, new_plan_name
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 
@@ -106,7 +105,7 @@ class RunPlanAdviser:
             taken_back: as in `AdaptedPlan`.
         """
         nodes = [member.node for member in record.members]
-        name = f"{GENERATIONS}/plan-{record.number + 1:06d}.{secrets.token_hex(4)}.json"
+        name = new_plan_name(record.number + 1)
         check_plan(plan, self._run, self._run.spec(), nodes, name)
         plan.write(self._folder / name)
         before_s, predicted_s = times_s

@@ -3,6 +3,7 @@ together until one is lost; the members of the generation before it vote on its 
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -79,6 +80,12 @@ class Generation(Document):
 def record_file(generations: Path, number: int) -> Path:
     """Return the path of the record of generation `number` in the folder `generations`."""
     return generations / f"gen-{number:06d}.json"
+
+
+def new_plan_name(number: int) -> str:
+    """Return a name within the run folder for a copy of the plan of generation `number`. No other copy has it, so
+    agents that propose the same generation do not write one file."""
+    return f"{GENERATIONS}/plan-{number:06d}.{secrets.token_hex(4)}.json"
 
 
 @dataclass(frozen=True)
