@@ -28,7 +28,7 @@ from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology
-from hpctrain.report.render import write_report
+from hpctrain.report.html.render import write_report
 from hpctrain.report.status import RunStatus
 from hpctrain.runs.code_copy import CODE_FOLDER
 from hpctrain.runs.folder import RunFolder, check_trusted, newest_plan

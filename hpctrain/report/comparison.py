@@ -14,9 +14,9 @@ from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import HpctrainError
 from hpctrain.records.history.run_log import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.report.charts import Chart, Trace, layout, line, thinned
 from hpctrain.report.equal_progress import EqualProgress, equal_progress, losses_at
-from hpctrain.report.render import plotly_script, render_page
+from hpctrain.report.html.charts import Chart, Trace, layout, line, thinned
+from hpctrain.report.html.render import plotly_script, render_page
 from hpctrain.report.seed_groups import MeanInterval, groups_by_seed, mean_interval
 from hpctrain.report.status import RunStatus
 from hpctrain.report.summaries import losses_by_set, steady_mfu, steady_tokens_per_s

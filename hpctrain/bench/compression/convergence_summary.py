@@ -19,7 +19,7 @@ from scipy import stats
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.units import format_si
-from hpctrain.report.render import plotly_script
+from hpctrain.report.html.render import plotly_script
 
 TARGET_GAP = 0.01
 """A method has reached the reference once its loss is at most this share above the reference's last loss."""

@@ -34,7 +34,7 @@ from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.run_log import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import read_run
 from hpctrain.records.topology.topology import Topology
-from hpctrain.report.render import write_report
+from hpctrain.report.html.render import write_report
 
 NODES = 4
 DECODER = Starter(

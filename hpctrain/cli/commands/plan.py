@@ -51,7 +51,7 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import read_run, run_of
 from hpctrain.records.topology.topology import Topology
-from hpctrain.report.tables import plural
+from hpctrain.report.html.tables import plural
 from hpctrain.runs.locate import find_run
 
 

@@ -45,7 +45,7 @@ from hpctrain.report.comparison import (
     write_comparison,
 )
 from hpctrain.report.comparison import table as comparison_table
-from hpctrain.report.render import write_report
+from hpctrain.report.html.render import write_report
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import run_name
 from hpctrain.runs.sweeps import NamedRuns

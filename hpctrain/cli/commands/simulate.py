@@ -33,7 +33,7 @@ from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import RUN_FILE, Run, read_run, run_of
 from hpctrain.records.topology.topology import Topology
-from hpctrain.report.render import Bar, gantt_chart, terminal_lines, write_timeline
+from hpctrain.report.html.render import Bar, gantt_chart, terminal_lines, write_timeline
 
 WIDTH = 80
 """Columns of the timeline if it is not printed on a terminal."""

@@ -7,7 +7,7 @@ import pytest
 
 from hpctrain.records.topology.pair_matrix import PairMatrix
 from hpctrain.records.topology.topology import Node, Provenance, Topology
-from hpctrain.report.charts import MOST_ROWS, fabric_charts
+from hpctrain.report.html.charts import MOST_ROWS, fabric_charts
 
 
 def large(count: int) -> Topology:

@@ -19,10 +19,10 @@ from hpctrain.records.history.provenance import (
     RunProvenance,
     SoftwareVersions,
 )
-from hpctrain.report import render as render_module
-from hpctrain.report.charts import MOST_POINTS, QUANTITIES, matrix, thinned
-from hpctrain.report.render import plotly_script, render, write_report
-from hpctrain.report.run_view import read_run_view
+from hpctrain.report.html import render as render_module
+from hpctrain.report.html.charts import MOST_POINTS, QUANTITIES, matrix, thinned
+from hpctrain.report.html.render import plotly_script, render, write_report
+from hpctrain.report.html.run_view import read_run_view
 
 SCRIPT = "/* charts */"
 

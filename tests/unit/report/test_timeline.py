@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctrain.report.render import KINDS, STYLES, WAITS, Bar, gantt_chart, letters, terminal_lines
+from hpctrain.report.html.render import KINDS, STYLES, WAITS, Bar, gantt_chart, letters, terminal_lines
 
 BARS = [
     Bar(0, "F", "0F0", 0.0, 2.0),

@@ -17,7 +17,7 @@ from typing import Any
 from hpctrain.records.history.run_log import MetricRow
 from hpctrain.records.topology.link import LinkFigures
 from hpctrain.records.topology.topology import Topology
-from hpctrain.report.run_view import RunView
+from hpctrain.report.html.run_view import RunView
 from hpctrain.report.summaries import HELD_OUT, losses_by_set
 
 Trace = dict[str, Any]

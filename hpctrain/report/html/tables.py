@@ -9,8 +9,8 @@ from hpctrain.records.history.provenance import attempt_values
 from hpctrain.records.history.run_log import Event
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Device, Node
+from hpctrain.report.html.run_view import PlanUse, RunView
 from hpctrain.report.rank_times import slowness
-from hpctrain.report.run_view import PlanUse, RunView
 from hpctrain.report.summaries import FAULTS, loss_words, robustness, steady_mfu, steady_step_time, steady_tokens_per_s
 
 ABSENT = "–"

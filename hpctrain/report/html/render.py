@@ -19,10 +19,10 @@ from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import InputError
 from hpctrain.base.requirements import pip_install
 from hpctrain.base.units import format_bytes, format_delta, format_seconds, format_si
-from hpctrain.report import charts, tables
-from hpctrain.report.charts import Chart, Trace, colour, fabric_charts
 from hpctrain.report.event_text import describe_event
-from hpctrain.report.run_view import RunView, read_run_view
+from hpctrain.report.html import charts, tables
+from hpctrain.report.html.charts import Chart, Trace, colour, fabric_charts
+from hpctrain.report.html.run_view import RunView, read_run_view
 
 
 def write_report(folder: Path, target: Path, now: float) -> None:
@@ -86,7 +86,7 @@ def render_page(template: str, **values: object) -> str:
         values: variables of the template.
     """
     environment = Environment(
-        loader=PackageLoader("hpctrain.report", "pages"),
+        loader=PackageLoader("hpctrain.report.html", "pages"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
