@@ -173,6 +173,7 @@ LARGE_MESSAGES: list[AgreementMessage] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fan_out", [None, 2])
 @pytest.mark.parametrize("message", LARGE_MESSAGES, ids=lambda message: message.kind)
 def test_the_messages_of_a_thousand_nodes_fit_a_connection(
@@ -226,6 +227,7 @@ VALUES = st.recursive(
 KEYS = st.sampled_from(["kind", "number", "round", "proposer", "vote", "record", "incarnation", "reason", "__class__"])
 
 
+@pytest.mark.slow
 @given(st.sampled_from(MESSAGES), st.dictionaries(KEYS | st.text(max_size=10), VALUES, max_size=3))
 @settings(max_examples=300, deadline=None)
 def test_any_change_of_a_message_is_a_message_or_malformed(message: AgreementMessage, changes: dict[str, Any]) -> None:

@@ -130,6 +130,7 @@ def play(world: World, kind: str, number: int, detail: object) -> None:
         world.under_way.pop(number % len(world.under_way))
 
 
+@pytest.mark.slow
 @given(st.integers(1, 6), st.lists(STEPS, min_size=20, max_size=120))
 @settings(max_examples=300, deadline=None)
 def test_no_history_decides_two_values(count: int, steps: list[tuple[str, int, object]]) -> None:

@@ -26,8 +26,8 @@ from hpctrain.records.history.generation import Generation, Member, StoreAddress
 from hpctrain.records.history.witness import WitnessEntry
 from hpctrain.records.plan.plan import Plan
 
-SEEDS = 2000
-PARTS = 8
+SEEDS = 1000
+PARTS = 10
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
@@ -58,6 +58,7 @@ def test_a_promise_that_is_not_remembered_is_noticed(monkeypatch: pytest.MonkeyP
     assert TWO_RECORDS.search(first_violation(300))
 
 
+@pytest.mark.slow
 def test_votes_that_do_not_bind_the_next_proposer_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement.Proposer, "bound_value", lambda proposer: None)
     assert TWO_RECORDS.search(first_violation(300))

@@ -149,6 +149,7 @@ def test_the_good_file_is_planned_on(plan: Callable[[bytes], str]) -> None:
     assert plan(json.dumps(GOOD).encode()) == ""
 
 
+@pytest.mark.slow
 def test_a_broken_topology_gives_a_plan_or_one_line_for_each_mistake(plan: Callable[[bytes], str]) -> None:
     _check(plan, itertools.islice(_broken_files(), 0, None, 19))
 
@@ -175,6 +176,7 @@ def test_nodes_without_devices_are_one_line(plan: Callable[[bytes], str]) -> Non
     assert "/topology.json: nodes: found no device; run `hpctrain probe`" in plan(json.dumps(value).encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("removed", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]])
 def test_no_plan_crosses_a_link_without_figures(
     plan: Callable[[bytes], str], tmp_path: Path, removed: list[int]

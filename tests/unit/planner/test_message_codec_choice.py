@@ -29,6 +29,7 @@ def total(plan: Plan) -> float:
     (None, False, "bf16"), (None, True, "int8"), ("auto", True, "int8"), ("none", True, "none"), ("bf16", True, "bf16"),
     ("int8", False, "int8"),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_on_slow_links_auto_takes_what_it_may(plan, topology, activations, lossy, expected):
     asked = {"mode": "auto", "lossy": lossy} | ({} if activations is None else {"activations": activations})
     made = plan(topology(default=SLOW), compression=asked, parallel=TWO)

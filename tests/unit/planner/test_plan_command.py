@@ -98,6 +98,7 @@ def test_overrides_and_nodes_and_solver(call):
     assert set(made.nodes) == {"local0", "local1"}
 
 
+@pytest.mark.slow
 def test_objective_constraints_and_their_reasons(call):
     code, out, _ = call("--objective", "robust", "--forbid", "local2", "--max-memory", "50", "--explain")
     assert code == 0

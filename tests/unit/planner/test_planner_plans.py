@@ -46,6 +46,7 @@ def test_a_plan_is_whole_and_its_terms_add_up(plan, topology, nodes):
     assert Plan.from_json(made.to_json()) == made
 
 
+@pytest.mark.slow
 def test_the_same_input_gives_the_same_plan(plan, topology):
     speeds = (1.0, 0.7, 1.0, 0.4)
     assert plan(topology(speeds)).to_json() == plan(topology(speeds)).to_json()
@@ -249,6 +250,7 @@ def test_figures_that_are_missing_are_named(plan, topology):
         plan(unlinked)
 
 
+@pytest.mark.slow
 def test_most_of_eight_different_devices_are_used(plan, topology):
     made = plan(topology([1 - 0.1 * number for number in range(8)]), rows=64)
     assert made.world_size > 4

@@ -38,6 +38,7 @@ def test_a_node_that_takes_over_is_the_only_one_that_is_sent_state(topology, run
     assert after.predicted.step_time_s["total"] <= 1.01 * fresh.predicted.step_time_s["total"]
 
 
+@pytest.mark.slow
 def test_moves_bring_every_device_what_it_lacks(topology, run):
     asked, whole = run(rows=24, dims={"layers": 12}), topology([1.0, 0.5, 1.0, 0.7])
     before = make_plan(asked, asked.spec(), whole)
@@ -65,6 +66,7 @@ def test_a_lost_stage_without_a_copy_comes_from_a_checkpoint(topology, run):
     assert any("their state comes from a checkpoint" in note for note in after.notes)
 
 
+@pytest.mark.slow
 def test_the_same_plan_moves_nothing(topology, run):
     asked, made = run(), topology([1.0, 0.5])
     before = make_plan(asked, asked.spec(), made)
@@ -120,6 +122,7 @@ def test_a_way_of_summing_that_does_not_fit_any_more_does_not_end_the_run(topolo
     assert len(after_loss(asked, left, before)) == 66
 
 
+@pytest.mark.slow
 def test_messages_are_chosen_for_the_stages_that_are_left():
     """What is left of the old plan has another number of stages than the fastest plan that is found."""
     run, whole = scene_of_case(SearchCase("unlike", 16, "7B"))

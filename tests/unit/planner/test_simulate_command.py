@@ -84,6 +84,7 @@ def test_the_page_holds_every_action_and_no_address(folder):
     assert 'src="http' not in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
