@@ -1,4 +1,4 @@
-"""Faults of a lab and their repair: nodes that are killed, silent or hang, pairs without traffic, slow links."""
+"""Faults of a lab and their repair: nodes that are killed, silent, hang or slow, pairs without traffic, slow links."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.lab import network
 from hpctrain.lab.config_files import find_cpu_control
@@ -126,10 +127,32 @@ def shaped(
             shape(machine, layout, [name], layout.spec.rate_of(layout.node(name)))
 
 
+def limit_cpu(machine: Machine, layout: LabLayout, names: Sequence[str], cores: float) -> None:
+    """Change the CPU time that all processes of each of some nodes may use together. The spec must give these nodes a
+    CPU share.
+
+    Args:
+        names: names of the nodes.
+        cores: CPU time of each node, in cores: 0.5 is half a core.
+
+    Raises:
+        InputError: a node has no CPU share, so its processes are in no cgroup.
+        StorageError: the kernel refuses the share.
+    """
+    control = find_cpu_control(machine.mounts.read_text())
+    for name in names:
+        if control is None or layout.spec.cpu_share_of(layout.node(name)) is None:
+            raise InputError(f"{name}: the lab's spec gives it no cpu_share, which cannot be added while the lab is up")
+        for path, text in control.limit_files(control.node_group(name), cores):
+            with storage_errors(path):
+                path.write_text(text)
+
+
 def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str, NodeState]:
     """Undo every fault of some nodes and wait until Slurm uses them again; return their states in Slurm by name.
 
-    Links go up with the spec's rates and without cuts, and stopped processes continue. A slurmd that is gone, or whose
+    Links go up with the spec's rates and without cuts, nodes get the spec's CPU shares, and stopped processes continue.
+    A slurmd that is gone, or whose
     node Slurm has set down, is restarted.
 
     Args:
@@ -168,6 +191,8 @@ def _restore(machine: Machine, layout: LabLayout, name: str, state: NodeState | 
         machine.run_all(network.uncut_commands(layout, name, peer))
     machine.run(network.link_command(layout, name, up=True))
     shape(machine, layout, [name], layout.spec.rate_of(layout.node(name)))
+    if (cores := layout.spec.cpu_share_of(layout.node(name))) is not None:
+        limit_cpu(machine, layout, [name], cores)
     _signal_all(machine, layout, name, signal.SIGCONT)
     healthy = state is not None and state.healthy
     if state is not None and "DRAIN" in state.flags:

@@ -289,7 +289,7 @@ class GenerationMaker:
         first = proposal.previous is None and replaced is None
         if first:
             public, remark = "plan.json", ""
-            plan = make_plan(with_fewer_spares(run, lost), spec, topology)
+            plan = make_plan(with_fewer_spares(run, lost), spec, topology).stamped()
         else:
             public = f"plan-{proposal.number}.json"
             plan, remark = replan(run, spec, topology, lost, replaced, self._profile())

@@ -22,6 +22,7 @@ from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, Command
 from hpctrain.base.module_argv import program
 from hpctrain.base.process import Process, end_process
 from hpctrain.bench.record import make_record
+from hpctrain.lab.config_files import find_cpu_control
 from hpctrain.lab.daemons import NETNS
 from hpctrain.lab.faults import shaped
 from hpctrain.lab.layout import LabLayout
@@ -45,7 +46,7 @@ CONNECT_S = 10.0
 @dataclass(frozen=True)
 class ModifiedNode:
     """What the bench does differently on one node of a probe: another address, other text in /etc/hosts, a cgroup, or a
-    function that stops its process. None leaves a part unchanged."""
+    function that stops its process. None leaves a part unchanged: a node with a CPU share is in its cgroup."""
 
     node: str
     addr: str | None = None
@@ -81,7 +82,7 @@ def probe_lab_nodes(
                 argv = [*program("hpctrain.node"), "probe", "--folder", text, "--device", device]
                 argv += ["--node", name, "--nodes", ",".join(names), "--addr", odd.addr or layout.address(name)]
                 log = folder / f"{name}.log"
-                processes[name] = machine.runner.start([*_enter(layout, odd, folder), *argv], log=log)
+                processes[name] = machine.runner.start([*_enter(machine, layout, odd, folder), *argv], log=log)
             stopped = special.node if special is not None and special.stop is not None else None
             if special is not None and special.stop is not None:
                 special.stop(folder, processes[special.node])
@@ -92,15 +93,19 @@ def probe_lab_nodes(
         return Topology.read(folder / "topology.json"), machine.clock.now() - began
 
 
-def _enter(layout: LabLayout, odd: ModifiedNode, folder: Path) -> list[str]:
+def _enter(machine: Machine, layout: LabLayout, odd: ModifiedNode, folder: Path) -> list[str]:
     # `ip netns exec` would hide the CPU groups, so this is nsenter (lab/daemons.py).
     hosts, join = "", ""
     if odd.hosts is not None:
         file = folder / "hosts"
         file.write_text(odd.hosts)
         hosts = str(file)
-    if odd.cpu_group is not None:
-        join = str(odd.cpu_group / "cgroup.procs")
+    group = odd.cpu_group
+    if group is None and layout.spec.cpu_share_of(layout.node(odd.node)) is not None:
+        control = find_cpu_control(machine.mounts.read_text())
+        group = None if control is None else control.node_group(odd.node)
+    if group is not None:
+        join = str(group / "cgroup.procs")
     namespace = NETNS / layout.namespace(odd.node)
     return ["nsenter", f"--net={namespace}", "unshare", "--uts", "--mount", "sh", "-c", _ENTER, odd.node, hosts, join]
 

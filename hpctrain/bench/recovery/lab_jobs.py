@@ -98,6 +98,8 @@ class LabSite:
     nodes: tuple[str, ...]
     folder: Path
     training: TrainingSettings
+    bench: str = "bench recovery"
+    """Name of the bench, for error messages."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -118,7 +120,7 @@ class LabSite:
         done = self.machine.runner.run(argv, COMMAND_S, self.environment)
         if check and done.code != 0:
             words = " ".join((done.stderr or done.stdout).split())[-400:]
-            raise CommandError(f"bench recovery: {shlex.join(argv[:6])} … ended with {done.code}: {words}")
+            raise CommandError(f"{self.bench}: {shlex.join(argv[:6])} … ended with {done.code}: {words}")
         return done
 
     def slurm(self, name: str, *words: str, check: bool = True) -> str:
@@ -182,25 +184,39 @@ class HpctrainJob(TrainingJob):
         self._run: Path | None = None
 
     def start(self) -> None:
+        training = self.site.training
+        self._make_run(
+            deterministic=True, checkpoint=Checkpoint(every=training.save_every),
+            recovery=Recovery.model_validate(
+                {"retries": ENDLESS, "heartbeat_timeout_s": training.heartbeat_timeout_s, **self._recovery}
+            ),
+        )  # fmt: skip
+        self._write_topology()
+        self._submit(self.folder / "topology.json")
+
+    def _make_run(self, **keys: Any) -> None:
+        """Write the run file of a run on all nodes of the site.
+
+        Args:
+            keys: keys of the run file besides model, data, batch, optimizer, cluster and steps.
+        """
         site, training = self.site, self.site.training
         self.folder.mkdir()
         if not (corpus := site.folder / "corpus").exists():
             make_corpus(corpus)
         make_run(
             self.folder / "given", corpus, training.spec, training.rows, training.seq_len, steps=ENDLESS,
-            name=self.name, deterministic=True, checkpoint=Checkpoint(every=training.save_every),
-            optimizer=Optimizer(lr=training.lr, clip_norm=training.clip_norm),
+            name=self.name, optimizer=Optimizer(lr=training.lr, clip_norm=training.clip_norm),
             cluster=Cluster(
                 kind="slurm", device="cpu", nodes=str(len(site.nodes)), nodelist=",".join(site.nodes),
                 time=str(TIME_LIMIT_MIN),
             ),
-            recovery=Recovery.model_validate(
-                {"retries": ENDLESS, "heartbeat_timeout_s": training.heartbeat_timeout_s, **self._recovery}
-            ),
+            **keys,
         )  # fmt: skip
-        self._write_topology()
-        words = ["submit", str(self.folder / "given" / "run.yaml"), "--topology", str(self.folder / "topology.json")]
-        answer = json.loads(site.run([*program("hpctrain"), *words, "--json"]).stdout)
+
+    def _submit(self, topology: Path) -> None:
+        words = ["submit", str(self.folder / "given" / "run.yaml"), "--topology", str(topology)]
+        answer = json.loads(self.site.run([*program("hpctrain"), *words, "--json"]).stdout)
         self._run = Path(answer["folder"])
 
     def _write_topology(self) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from hpctrain.base.errors import EXIT_FAILED, InputError
 from hpctrain.base.units import format_seconds, format_si
+from hpctrain.cli.bench.adapt import adapt
 from hpctrain.cli.bench.compression import compression
 from hpctrain.cli.bench.lab import on_lab
 from hpctrain.cli.bench.output import bench_console, check_kind, check_rates, echo_json, machine_text, say
@@ -234,5 +235,5 @@ def _table(record: dict[str, Any]) -> Table:
     return table
 
 
-for _command in (plan, probe, compression, recovery):
+for _command in (plan, probe, compression, recovery, adapt):
     bench_command.add_command(_command)

@@ -9,10 +9,11 @@ from typing import Literal
 
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.units import format_seconds
+from hpctrain.planner.adapt.answers import possible_answers
 from hpctrain.planner.adapt.measured import MeasuredSpeeds
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.calibration import MIN_STEPS, WARMUP_STEPS, fit_profile
-from hpctrain.planner.replan.replan import apply_changes, replan
+from hpctrain.planner.replan.replan import apply_changes
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.history.run_log import MetricRow
 from hpctrain.records.model.imported_spec import Spec
@@ -31,6 +32,11 @@ class AdaptLimits:
 
     min_gain: float = 0.05
     """Least share of a step by which a new plan must be faster."""
+    other_degrees_gain: float = 0.2
+    """The same for a plan with another pipeline or tensor parallelism: predictions of plans that differ so
+    much from the present one are less exact."""
+    near_best: float = 0.03
+    """Share by which a plan may be slower than the fastest one if it changes less of the present plan."""
     price_factor: float = 2.0
     """The steps that remain must gain at least this many times the price of the move."""
     wait_steps: int = 100
@@ -98,8 +104,6 @@ class Situation:
     """Whether a person wrote or edited the plan."""
     lost: int = 0
     """Number of nodes that the run has lost."""
-    saving: bool = False
-    """Whether a checkpoint is being saved."""
 
     @property
     def step(self) -> int:
@@ -128,7 +132,8 @@ def decide(now: Situation, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS) -> AdaptD
 
     The first decision of an attempt is made after `Situation.after` steps. With mode online, another one follows each
     lasting change of a device's speed. A new plan is taken if its step is predicted to be shorter by `min_gain` and
-    the steps that remain gain `price_factor` times the price. After each move, a change must last longer before it is
+    the steps that remain gain `price_factor` times the price. Of plans that are nearly as fast as the fastest one, that
+    which changes least of the present plan is taken. After each move, a change must last longer before it is
     followed, so that a device whose speed goes up and down moves the run twice at most, if it does so faster than in
     `2 * wait_steps` steps.
     """
@@ -141,7 +146,7 @@ def decide(now: Situation, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS) -> AdaptD
         old = now.plan.model_copy(update={"profile": profile})
         scene = layout_of_plan(now.run, now.spec, old, topology)
         expected_s = predict(scene.cost, scene.layout, whole=True).total
-        plan, _ = replan(now.run, now.spec, topology, now.lost, now.plan, profile)
+        plans = possible_answers(now.run, now.spec, topology, now.lost, scene, now.plan, profile)
     except HpctrainError as error:
         return AdaptDecision(f"no other plan can be compared: {error}", made=True)
     scale = before_s / expected_s
@@ -151,15 +156,18 @@ def decide(now: Situation, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS) -> AdaptD
             "predictions of other plans say nothing",
             made=True,
         )
-    if same_layout(plan, now.plan) or plan.predicted is None:
-        return AdaptDecision("the present plan is the best one found for the measured speeds", made=True)
-    if any(move.takes_back and same_layout(plan, move.replaced) for move in now.moves):
+    if any(move.takes_back and same_layout(plan, move.replaced) for move in now.moves for plan in plans):
         return AdaptDecision(
             "the best plan found was taken back before, because it was slower than predicted", made=True
         )
-    after_s = plan.predicted.step_time_s["total"] * scale
-    if (reason := _too_little(now, before_s, after_s, limits)) is not None:
-        return AdaptDecision(reason, made=True)
+    answers = [(plan, plan.predicted.step_time_s["total"] * scale) for plan in plans if plan.predicted is not None]
+    reasons = [_why_not(now, plan, before_s, after_s, limits) for plan, after_s in answers]
+    good = [answer for answer, reason in zip(answers, reasons, strict=True) if reason is None]
+    if not good:
+        fastest = min(range(len(answers)), key=lambda number: answers[number][1])
+        return AdaptDecision(reasons[fastest] or "", made=True)
+    best_s = min(after_s for _, after_s in good)
+    plan, after_s = next(answer for answer in good if answer[1] <= (1 + limits.near_best) * best_s)
     slow = now.speeds.reasons()
     text = (
         f"{'; '.join(slow[:3]) or 'measured stage times differ from the predicted ones'}{' …' * (len(slow) > 3)}: "
@@ -167,7 +175,7 @@ def decide(now: Situation, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS) -> AdaptD
         f"{format_seconds(before_s)}"
     )
     # The speeds are those of the probe's topology times what was measured, so the plan belongs to that topology.
-    plan = plan.model_copy(update={"topology_sha256": now.topology.sha256()})
+    plan = plan.model_copy(update={"topology_sha256": now.topology.sha256()}).stamped()
     return AdaptDecision(text, plan, True, before_s, after_s)
 
 
@@ -195,8 +203,6 @@ def _why_wait(now: Situation, limits: AdaptLimits) -> str | None:
             return "adapt.mode is once, and plans were compared"
         if now.speeds.changed_at is None or now.speeds.changed_at <= now.decided:
             return "no device's speed has changed since the last decision"
-    if now.saving:
-        return "a checkpoint is being saved"
     if not now.speeds.devices or len(_timed(now)) < MIN_STEPS:
         return "too few steps of this generation were measured"
     if now.speeds.undecided:
@@ -208,18 +214,34 @@ def _why_wait(now: Situation, limits: AdaptLimits) -> str | None:
     return None
 
 
-def _too_little(now: Situation, before_s: float, after_s: float, limits: AdaptLimits) -> str | None:
+def _why_not(now: Situation, plan: Plan, before_s: float, after_s: float, limits: AdaptLimits) -> str | None:
+    """Return why a plan is not taken; None if it may be.
+
+    Args:
+        before_s: seconds of a step of the present plan.
+        after_s: predicted seconds of a step of `plan`.
+    """
+    if same_layout(plan, now.plan):
+        return "the present plan is the best one found for the measured speeds"
+    alike = all(getattr(plan, name) == getattr(now.plan, name) for name in ("pp", "tp"))
+    return _too_little(now, before_s, after_s, limits.min_gain if alike else limits.other_degrees_gain, limits)
+
+
+def _too_little(
+    now: Situation, before_s: float, after_s: float, min_gain: float, limits: AdaptLimits
+) -> str | None:  # fmt: skip
     """Return why a plan gains too little; None if it gains enough.
 
     Args:
         before_s: seconds of a step of the present plan.
         after_s: predicted seconds of a step of the other plan.
+        min_gain: least share of a step by which the other plan must be faster.
     """
     gain_s, remaining = before_s - after_s, now.run.steps - now.step
-    if gain_s < limits.min_gain * before_s:
+    if gain_s < min_gain * before_s:
         return (
             f"the best plan found shortens a step by {100 * gain_s / before_s:.1f} %, and a move needs "
-            f"{100 * limits.min_gain:g} %"
+            f"{100 * min_gain:g} %"
         )
     if gain_s * remaining < limits.price_factor * now.move_s:
         return (

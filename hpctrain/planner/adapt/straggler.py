@@ -21,6 +21,9 @@ class ChangeLimits:
 
     shift: float = math.log(1.2)
     """Change that is looked for, as natural logarithm of the factor on time: 20 %. Half of it never counts."""
+    noise_shift: float = 2.5
+    """With much noise, a larger change is looked for: this many standard deviations of a window. So a large change is
+    found in spite of noise, before its windows count as noise, too."""
     windows: int = 4
     """Fewest windows that a change must last. Without noise, a change of `shift` or more is found in so many."""
     quiet_windows: float = 1e6
@@ -37,8 +40,16 @@ class ChangeLimits:
     newest: int = 100
     """Newest windows from which noise is estimated, besides the reference."""
 
+    def shift_at(self, noise: float) -> float:
+        """Return the change that is looked for.
+
+        Args:
+            noise: standard deviation of a window's logarithm.
+        """
+        return max(self.shift, self.noise_shift * noise)
+
     def limit(self, noise: float, devices: int) -> float:
-        """Return the value of a sum at which a change counts, in units of `shift`.
+        """Return the value of a sum at which a change counts, in units of `shift_at`.
 
         The sums are those of the log-likelihood ratio of a shift under normal noise, times (noise / shift)². Such a sum
         reaches log(n) after n windows or more, as mean (Lorden 1971). Limits on single windows only lengthen this.
@@ -48,7 +59,7 @@ class ChangeLimits:
             devices: number of devices; each has two sums.
         """
         alarms = math.log(2 * devices * self.quiet_windows)
-        return max(self.windows / 2, (noise / self.shift) ** 2 * alarms)
+        return max(self.windows / 2, (noise / self.shift_at(noise)) ** 2 * alarms)
 
 
 DEFAULT_CHANGE_LIMITS = ChangeLimits()
@@ -87,7 +98,8 @@ class _Sums:
     def reference(self, limits: ChangeLimits) -> float | None:
         """Return the logarithm with which a window is compared: a median, whose standard error is 1.25 × noise / √n
         over n windows. None before there are enough windows for an error below a fifth of the shift."""
-        needed = min(limits.reference, max(limits.windows, (7.0 * self.noise(limits) / limits.shift) ** 2))
+        noise = self.noise(limits)
+        needed = math.inf if noise == math.inf else max(limits.windows, (7.0 * noise / limits.shift_at(noise)) ** 2)
         return median(self.past[: limits.reference]) if len(self.past) >= needed else None
 
     def noise(self, limits: ChangeLimits) -> float:
@@ -107,7 +119,7 @@ class _Sums:
             index: its index.
             deviation: logarithm of the device's time, less its reference and what all devices have in common.
         """
-        units = min(max(deviation / limits.shift, -1.0), 1.0)
+        units = min(max(deviation / limits.shift_at(self.noise(limits)), -1.0), 1.0)
         self.slower_since = index if self.slower == 0.0 else self.slower_since
         self.faster_since = index if self.faster == 0.0 else self.faster_since
         self.slower = max(0.0, self.slower + units - 0.5)

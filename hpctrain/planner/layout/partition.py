@@ -74,6 +74,15 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
     return best
 
 
+def with_micro_batches_by_speed(cost: CostModel, layout: Layout) -> Layout:
+    """Return the layout with its micro-batches distributed anew over the replicas, by the speed of each replica's
+    slowest rank. With one replica, or where replicas must have equal numbers, the layout is returned as it is."""
+    if layout.dp == 1 or cost.work.memory_options.equal_micro_batches:
+        return layout
+    counts = _micro_batches(sum(layout.micro_batches), _slowest_by_replica(cost, layout))
+    return replace(layout, micro_batches=tuple(counts))
+
+
 def _by_replica(placement: Placement, value: Callable[[tuple[TensorParallelGroup, ...]], float]) -> list[float]:
     """Return [replica] -> a value that depends only on the figures of the replica's devices, computed once for replicas
     with equal figures.

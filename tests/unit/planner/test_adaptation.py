@@ -244,7 +244,6 @@ def test_nothing_is_gained_near_the_end(machine):
         ({"edited": True}, "a person wrote or edited the plan, so it is obeyed"),
         ({"mode": "once", "decided": 64}, "adapt.mode is once, and plans were compared"),
         ({"after": 1000}, "the first decision is made after 1000 steps, and 150 are done"),
-        ({"saving": True}, "a checkpoint is being saved"),
         ({"rows": ()}, "the first decision is made after 64 steps, and 0 are done"),
     ],
 )

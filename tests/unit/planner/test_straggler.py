@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -134,3 +136,35 @@ def test_the_order_of_devices_does_not_matter(seed, order):
 
 def test_one_device_has_nothing_to_be_compared_with():
     assert found(scaled([[1.0]] * 50, device=0, factor=3.0, start=10)) == []
+
+
+def recorded(name):
+    """A series of the lab: devices, and [window][device] -> logarithm of the seconds of computation."""
+    series = json.loads((Path(__file__).with_name("recorded") / f"{name}.json").read_text())
+    return [
+        {DeviceId(device): math.log(value) for device, value in zip(series["devices"], window, strict=True)}
+        for window in series["compute_s"]
+    ]
+
+
+def found_in(windows):
+    detector = ChangeDetector(LIMITS)
+    return [change for window in windows for change in detector.add(window)]
+
+
+def test_a_recorded_node_that_gets_half_of_its_share_is_found_in_spite_of_noise():
+    (change,) = found_in(recorded("slowed"))
+    assert change.key == "node2:cpu0"
+    assert change.factor == pytest.approx(0.6, abs=0.1)  # of the others, which get what it leaves
+    assert 20 <= change.began <= 21
+    assert change.seen - change.began <= 6
+
+
+def test_recorded_bursts_of_other_work_are_no_change():
+    assert found_in(recorded("burst")) == []
+
+
+@pytest.mark.parametrize(("factor", "windows"), [(1.5, 20), (2.0, 12)])
+def test_a_large_change_is_found_in_noise_of_15_percent(factor, windows):
+    (change,) = found(scaled(noisy(40 + windows, 0.15, seed=3), 2, factor, 40))
+    assert change.key == DEVICES[2]

@@ -1,0 +1,70 @@
+"""The plans with which a run may answer a change of speeds, from the smallest change of its present plan to the
+largest."""
+
+from __future__ import annotations
+
+import contextlib
+
+from hpctrain.base.errors import HpctrainError
+from hpctrain.planner.layout.partition import with_micro_batches_by_speed
+from hpctrain.planner.layout.plan_conversion import CostedLayout, plan_of_layout
+from hpctrain.planner.make import PlanRequest, make_plan
+from hpctrain.planner.replan.replan import replan
+from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan, Predicted
+from hpctrain.records.plan.profile import CalibrationProfile
+from hpctrain.records.run.recovery import Recovery
+from hpctrain.records.run.run import FixedParallel, Run
+from hpctrain.records.topology.topology import Topology
+from hpctrain.schedule.generate import why_no_schedule
+
+
+def possible_answers(
+    run: Run, spec: Spec, topology: Topology, lost: int, scene: CostedLayout, present: Plan,
+    profile: CalibrationProfile | None,
+) -> list[Plan]:  # fmt: skip
+    """Return plans in rising order of what they change: other numbers of micro-batches; then other cuts, devices and
+    micro-batches with the same degrees on the same nodes; then anything, such as other degrees, a node that is left
+    out, or a spare that is taken. The last one is always there.
+
+    Args:
+        topology: the nodes that live, with the measured speeds.
+        lost: number of nodes that the run has lost.
+        scene: the present plan's layout on the topology.
+        present: the plan that runs.
+        profile: factors on the cost model's constants from measured steps; None: no factors.
+
+    Raises:
+        RefusedError, InputError: as of `replan`.
+    """
+    plans = []
+    layout = with_micro_batches_by_speed(scene.cost, scene.layout)
+    counts = set(layout.micro_batches)
+    if layout.memory_shortage(scene.cost.memory) is None and not any(
+        why_no_schedule(present.schedule, present.pp, len(present.stages), count) for count in counts
+    ):
+        terms = predict(scene.cost, layout, whole=True).terms
+        plan = plan_of_layout(
+            layout, scene.cost, run_sha256=present.run_sha256, topology_sha256=topology.sha256(), profile=profile,
+            solver=present.solver, compression=present.compression,
+            predicted=Predicted(step_time_s=terms, memory_bytes=layout.memory(scene.cost.memory)),
+        )  # fmt: skip
+        plans.append(plan)
+    fixed = run.model_copy(update={"parallel": _same_degrees(run, present), "recovery": Recovery()})
+    with contextlib.suppress(HpctrainError):  # the search for any plan says why there is none
+        plan = make_plan(
+            fixed, spec, topology.only(present.nodes), PlanRequest(neighbours=False), previous=present, profile=profile
+        )
+        plans.append(plan.model_copy(update={"run_sha256": run.sha256()}))
+    return [*plans, replan(run, spec, topology, lost, present, profile)[0]]
+
+
+def _same_degrees(run: Run, plan: Plan) -> FixedParallel:
+    """Return the degrees that the run file fixes, or else those of a plan, with its schedule and memory options."""
+    if run.parallel.mode == "fixed":
+        return run.parallel
+    values = {name: getattr(plan, name) for name in ("pp", "dp", "tp", "zero", "sequence_parallel")}
+    values["schedule"] = plan.schedule if plan.pp > 1 and plan.schedule != "custom" else None
+    values["shard"] = "all" if plan.shard is None else "node"
+    return FixedParallel(mode="fixed", recompute=plan.stages[0].recompute, **values)
