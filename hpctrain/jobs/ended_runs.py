@@ -13,10 +13,13 @@ from pydantic import TypeAdapter, ValidationError
 from hpctrain.base.owned_files import OwnedFolder
 from hpctrain.records.history.ended_runs import EndedRun, ended_runs_file, read_ended_runs, write_ended_runs
 from hpctrain.records.history.ledger import ATTEMPTS_FILE, SUCCESSORS_FILE
+from hpctrain.records.history.node_log import NODE_LOG
 from hpctrain.report.status import QUIET_S, RunStatus, lock_held
 from hpctrain.runs.locate import JOB_FILE
 
-FILES = ("run.yaml", "events.jsonl", "metrics.jsonl", ATTEMPTS_FILE, JOB_FILE, SUCCESSORS_FILE, "topology.json")
+FILES = (
+    "run.yaml", "events.jsonl", "metrics.jsonl", NODE_LOG, ATTEMPTS_FILE, JOB_FILE, SUCCESSORS_FILE, "topology.json",
+)  # fmt: skip
 """Files of a run folder from which the status of an ended run follows."""
 
 

@@ -34,6 +34,7 @@ from hpctrain.base.process import WORKER, Runner, SystemRunner
 from hpctrain.node.environment import check_same_version, record_environment
 from hpctrain.node.exit_markers import has_returned, name_closing_node, report_batch_node_loss, write_exit_marker
 from hpctrain.node.generation_maker import GenerationMaker
+from hpctrain.node.node_metrics import recorded_node_metrics
 from hpctrain.node.plan_adviser import RunPlanAdviser
 from hpctrain.node.probe import NodeAddress, Parent, add_node_arguments, node_address
 from hpctrain.node.staging import stage_data, staging_limit_s
@@ -141,7 +142,12 @@ def _take_part(place: AgentIdentity, here: NodeAddress, run: Run, event_log: Eve
         context = AgentContext(
             event_log, SystemClock(), stop, files=files, memory=memory, peer_lost=peer_lost, adviser=adviser
         )
-        with event_log.in_background():
+        here_found = next((node for node in topology.nodes if node.id == place.node), None)
+        with event_log.in_background(), contextlib.ExitStack() as recording:
+            if here_found is not None:
+                recording.enter_context(
+                    recorded_node_metrics(folder, here_found, attempt, len(nodes), run.energy.every_s, event_log)
+                )
             code = _agent(place, run, topology, group, context).run()
     if code == 0:
         (folder / FINISHED_FILE).touch()

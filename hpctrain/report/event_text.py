@@ -135,5 +135,6 @@ _PHRASES: dict[str, Callable[[Event], str]] = {
     "finished": _finished,
     "notify_failed": _prefixed("nobody was told"),
     "tracker_failed": _prefixed("no more metrics for it"),
+    "gpu_unhealthy": _prefixed("a GPU is not well"),
     "failed": _prefixed("failed"),
 }

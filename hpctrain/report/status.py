@@ -17,6 +17,7 @@ from hpctrain.records.history.ledger import ATTEMPTS_FILE, last_end_text
 from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.cost import run_cost
+from hpctrain.report.energy import read_energy
 from hpctrain.report.event_text import describe_event
 from hpctrain.report.rank_times import read_last_rank_rows, slow_rank_text
 from hpctrain.report.summaries import (
@@ -100,6 +101,9 @@ class RunStatus:
     """Hours of each attempt times its nodes, summed; None in views that do not compute it."""
     gpu_hours: float | None = None
     """Hours of each attempt times its GPUs, summed; None without GPUs, or if their number is not known."""
+    energy: dict[str, float] | None = None
+    """What energy the run has used: the fields of `report.energy.RunEnergy` that are known; None if no node could read
+    any, and in views that do not compute it."""
     last_end: str | None = None
     """How the newest ended attempt ended, by its line in attempts.jsonl; None if the run is done."""
 
@@ -144,7 +148,14 @@ def read_status(folder: Path, now: float) -> RunStatus:
     status = decide_status(run, events, metrics, now, held, attempts, _free_bytes(folder), slow_rank)
     signs = [*(event.time_s for event in events), *(row.time_s for row in metrics)]
     cost = run_cost(folder, run, attempts, signs, now if status.state in AT_WORK else None)
-    return replace(status, hours=cost.hours, node_hours=cost.node_hours, gpu_hours=cost.gpu_hours)
+    energy = read_energy(folder, run, metrics)
+    return replace(
+        status,
+        hours=cost.hours,
+        node_hours=cost.node_hours,
+        gpu_hours=cost.gpu_hours,
+        energy=None if energy is None else energy.to_json(),
+    )
 
 
 def _free_bytes(folder: Path) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, TextIO
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from hpctrain.base.clock import utc_text
 from hpctrain.base.output_streams import control
-from hpctrain.base.units import format_age, format_count, format_seconds
+from hpctrain.base.units import format_age, format_count, format_seconds, format_si
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.report.event_text import describe_event
 from hpctrain.report.status import AT_WORK, RunStatus
@@ -116,6 +116,8 @@ def status_lines(status: RunStatus, now: float) -> list[str]:
     age = "" if status.last_sign_s is None else f"newest line in its files {format_age(status.last_sign_s)} old"
     if cost or age:
         lines.append("  " + "  ".join(filter(None, [f"cost {cost}" if cost else "", age])))
+    if status.energy is not None:
+        lines.append(f"  {energy_text(status.energy)}")
     if status.source_samples is not None:
         lines.append("  samples  " + "  ".join(f"{name} {count:,}" for name, count in status.source_samples.items()))
     if status.weights_sha256 is not None:
@@ -141,6 +143,21 @@ def cost_text(node_hours: float | None, gpu_hours: float | None) -> str:
     if gpu_hours:
         return f"{gpu_hours:.3g} GPU-h"
     return f"{node_hours:.3g} node-h" if node_hours else ""
+
+
+def energy_text(energy: Mapping[str, float]) -> str:
+    """Return what energy a run has used as text, as far as it is known.
+
+    Args:
+        energy: as in `RunStatus.energy`.
+    """
+    parts = [f"energy {energy['total_j'] / 3.6e6:.3g} kWh"]
+    parts += [f"{format_si(energy[key], 'J')}/{what}" for key, what in _ENERGY.items() if key in energy]
+    parts += [f"{energy['carbon_g'] / 1e3:.3g} kg CO2e"] if "carbon_g" in energy else []
+    return "  ".join(parts)
+
+
+_ENERGY = {"step_j": "step", "token_j": "token"}
 
 
 def queue_lines(status: RunStatus, now: float) -> list[str]:

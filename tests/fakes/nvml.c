@@ -19,7 +19,19 @@ typedef struct { device_t device; unsigned long long type, data; unsigned gpu_in
 
 static struct { int index; } cards[2] = {{0}, {1}};
 static unsigned buses[2] = {0x4e, 0x5f};
-static int opened, events, pending = 2;
+static int opened, events;
+static unsigned long long xids[8] = {79, 31};
+static int pending = 2;
+
+/* What tests change in the first card. */
+static unsigned long long energy_mj = 5000000000000ULL; /* does not fit 32 bits */
+static unsigned long long throttling = 0x4 | 0x40, uncorrected = 7;
+static unsigned power_mw = 431250;
+static int counts_energy = 1;
+void set_energy(unsigned long long mj, int counts) { energy_mj = mj; counts_energy = counts; }
+void set_power(unsigned mw) { power_mw = mw; }
+void set_health(unsigned long long bits, unsigned long long errors) { throttling = bits; uncorrected = errors; }
+void add_xid(unsigned long long xid) { xids[pending++] = xid; }
 
 int nvmlInitWithFlags(unsigned flags) { opened++; return OK; }
 int nvmlShutdown(void) { opened--; return OK; }
@@ -34,6 +46,14 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, device_t *device) {
     snprintf(own, sizeof own, "GPU-card%d", i);
     if (strcmp(own, uuid) == 0) { *device = (device_t)&cards[i]; return OK; }
   }
+  return NOT_FOUND;
+}
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char *address, device_t *device) {
+  unsigned domain, bus;
+  if (sscanf(address, "%x:%x:", &domain, &bus) != 2 || domain) return NOT_FOUND;
+  for (int i = 0; i < 2; i++)
+    if (buses[i] == bus) { *device = (device_t)&cards[i]; return OK; }
   return NOT_FOUND;
 }
 
@@ -68,21 +88,29 @@ int nvmlDeviceGetMaxPcieLinkGeneration(device_t d, unsigned *v) { *v = 5; return
 int nvmlDeviceGetMaxPcieLinkWidth(device_t d, unsigned *v) { *v = 16; return OK; }
 
 /* The older name only, as drivers before 535 have it. */
-int nvmlDeviceGetCurrentClocksThrottleReasons(device_t d, unsigned long long *v) { *v = d->index ? 1 : 0x4 | 0x40; return OK; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(device_t d, unsigned long long *v) { *v = d->index ? 1 : throttling; return OK; }
 
 int nvmlDeviceGetTotalEccErrors(device_t d, int type, int counter, unsigned long long *v) {
-  if (d->index || type != 1 || counter != 0) return NOT_SUPPORTED;
-  *v = 7;
+  if (d->index || counter != 0) return NOT_SUPPORTED;
+  *v = type == 1 ? uncorrected : 3;
   return OK;
 }
 
 int nvmlDeviceGetTotalEnergyConsumption(device_t d, unsigned long long *v) {
-  if (d->index) return NOT_SUPPORTED;
-  *v = 5000000000000ULL; /* mJ: does not fit 32 bits */
+  if (d->index || !counts_energy) return NOT_SUPPORTED;
+  *v = energy_mj;
   return OK;
 }
 
-int nvmlDeviceGetPowerUsage(device_t d, unsigned *v) { *v = 431250; return OK; }
+int nvmlDeviceGetPowerUsage(device_t d, unsigned *v) { *v = power_mw; return power_mw ? OK : NOT_SUPPORTED; }
+
+int nvmlDeviceGetUtilizationRates(device_t d, unsigned *v) {
+  if (d->index) return NOT_SUPPORTED; /* in MIG mode */
+  v[0] = 87; v[1] = 40;
+  return OK;
+}
+int nvmlDeviceGetTemperature(device_t d, int sensor, unsigned *v) { *v = 83; return sensor ? NOT_SUPPORTED : OK; }
+int nvmlDeviceGetClockInfo(device_t d, int kind, unsigned *v) { *v = kind == 2 ? 2619 : 1755; return OK; }
 
 int nvmlDeviceGetP2PStatus(device_t a, device_t b, int what, unsigned *v) {
   if (what != 0) return NOT_SUPPORTED;
@@ -115,6 +143,6 @@ int nvmlDeviceRegisterEvents(device_t d, unsigned long long types, void *set) {
 int nvmlEventSetWait_v2(void *set, event_t *e, unsigned timeout_ms) {
   if (set != &events || timeout_ms != 0 || pending == 0) return TIMEOUT;
   e->type = 0x8;
-  e->data = pending-- == 2 ? 31 : 79;
+  e->data = xids[--pending];
   return OK;
 }

@@ -28,6 +28,7 @@ FILES = {
     "plan": "plan.json",
     "metric": "metrics.jsonl",
     "rank_metric": "metrics-ranks.jsonl",
+    "node_metric": "metrics-nodes.jsonl",
     "event": "events.jsonl",
     "generation": "generations/gen-*.json",
     "witness": "generations/witness-*.json",

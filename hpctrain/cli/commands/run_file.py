@@ -30,6 +30,7 @@ from hpctrain.records.history.adapted_plan import AdaptedPlan
 from hpctrain.records.history.generation import Generation
 from hpctrain.records.history.ledger import BadNode, Successor
 from hpctrain.records.history.manifest import Manifest
+from hpctrain.records.history.node_log import NodeRow
 from hpctrain.records.history.past_runs import PastRun
 from hpctrain.records.history.provenance import NodeEnvironment, RunProvenance
 from hpctrain.records.history.rank_log import RankRow
@@ -150,8 +151,8 @@ def _summary_lines(started: WrittenStarter, starter: Starter) -> list[str]:
 
 _WRITTEN_BY_YOU: tuple[type[Document], ...] = (Run, Site, Recipe, LabSpec)
 _WRITTEN_BY_HPCTRAIN: tuple[type[Document], ...] = (
-    Topology, Plan, MetricRow, RankRow, Event, Generation, WitnessEntry, AdaptedPlan, Successor, BadNode,
-    RunProvenance, NodeEnvironment, Sweep, Manifest, CorpusIndex, PastRun, Tracked, SelfcheckReport,
+    Topology, Plan, MetricRow, RankRow, NodeRow, Event, Generation, WitnessEntry, AdaptedPlan, Successor,
+    BadNode, RunProvenance, NodeEnvironment, Sweep, Manifest, CorpusIndex, PastRun, Tracked, SelfcheckReport,
 )  # fmt: skip
 KINDS = {model.schema_kind: model for model in (*_WRITTEN_BY_YOU, *_WRITTEN_BY_HPCTRAIN)}
 """Kind of a file that people write or read -> its model."""

@@ -18,7 +18,7 @@ from hpctrain.runs.folder import RunFolder, render_run
 
 ALLOWED = (
     "steps", "cluster", "parallel", "optimizer", "compile", "checkpoint", "validation", "recovery", "adapt", "profile",
-    "tracking",
+    "tracking", "energy",
 )  # fmt: skip
 """Top-level keys of run.yaml that may change when a run continues, except for the keys in them that `_KEPT` names."""
 

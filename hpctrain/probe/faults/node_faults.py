@@ -35,7 +35,7 @@ SLOW_CPU = 0.80
 OUTLIER_DEVIATIONS = 4.0
 """Fewest robust standard deviations (1.4826 × the median absolute deviation) by which a slow device is below the
 median."""
-_HELD_BACK = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
+HELD_BACK = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 """Throttle reasons that are never normal. (A software power cap, which is not among them, is normal under load.)"""
 CPU_QUOTA = "cpu_quota"
 """Throttle reason of a CPU device that a CPU quota stopped. A CPU device has no other throttle reasons."""
@@ -279,7 +279,7 @@ def nvlink_down(places: NodeDevices) -> Iterator[ProbeFinding]:
 def throttled(places: NodeDevices) -> Iterator[ProbeFinding]:
     """Yield THROTTLED faults: a GPU's clocks were lowered by heat, by a power brake or by the hardware itself."""
     for node, device in places:
-        reasons = [reason for reason in device.throttle_reasons if reason in _HELD_BACK]
+        reasons = [reason for reason in device.throttle_reasons if reason in HELD_BACK]
         if reasons:
             drawn = f", at {device.power_w:.0f} W" if device.power_w is not None else ""
             text = f"{device.id} was held back under load: {', '.join(reasons)}{drawn}"

@@ -31,6 +31,8 @@ THROTTLE_REASONS = {
     pynvml.nvmlClocksThrottleReasonDisplayClockSetting: "display_clock_setting",
 }
 """Bit of NVML -> name of the reason for lowered clocks. The reason idle is left out, because it is no throttling."""
+XIDS_MAX = 100
+"""Most Xids of a GPU that are taken at once; a broken GPU may report them without end."""
 SYSFS = Path("/sys")
 KFD_NODES = SYSFS / "class/kfd/kfd/topology/nodes"
 """Where AMD's kernel driver lists CPUs and GPUs."""
@@ -60,6 +62,12 @@ def driver_version() -> str | None:
 def find_gpu(uuid: str) -> Gpu | None:
     """Return the GPU with that UUID ('GPU-…'); None when NVML does not know it."""
     handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+    return None if handle is None else Gpu(handle)
+
+
+def gpu_at(address: str) -> Gpu | None:
+    """Return the GPU at a PCI address such as 0000:4e:00.0; None when NVML does not know it."""
+    handle = _ask(pynvml.nvmlDeviceGetHandleByPciBusId, address)
     return None if handle is None else Gpu(handle)
 
 
@@ -125,11 +133,31 @@ class Gpu:
             bits = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
         return [word for bit, word in THROTTLE_REASONS.items() if (bits or 0) & bit]
 
-    def ecc_errors(self) -> int | None:
-        """Return the number of uncorrectable memory errors since the driver was loaded; None where NVML does not
-        count them, as without ECC memory."""
-        kinds = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
-        return _ask(pynvml.nvmlDeviceGetTotalEccErrors, self._handle, *kinds)
+    def ecc_errors(self, corrected: bool = False) -> int | None:
+        """Return the number of uncorrectable memory errors since the driver was loaded, or of those that the hardware
+        corrected; None where NVML does not count them, as without ECC memory."""
+        kind = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED if corrected else pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        return _ask(pynvml.nvmlDeviceGetTotalEccErrors, self._handle, kind, pynvml.NVML_VOLATILE_ECC)
+
+    def use(self) -> float | None:
+        """Return the share of the driver's last sampling period (1/6 to 1 s) in which a kernel ran; None when NVML does
+        not report it, as for a GPU in MIG mode."""
+        rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, self._handle)
+        return None if rates is None else min(1.0, rates.gpu / 100)
+
+    def temperature_c(self) -> float | None:
+        """Return the temperature in degrees Celsius; None when NVML does not report it."""
+        return _ask(pynvml.nvmlDeviceGetTemperature, self._handle, pynvml.NVML_TEMPERATURE_GPU)
+
+    def clock_hz(self, of_memory: bool = False) -> float | None:
+        """Return the present clock of the multiprocessors, or of the memory, in hertz; None when NVML does not report
+        it."""
+        megahertz = _ask(
+            pynvml.nvmlDeviceGetClockInfo,
+            self._handle,
+            pynvml.NVML_CLOCK_MEM if of_memory else pynvml.NVML_CLOCK_SM,
+        )
+        return None if megahertz is None else megahertz * 1e6
 
     def energy_j(self) -> float | None:
         """Return the energy used since the driver was loaded, in joules; None when NVML does not report it."""
@@ -168,19 +196,23 @@ class Gpu:
         return _address(_ask(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, self._handle, link))
 
     @contextlib.contextmanager
-    def watched_for_xid(self) -> Iterator[list[int]]:
-        """Yield a list to the `with` block. At the end of the block, the list gets the Xid numbers of the critical
-        errors that the driver reported during the block."""
-        seen: list[int] = []
+    def watched_for_xid(self) -> Iterator[Callable[[], list[int]]]:
+        """Yield a function to the `with` block. It returns the Xid numbers of the critical errors that the driver has
+        reported since the last call, or since the block began; [] where NVML reports none."""
         events = _ask(pynvml.nvmlEventSetCreate)
         if events is None:
-            yield seen
+            yield list
             return
+
+        def take() -> list[int]:
+            seen: list[int] = []
+            while len(seen) < XIDS_MAX and (event := _ask(pynvml.nvmlEventSetWait_v2, events, 0)) is not None:
+                seen.append(int(event.eventData))
+            return seen
+
         try:
             _ask(pynvml.nvmlDeviceRegisterEvents, self._handle, pynvml.nvmlEventTypeXidCriticalError, events)
-            yield seen
-            while (event := _ask(pynvml.nvmlEventSetWait_v2, events, 0)) is not None:
-                seen.append(int(event.eventData))
+            yield take
         finally:
             _ask(pynvml.nvmlEventSetFree, events)
 

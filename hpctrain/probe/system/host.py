@@ -1,4 +1,4 @@
-"""Reads facts about this machine: interfaces, addresses, processor, memory and its errors, energy, CPU quotas.
+"""Reads facts about this machine: interfaces, addresses, processor, memory and its errors, CPU quotas.
 
 The module reads sysfs, procfs and cgroups, without root. A figure that the machine hides is None.
 """
@@ -168,18 +168,6 @@ def memory_errors(sysfs: Path = SYSFS) -> int | None:
     """Return the number of uncorrectable memory errors since the machine started (EDAC); None where they are not
     counted."""
     return _sum(sysfs.glob("devices/system/edac/mc/mc*/ue_count"))
-
-
-def energy_j(sysfs: Path = SYSFS) -> float | None:
-    """Return the sum of the energy counters of all processor packages in joules (RAPL); None where only root may read
-    them.
-
-    A counter starts over after some minutes, so only differences over short times are valid.
-    """
-    zones = sysfs.glob("class/powercap/intel-rapl:*")
-    # intel-rapl:0 is a package; intel-rapl:0:0 is a part of it and counted in it.
-    microjoules = _sum(zone / "energy_uj" for zone in zones if zone.name.count(":") == 1)
-    return None if microjoules is None else microjoules / 1e6
 
 
 def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cgroup") -> dict[Path, Periods]:

@@ -121,6 +121,11 @@ def fault_of(message: str, kinds: Sequence[str] = ()) -> Fault:
     return _BY_NAME[EXCEPTION]
 
 
+def fault_of_xid(xid: int) -> Fault | None:
+    """Return the fault that an error number of NVIDIA's driver means; None if the table has no row for it."""
+    return _BY_XID.get(xid)
+
+
 def xid_of(line: str) -> int | None:
     """Return the Xid in a line of the kernel's log, such as 79 in 'NVRM: Xid (PCI:0000:3b:00): 79, pid=…, GPU has …';
     None if the line has no Xid."""

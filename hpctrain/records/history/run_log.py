@@ -44,6 +44,7 @@ EventKind = Literal[
     "adaptation_measured",
     "notify_failed",
     "tracker_failed",
+    "gpu_unhealthy",
     "finished",
     "failed",
 ]
@@ -86,6 +87,8 @@ EVENTS: Mapping[EventKind, str] = {
     "`predicted_step_time_s` were predicted; `kept` says whether the plan stays.",
     "notify_failed": "The URL of `notify` did not take the POST about `state`.",
     "tracker_failed": "The `tracker` gets no metrics of this attempt any more; the run goes on.",
+    "gpu_unhealthy": "The `device` of `node` has a `problem`: throttled, by `reasons`; ecc: it has `errors` more "
+    "uncorrectable memory errors; or xid: NVIDIA's driver reported this `xid`. The run goes on.",
     "finished": "All steps are done: `step`, `loss`, and with `deterministic` the `weights_sha256`.",
     "failed": "The attempt ends with `exit_code`; after a worker's failure with its `node`, `device`, `rank`, `fault` "
     "and `error`.",

@@ -30,6 +30,7 @@ from hpctrain.records.plan.compression import Compression, NoCompression
 from hpctrain.records.plan.plan import Recompute, ZeroLevel
 from hpctrain.records.run.cluster import Cluster
 from hpctrain.records.run.data import Data
+from hpctrain.records.run.energy import Energy
 from hpctrain.records.run.model_choice import Model
 from hpctrain.records.run.objective import AnyObjective, Objective, resolved_objective
 from hpctrain.records.run.optimizer import Optimizer
@@ -230,6 +231,8 @@ class Run(Document):
     """Which optimizer step torch's profiler records."""
     tracking: Tracking = Tracking()
     """Tools for experiments that get the run's metrics while it goes on."""
+    energy: Energy = Energy()
+    """How often nodes record their energy and their GPUs' health, and how carbon is estimated."""
 
     @property
     def step_timeout_s(self) -> float:

@@ -68,13 +68,14 @@ class GpuReader:
         figures."""
         load = Load(float(torch.cuda.mem_get_info(self.timer.device)[0]))
         with contextlib.ExitStack() as stack:
-            xids = stack.enter_context(self.gpu.watched_for_xid()) if self.gpu else []
+            take_xids = stack.enter_context(self.gpu.watched_for_xid()) if self.gpu else list
             began_s, used_j = self.timer.now(), self.gpu.energy_j() if self.gpu else None
             for name, dtype, limit_s in self._dtypes():
                 load.flops[name] = matmul_flops(self.timer, dtype, limit_s, lambda: self._look(load))
             after_j = self.gpu.energy_j() if self.gpu else None
             if used_j is not None and after_j is not None:
                 load.power_w = (after_j - used_j) / (self.timer.now() - began_s)
+            xids = take_xids()
         load.xid = xids[-1] if xids else None
         return load
 

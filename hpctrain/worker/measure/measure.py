@@ -34,6 +34,7 @@ from hpctrain.probe.protocol import messages
 from hpctrain.probe.protocol.messages import ERROR_CHARS, BackendReport, ExchangeAnswer, ExchangeOrder
 from hpctrain.probe.system import host
 from hpctrain.probe.system.gpu import open_nvml
+from hpctrain.probe.system.powercap import RaplCounters
 from hpctrain.records.topology.topology import Device, DeviceType, RatesAlone
 from hpctrain.worker.measure.gpu import GpuReader, load_gpus
 from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes_per_s, launch_seconds, matmul_flops
@@ -159,12 +160,13 @@ def _measure_cpu(type_key: str, share: int, index: int) -> Device:
     # Free memory is read first, because a run can use the memory that the measurement takes.
     timer, memory = DeviceTimer(torch.device("cpu")), host.usable_memory_bytes() / share
     periods = host.quota_periods()
-    began_s, used_j = time.perf_counter(), host.energy_j()
+    counters, began_s = RaplCounters(), time.perf_counter()
+    counters.take(began_s)
     flops = {name: matmul_flops(timer, dtype) for name, dtype in DTYPES.items()}
     held = host.is_held_by_quota(periods, host.quota_periods())
-    took_s, after_j = time.perf_counter() - began_s, host.energy_j()
-    # A counter that restarted in between is useless; all CPU devices share the counter of the machine.
-    known = share == 1 and used_j is not None and after_j is not None and after_j > used_j
+    ended_s = time.perf_counter()
+    # All CPU devices share the counters of the machine.
+    used_j = sum(joules for name, joules in counters.take(ended_s).items() if name.startswith("package"))
     return Device(
         id=f"cpu{index}",
         type=type_key,
@@ -176,7 +178,7 @@ def _measure_cpu(type_key: str, share: int, index: int) -> Device:
         numa=host.own_numa_node(),
         throttle_reasons=[CPU_QUOTA] if held else [],
         ecc_errors=host.memory_errors(),
-        power_w=(after_j - used_j) / took_s if known and used_j is not None and after_j is not None else None,
+        power_w=used_j / (ended_s - began_s) if share == 1 and used_j > 0 else None,
     )
 
 

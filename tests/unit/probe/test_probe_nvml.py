@@ -1,40 +1,26 @@
 """NVML's answers, from a real shared library with recorded ones."""
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-import pynvml
 import pytest
 
-from hpctrain.probe.system.gpu import Gpu, driver_version, find_gpu, machine_gpus, open_nvml
+from hpctrain.probe.system.gpu import Gpu, driver_version, find_gpu, gpu_at, machine_gpus, open_nvml
 from hpctrain.records.topology.evidence import PcieLink
-
-SOURCE = Path(__file__).parents[2] / "fakes" / "nvml.c"
+from tests.fakes.fake_nvml import build_nvml, load_nvml
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", str(path), str(SOURCE)], check=True)
-    return str(path)
+    return build_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Puts another library in the place of the driver's."""
-
-    def use(path: str) -> None:
-        monkeypatch.setattr(pynvml, "nvmlLib", None)
-        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-        monkeypatch.setattr(pynvml, "CDLL", lambda name: ctypes.CDLL(path))
-
-    return use
+    return partial(load_nvml, monkeypatch)
 
 
 @pytest.fixture
@@ -77,6 +63,14 @@ def test_a_device_is_found_by_its_uuid() -> None:
 
 
 @pytest.mark.usefixtures("nvml")
+def test_a_device_is_found_by_its_address() -> None:
+    found = gpu_at("0000:5f:00.0")
+    assert found is not None
+    assert found.bus_id() == "0000:5f:00.0"
+    assert gpu_at("0000:99:00.0") is None
+
+
+@pytest.mark.usefixtures("nvml")
 def test_what_a_card_tells_of_itself() -> None:
     first = card(0)
 
@@ -85,6 +79,9 @@ def test_what_a_card_tells_of_itself() -> None:
     assert first.ecc_errors() == 7
     assert first.energy_j() == 5e9
     assert first.power_w() == 431.25
+    assert first.ecc_errors(corrected=True) == 3
+    assert (first.use(), first.temperature_c()) == (0.87, 83)
+    assert (first.clock_hz(), first.clock_hz(of_memory=True)) == (1.755e9, 2.619e9)
 
 
 @pytest.mark.usefixtures("nvml")
@@ -93,6 +90,7 @@ def test_what_a_card_refuses_is_absent_and_idle_is_no_reason() -> None:
 
     assert second.ecc_errors() is None
     assert second.energy_j() is None
+    assert second.use() is None
     assert second.nvlinks() == []
     assert second.throttle_reasons() == []
 
@@ -113,10 +111,11 @@ def test_each_nvlink_with_its_far_end() -> None:
 
 @pytest.mark.usefixtures("nvml")
 def test_critical_errors_meanwhile_are_collected(library: str) -> None:
-    with card(0).watched_for_xid() as seen:
+    with card(0).watched_for_xid() as take:
         assert ctypes.CDLL(library).events_now() == 1
+        assert take() == [31, 79]
+        assert take() == []
 
-    assert seen == [31, 79]
     assert ctypes.CDLL(library).events_now() == 0
 
 

@@ -1,11 +1,11 @@
-"""The kernel's device tree: PCI links, NUMA nodes, the nearest network card, errors and energy."""
+"""The kernel's device tree: PCI links, NUMA nodes, the nearest network card, and errors."""
 
 from pathlib import Path
 
 import pytest
 
 from hpctrain.probe.system.gpu import nearest_nic, numa_node, pci_path, pcie_link
-from hpctrain.probe.system.host import energy_j, memory_errors, own_numa_node
+from hpctrain.probe.system.host import memory_errors, own_numa_node
 from hpctrain.records.topology.evidence import PcieLink
 
 GPU, FAR_GPU = "0000:4e:00.0", "0000:c1:00.0"
@@ -93,15 +93,6 @@ def test_memory_errors_are_summed_and_absent_without_a_counter(tmp_path: Path) -
         folder.mkdir(parents=True)
         (folder / "ue_count").write_text(f"{count}\n")
     assert memory_errors(tmp_path) == 5
-
-
-def test_energy_of_the_packages_without_their_parts(tmp_path: Path) -> None:
-    assert energy_j(tmp_path) is None
-    for zone, text in [("intel-rapl:0", "1500000"), ("intel-rapl:0:0", "900000"), ("intel-rapl:1", "500000")]:
-        folder = tmp_path / "class/powercap" / zone
-        folder.mkdir(parents=True)
-        (folder / "energy_uj").write_text(text)
-    assert energy_j(tmp_path) == 2.0
 
 
 def test_a_process_on_one_numa_node_and_one_on_several(tmp_path: Path) -> None:
