@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,22 @@ class SearchLimits:
     first_options: int = 50
     """Largest number of options, of degrees from the whole range, with which the search near the best options begins.
     """
-    neighbour_options: int = 140
-    """Largest number of options that the search near the best options evaluates after the first ones."""
+    first_options_of_size: int = 2
+    """On more than `EXHAUSTIVE_DEVICES` devices, the number of degrees, for each tp, with which the search begins for
+    plans on 1, on 2 and 3, on 4 to 7 devices and so on, in place of `first_options`."""
+    neighbour_options: tuple[tuple[float, int], ...] = ((64, 140), (512, 80), (2048, 60), (inf, 30))
+    """(largest number of devices, largest number of options that the search near the best options evaluates after the
+    first ones)."""
+    replan_options: tuple[tuple[float, int], ...] = ((64, 140), (512, 12), (2048, 20), (inf, 12))
+    """The same as `neighbour_options`, for a plan that replaces another one."""
     option_patience: int = 120
     """Number of options in a row without a better plan after which the search near the best options ends."""
     full_evaluations: int = 8
     """Number of options near the best that get a full evaluation."""
     knapsack_evaluations: int = 3
     """Number of these options that are also evaluated with placements from their knapsack bound."""
+    full_evaluations_of_many: int = 2
+    """Number of fast options that get a full evaluation on more than `EXHAUSTIVE_DEVICES` devices."""
     full_placements: int = 36
     """Largest number of placements of each of these full evaluations."""
     annealed_options: int = 4
@@ -57,25 +66,15 @@ class SearchLimits:
     max_block_shifts: int = 100
     """Number of tried changes of one block or micro-batch of a layout near the best after which no further round of
     changes begins."""
+    max_halved_devices: int = 512
+    """Largest number of devices of a pool whose halves are searched, too."""
+    max_part_devices: int = 1024
+    """Largest number of devices of a part of a pool, such as the nodes of one kind, that is searched, too."""
+    max_packed_devices: int = 512
+    """Largest number of devices of a pool on which stages and pipelines are packed within nodes."""
     max_packed_layouts: int = 16
     """Number of layouts near the best that are tried with stages or pipelines packed within nodes, at the end of the
     search.
-    """
-
-    patience_by_devices: tuple[tuple[int, int], ...] = ((512, 3), (2048, 5))
-    """(largest number of devices, patience) for searches on more than `EXHAUSTIVE_DEVICES` devices
-    (`planner/search/space.py`).
-
-    Patience is a number of options without a better plan, after which the search leaves a pair of pp and tp. Each pair
-    has a patience of its own, because bounds are not equally tight for all pairs.
-    """
-    min_patience: int = 2
-    """Patience (see `patience_by_devices`) of a search on more devices than `patience_by_devices` lists."""
-    warm_start_patience: int = 1
-    """Patience (see `patience_by_devices`) of a search that has a plan from a warm start."""
-    misfit_factor: int = 3
-    """An option that does not fit the memory uses up this many times less patience (see `patience_by_devices`) than one
-    that fits.
     """
 
     max_compared_units: int = 64

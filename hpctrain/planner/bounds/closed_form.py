@@ -22,13 +22,16 @@ from hpctrain.planner.bounds.unit_counts import (
 )
 from hpctrain.planner.cost.collectives import overlapped_share
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.workload import ScheduleSpec, Workload
+from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec, Workload
 from hpctrain.planner.devices.constants import CostConstants
 from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
 from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.layout.partition import split_evenly
 from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.generate import stage_ranks
+
+LARGEST_PIECES = ((1, False, False), (0, True, False), (0, False, True), (0, True, True))
+"""(blocks, first, last) of the parts of a stage that ZeRO sends one by one; the largest of them counts."""
 
 
 class ClosedFormBound:
@@ -156,7 +159,18 @@ class ClosedFormBound:
             sent = late_shard_bytes(work, units[0].kind)
         late = 1 - overlapped_share(work, option.stages, option.dims.tp)
         rounds = sum(size > 0 for size in sent)
-        return late * rounds * (dp - 1) * alpha, update + late * sum(sent) * (dp - 1) / dp * beta
+        latencies = late * rounds * (dp - 1) * alpha
+        per_parameter = update + late * sum(sent) * (dp - 1) / dp * beta
+        if memory_options.zero > 1:
+            return latencies, per_parameter
+        if memory_options.zero:
+            most: float = max(work.parameters(ModelPart(*part), option.dims.tp) for part in LARGEST_PIECES)
+        else:
+            most = work.framework.bucket_bytes / work.framework.gradient_bytes
+        # Each bucket or piece takes the latencies: there is at least one, and at least one for each `most` parameters.
+        if work.spec.parameters() / option.dims.tp / option.dims.pp < most:
+            return latencies, per_parameter
+        return 0.0, per_parameter + latencies / most
 
     def _shard_collectives_s(self, option: Option) -> float:
         """Return the least seconds that ZeRO's collectives beside the passes of micro-batches take in a step, on the

@@ -181,15 +181,19 @@ def _likely_orders(
     dp: int,
     message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
 ) -> list[Placement]:
-    """Return placements of the pp·dp fastest groups and of the pp·dp best connected ones. Each of these sets of groups
-    is put into several orders, and `_in_tiles` makes a placement of each order with tiles of several widths.
+    """Return placements of the pp·dp fastest groups, of those in the largest nodes and of the best connected ones. Each
+    of these sets of groups is put into several orders, and `_in_tiles` makes a placement of each order with tiles of
+    several widths.
 
     Args:
         message: seconds of a stage message between two groups.
     """
     size = pp * dp
-    by_speed = sorted(units, key=lambda unit: (-unit.flops, unit.index))
-    chosen = [by_speed[:size]]
+    chosen = [sorted(units, key=lambda unit: (-unit.flops, unit.index))[:size]]
+    if size < len(units) and len(sizes := Counter(unit.node for unit in units)) > 1 and len(set(sizes.values())) > 1:
+        # Groups of equal speed are taken from large nodes, or large nodes come before fast ones.
+        chosen = [sorted(units, key=lambda unit: (-unit.flops, -sizes[unit.node], unit.index))[:size]]
+        chosen.append(sorted(units, key=lambda unit: (-sizes[unit.node], -unit.flops, unit.index))[:size])
     times = _between_nodes(units, message)
     if times:
         reach = {node: sum(row.values()) for node, row in times.items()}

@@ -6,7 +6,6 @@ import heapq
 import itertools
 import math
 import random
-from collections import Counter
 from collections.abc import Sequence
 
 from hpctrain.planner.bounds.knapsack import KnapsackBound
@@ -38,7 +37,7 @@ def best_first_search(plain: SearchSpace) -> SearchResult:
 class _BestFirstSearch(SearchState):
     """A best-first search. A candidate that can win gets a sampled evaluation, of a few placements; the promising
     candidates also get a full one, of all placements that their space tries.
-    On more than `EXHAUSTIVE_DEVICES` devices, `search_many_devices` takes its place.
+    On more than `EXHAUSTIVE_DEVICES` devices, the search of `many_devices.py` takes its place.
     """
 
     def __init__(self, plain: SearchSpace) -> None:
@@ -56,10 +55,8 @@ class _BestFirstSearch(SearchState):
         """Work of the search so far, in checks of a knapsack bound, each of which takes some milliseconds."""
 
     def run(self) -> SearchResult:
-        self.candidates.fill()
-        if not self.candidates.few_devices:
-            return search_many_devices(self)
         devices = len(self.plain.pool.devices)
+        self.candidates.fill()
         most_work = next(work for limit, work in self.limits.best_first_work if devices <= limit)
         while (self.candidates.queue or self.pending) and self.work < most_work:
             if self.candidates.queue:
@@ -69,7 +66,7 @@ class _BestFirstSearch(SearchState):
         complete = not self._skipped()
         if not complete:
             self._search_neighbours()
-        self.try_variants_of_best(sampled=False)
+        self.try_variants_of_best()
         self._pack_within_nodes()
         self._anneal_layouts(self.limits.annealing_work / (self.limits.short_annealing if complete else 1))
         skipped = self._skipped()
@@ -250,50 +247,3 @@ class _BestFirstSearch(SearchState):
                 bound = other.space.bounds.knapsack(other.option)
                 lowest, _ = bound.bracket(other.bound_s, lowest, memory=False)
         return min(lowest, waiting[0][0]) if waiting else lowest
-
-
-def search_many_devices(state: SearchState) -> SearchResult:
-    """Return the best plan of the queued candidates, for pools with more than `EXHAUSTIVE_DEVICES` devices.
-
-    The search ends when no candidate can win, or when for every pair of pp and tp too many options in a row brought no
-    better plan (`patience_by_devices` of `SearchLimits`).
-    """
-    candidates, misfit_factor = state.candidates, state.limits.misfit_factor
-    patience = misfit_factor * _patience(state)
-    lowest, ended = math.inf, True
-    used_patience: Counter[tuple[int, int]] = Counter()
-    while candidates.queue and state.can_win(candidates.queue[0]):
-        candidate = candidates.pop()
-        pp, _, tp = candidate.dims
-        if state.best is not None and used_patience[pp, tp] >= patience:
-            lowest, ended = min(lowest, candidate.bound_s), False
-            continue
-        if isinstance(candidate, UnopenedCandidate):
-            candidates.open(candidate, state.best)
-            continue
-        fits = _may_fit(candidate)
-        if fits:
-            before = state.best
-            fits = state.evaluate_sampled(candidate.space, candidate.option).fits
-            lowest = min(lowest, candidate.bound_s)
-            used_patience[pp, tp] += misfit_factor if fits else 1
-            if state.best is not before:
-                used_patience[pp, tp] = 0
-        if not fits:
-            candidates.push_leaner_options(candidate)
-    if candidates.queue:
-        lowest = min(lowest, candidates.queue[0].bound_s)
-    state.try_variants_of_best(sampled=True)
-    return state.result(lowest, ended)
-
-
-def _patience(state: SearchState) -> int:
-    limits, devices = state.limits, len(state.plain.pool.devices)
-    if state.best is not None:
-        return limits.warm_start_patience
-    return next((options for limit, options in limits.patience_by_devices if devices <= limit), limits.min_patience)
-
-
-def _may_fit(candidate: Candidate) -> bool:
-    bounds, option = candidate.space.bounds, candidate.option
-    return not bounds.is_too_large(option) and bounds.may_fit(option)  # the condition that is cheapest to compute first

@@ -17,7 +17,7 @@ from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.layout.placement import rank_permutations
-from hpctrain.planner.search.space import SearchSpace
+from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace
 from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 
 
@@ -84,7 +84,10 @@ def best_of(space: SearchSpace, options: Iterable[Option], patience: int | None 
     for bound, _, option in queue:
         if best is not None and (bound >= best.total or waited == patience):
             break
-        before, best = best, evaluate(space, option, best).best
+        likely = space.placements(option.dims)
+        if len(space.pool.devices) > EXHAUSTIVE_DEVICES:
+            likely = likely[: space.limits.sampled_placements]
+        before, best = best, evaluate(space, option, best, likely).best
         waited = 0 if best is not before else waited + 1
     return best
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from math import prod
 from statistics import median
 from typing import NamedTuple
 
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.search.layout_search import simulated_actions
-from hpctrain.planner.search.space import SearchSpace
+from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace
 from hpctrain.planner.search.state import SearchState, may_split_sequences
 from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 from hpctrain.records.plan.plan import ParallelDims
@@ -62,7 +65,10 @@ class OptionSearch:
         self._numbers = itertools.count()
         self._free = 0.0
         """Evaluations that the options so far did not take, because they are known not to fit the memory."""
-        self._dims = set(state.plain.candidate_dims)
+        devices = len(state.plain.pool.devices)
+        self._many = devices > EXHAUSTIVE_DEVICES
+        limits = self.limits.replan_options if state.plain.replaces else self.limits.neighbour_options
+        self._most = next(most for limit, most in limits if devices <= limit)
         self._sizes = state.plain.work.micro_batch_sizes()
 
     def run(self) -> None:
@@ -71,10 +77,12 @@ class OptionSearch:
         The best plan that the state already has is one of those from which the search goes on.
         """
         known_best = self.state.best
-        for option in self._first_options():
-            self._push(self.state.plain, option, 1.0)
+        if not self._many or known_best is None:
+            for option in self._first_options():
+                self._push(self.state.plain, option, 1.0)
         misfits = []
-        for space, option, _ in self._pop(self.limits.first_options, patience=self.limits.first_options):
+        first = len(self._queue) if self._many else self.limits.first_options
+        for space, option, _ in self._pop(first, patience=first):
             if not self._evaluate(space, option):
                 misfits.append((space, option))
                 self._free += 1 - MISFIT_WORK
@@ -86,7 +94,7 @@ class OptionSearch:
             self._push_leaner(space, option, median(ratios) if ratios else 1.0)
         for known, ratio in zip(self.evaluated, ratios, strict=True):
             self._push_neighbours(known.space, known.option, ratio)
-        for space, option, ratio in self._pop(self.limits.neighbour_options, self.limits.option_patience):
+        for space, option, ratio in self._pop(self._most, self.limits.option_patience):
             best = self._evaluate(space, option)
             if best:
                 self._push_neighbours(space, option, self._ratio(best, space, option))
@@ -154,14 +162,26 @@ class OptionSearch:
 
     def _first_options(self) -> Iterator[Option]:
         """Yield an option for each of some degrees, with 1f1b and about two micro-batches a pipeline rank."""
-        work = self.state.plain.work
-        for dims in self.state.plain.candidate_dims:
-            if len(self._dims) <= self.limits.first_options or (dims.pp in LADDER and dims.dp in LADDER):
+        work, every = self.state.plain.work, self.state.plain.candidate_dims
+        options = []
+        for dims in every:
+            if self._many or len(every) <= self.limits.first_options or (dims.pp in LADDER and dims.dp in LADDER):
                 size = work.sequences / (2 * dims.pp * dims.dp)
                 nearest = min(self._sizes, key=lambda each: max(each / size, size / each))
                 while nearest > 1 and work.sequences // nearest < dims.dp:
                     nearest = max((each for each in self._sizes if each < nearest), default=1)
-                yield Option(dims, work.schedule_specs(dims.pp)[0], nearest)
+                options.append(Option(dims, work.schedule_specs(dims.pp)[0], nearest))
+        if not self._many:
+            yield from options
+            return
+        taken: Counter[tuple[int, int]] = Counter()
+        for option in sorted(options, key=lambda option: (self._bound_s(self.state.plain, option), option)):
+            similar = prod(option.dims).bit_length(), option.dims.tp
+            if taken[similar] < self.limits.first_options_of_size:
+                taken[similar] += 1
+                specs = work.schedule_specs(option.dims.pp)
+                variants = [option._replace(schedule_spec=spec) for spec in specs]
+                yield from dict.fromkeys((option, min(variants, key=partial(self._bound_s, self.state.plain))))
 
     def _push_leaner(self, space: SearchSpace, option: Option, ratio: float) -> None:
         smaller = [size for size in self._sizes if size < option.micro_batch]
@@ -193,4 +213,16 @@ class OptionSearch:
                 near.append(
                     ParallelDims(*(int(n * 2.0 ** (sign * power)) for n, power in zip(dims, powers, strict=True)))
                 )
-        return (other for other in dict.fromkeys(near) if other in self._dims)
+        if self._many:
+            near += self._replica_counts(dims)
+        return (other for other in dict.fromkeys(near) if self.state.plain.allows(other))
+
+    def _replica_counts(self, dims: ParallelDims) -> Iterator[ParallelDims]:
+        """Yield degrees with the same or a neighbouring pp or tp and other numbers of replicas: the largest, and
+        smaller ones."""
+        pp, dp, tp = dims
+        yield ParallelDims(pp, 3 * dp // 4, tp)
+        near = [(ranks, tp) for ranks in (pp, pp - 1, pp + 1, pp // 2, 2 * pp)]
+        for ranks, width in [*near, (pp, tp // 2), (pp, 2 * tp)]:
+            if min(ranks, width) > 0 and self.state.plain.allows(ParallelDims(ranks, 1, width)):
+                yield ParallelDims(ranks, self.state.plain.most_replicas(ranks, width), width)

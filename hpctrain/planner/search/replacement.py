@@ -36,9 +36,9 @@ def warm_started(previous: Plan, plain: SearchSpace, run: Run | None) -> SearchS
         codec = previous.compression[0].codec
         same = plain.with_work(codec=codec)
         if codec in candidate_codecs(run.steps, run.compression.lossy) and (start := make_warm_start(same, previous)):
-            same.warm_start = start
+            same.warm_start, same.replaces = start, True
             return same
-    plain.warm_start = make_warm_start(plain, previous)
+    plain.warm_start, plain.replaces = make_warm_start(plain, previous), True
     return plain
 
 
@@ -62,7 +62,8 @@ def make_warm_start(plain: SearchSpace, previous: Plan) -> WarmStart | None:
     memory_options = memory_options_of_plan(previous)
     space = plain if memory_options == plain.work.memory_options else plain.with_work(memory_options=memory_options)
     pp, tp, previous_size = previous.pp, previous.tp, previous.replicas[0].micro_batch
-    counts = sorted((dims[1] for dims in plain.candidate_dims if (dims[0], dims[2]) == (pp, tp)), reverse=True)
+    most = plain.most_replicas(pp, tp)
+    counts = [dp for dp in range(most, 0, -1) if plain.allows(ParallelDims(pp, dp, tp))]
     sizes = [size for size in space.work.micro_batch_sizes() if previous_size <= 2 * size <= 4 * previous_size]
     best: Prediction | None = None
     reused: list[Layout] = []

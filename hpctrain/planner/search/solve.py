@@ -30,9 +30,8 @@ from hpctrain.planner.devices.tensor_parallel_group import (
     nearest_chain,
 )
 from hpctrain.planner.layout.layout import Layout, MemoryShortage
-from hpctrain.planner.search.best_first import best_first_search
-from hpctrain.planner.search.evaluate import refine
 from hpctrain.planner.search.exact import exhaustive_search
+from hpctrain.planner.search.many_devices import refined, search_pool
 from hpctrain.planner.search.neighbours import WHY_NO_SHARDING, shortage
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
@@ -59,7 +58,7 @@ def solve(space: SearchSpace, solver: Solver) -> ChosenPlan:
         raise _no_feasible_dims(space)
     if solver == "paper":
         return solve_as_paper(space)
-    result = exhaustive_search(space) if solver == "exact" else best_first_search(space)
+    result = refined(exhaustive_search(space)) if solver == "exact" else search_pool(space)
     if result.best is None:
         raise _nothing_fits(_leanest(space))
     winner = result.space
@@ -69,7 +68,7 @@ def solve(space: SearchSpace, solver: Solver) -> ChosenPlan:
         notes.append("There were too many orders of devices to try all; the likely ones were tried.")
     if not result.ended:
         notes.append("Options that could be faster by the bound were left when many others had not been.")
-    best = predict(winner.cost, refine(winner, result.best).layout, whole=True)
+    best = result.best
     if winner is not space:
         without = _without_memory_options(space, best)
         why = "Chosen to save memory" if without.delta_s is None else "Chosen because the step is shorter"

@@ -53,6 +53,8 @@ class SearchSpace:
     """Degrees that cannot run at all -> the reason."""
     warm_start: WarmStart | None = None
     """The plan to beat if the new plan replaces another one; None if it replaces none, or if none fits."""
+    replaces: bool = False
+    """Whether the new plan replaces another one. On many devices the search is then shorter, because a run waits."""
 
     @property
     def work(self) -> Workload:
@@ -128,6 +130,18 @@ class SearchSpace:
     def fit_layout(self, placement: Placement, option: Option) -> Layout:
         """Return the option's layout on this placement, with blocks and micro-batches distributed by speed."""
         return fit_layout(self.cost, placement, option.schedule_spec, option.micro_batch)
+
+    def allows(self, dims: ParallelDims) -> bool:
+        """Return whether degrees can run: none is below 1, the run file and the model allow them, and there are enough
+        devices."""
+        fixed = self.work.fixed
+        if min(dims) < 1 or (fixed is not None and dims != (fixed.pp, fixed.dp, fixed.tp)):
+            return False
+        return not self._why_impossible(dims)
+
+    def most_replicas(self, pp: int, tp: int) -> int:
+        """Return the largest number of replicas with these degrees for which there are devices and sequences."""
+        return min(len(self.units(tp)) // pp, self.work.sequences)
 
     def _why_impossible(self, dims: ParallelDims) -> str | None:
         pp, dp, tp = dims
@@ -261,12 +275,7 @@ class PoolPlacements:
 
 
 EXHAUSTIVE_DEVICES = 64
-"""Largest number of devices of which a plan may leave any number idle. Of more devices, a plan leaves few idle
-(`IDLE_DIVISOR`), uses only one, or has a replica for each sequence of the batch.
-"""
-IDLE_DIVISOR = 8
-"""With more than `EXHAUSTIVE_DEVICES` devices, at most one device in this many is left idle, except in the plans that
-`min_devices_used` names."""
+"""Largest number of devices for which a search begins with all numbers of replicas."""
 FEW_DEVICES = 8
 """Largest number of devices for which impossible degrees are listed too, so that the plan can give the reasons."""
 
@@ -274,8 +283,8 @@ FEW_DEVICES = 8
 def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDims]:
     """Return the (pp, dp, tp) to try, with a product of at most `devices`.
 
-    On more than `EXHAUSTIVE_DEVICES` devices, pp divides the number of blocks or is a power of two, and at least
-    `min_devices_used` devices are used. Two exceptions use fewer: one device alone, and a replica for each sequence.
+    On more than `EXHAUSTIVE_DEVICES` devices, dp is the largest number of replicas, its half, its quarter and so on, or
+    the largest number of replicas that divides the batch evenly.
 
     Args:
         sequences: sequences of the global batch.
@@ -286,23 +295,12 @@ def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDim
     dims = []
     splits = [tp for tp in range(1, devices + 1) if spec.tensor_parallel_error(tp) is None]
     for pp in range(1, min(devices, spec.layers) + 1):
-        if devices > EXHAUSTIVE_DEVICES and spec.layers % pp and pp & (pp - 1):
-            continue  # neither an even cut nor a power of two
         for tp in splits:
             most = min(devices // (pp * tp), sequences)
             if devices <= EXHAUSTIVE_DEVICES:
                 dims += [ParallelDims(pp, dp, tp) for dp in range(1, most + 1)]
-                continue
-            least = -(-min_devices_used(devices) // (pp * tp))
-            if most < least and most < sequences:
-                continue
-            # Try the largest number of replicas, and the largest number that divides the batch evenly.
-            even = next((dp for dp in range(most, max(least, 1) - 1, -1) if sequences % dp == 0), most)
-            dims += [ParallelDims(pp, dp, tp) for dp in dict.fromkeys((even, most)) if dp]
-    return dims if devices <= EXHAUSTIVE_DEVICES else list(dict.fromkeys([*dims, ParallelDims(1, 1, 1)]))
-
-
-def min_devices_used(devices: int) -> int:
-    """Return the fewest devices that a tried plan may use out of `devices`, a number above `EXHAUSTIVE_DEVICES`. Two
-    exceptions use fewer: a plan on one device, and plans with a replica for each sequence of the batch."""
-    return devices - devices // IDLE_DIVISOR
+            elif most:
+                even = next(dp for dp in range(most, 0, -1) if sequences % dp == 0)
+                halves = (most >> power for power in range(most.bit_length()))
+                dims += [ParallelDims(pp, dp, tp) for dp in dict.fromkeys((even, *halves))]
+    return dims

@@ -18,7 +18,7 @@ from hpctrain.planner.cost.workload import ScheduleSpec, Workload
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.search.evaluate import Evaluation, evaluate
-from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace, min_devices_used
+from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace
 from hpctrain.planner.simulate.predict import Prediction
 from hpctrain.records.plan.plan import ParallelDims, Recompute, Rejected, ZeroLevel
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES
@@ -94,13 +94,9 @@ class SearchState:
         """
         return self.evaluate(space, option, space.placements(option.dims)[: self.limits.sampled_placements])
 
-    def try_variants_of_best(self, sampled: bool) -> None:
+    def try_variants_of_best(self) -> None:
         """Evaluate the best option under other schedules and memory options too. A plan that is faster than the best
         plan becomes the best plan.
-
-        Args:
-            sampled: whether to evaluate a few placements of each variant, then all placements of the winner; else all
-                placements of each variant.
         """
         if self.best is None:
             return
@@ -113,26 +109,16 @@ class SearchState:
         for space in dict.fromkeys(spaces):
             for schedule_spec in space.work.schedule_specs(option.dims.pp):
                 variant = option._replace(schedule_spec=schedule_spec)
-                self.evaluate_sampled(space, variant) if sampled else self.evaluate(space, variant)
-        if sampled:
-            self.evaluate(self.winner, self.best.layout.option)
+                self.evaluate(space, variant)
 
     def result(self, lowest: float, ended: bool) -> SearchResult:
-        """Return the best plan, with a lower bound for all plans, also for those that leave more devices idle than the
-        tried plans do.
+        """Return the best plan, with a lower bound for all plans.
 
         Args:
             lowest: seconds that none of the tried options beats.
             ended: False if options were skipped because patience ran out.
         """
-        pool, work = self.plain.pool, self.plain.work
-        ideal_s = ideal_step_s(pool, work)
-        if work.fixed is None and not self.candidates.few_devices:
-            used = sorted(pool.devices, key=lambda device: -device.flops)[: min_devices_used(len(pool.devices)) - 1]
-            fastest = max(device.bytes_per_s for device in pool.devices)
-            same = tuple(replace(device, bytes_per_s=fastest) for device in used)
-            # Not all numbers of replicas that leave few devices idle are tried either.
-            lowest = min(lowest, ideal_step_s(replace(pool, devices=same), work), ideal_s)
+        ideal_s = ideal_step_s(self.plain.pool, self.plain.work)
         bound_s = max(lowest if math.isfinite(lowest) else 0.0, ideal_s)
         if self.best is not None:
             bound_s = min(bound_s, self.best.total)
@@ -167,7 +153,7 @@ class Candidate(NamedTuple):
     """
 
     priority_s: float
-    """`bound_s`, plus an estimate of the bubble's seconds if the pool has at most `EXHAUSTIVE_DEVICES` devices."""
+    """`bound_s`, plus an estimate of the bubble's seconds."""
     number: int
     """Position in the order in which candidates were put into the queue."""
     bound_s: float
@@ -189,7 +175,6 @@ class CandidateQueue:
     def __init__(self, plain: SearchSpace) -> None:
         self.plain = plain
         self.spaces = {plain.work.memory_options: plain}
-        self.few_devices = len(plain.pool.devices) <= EXHAUSTIVE_DEVICES
         self.queue: list[UnopenedCandidate | Candidate] = []
         self._numbers = itertools.count()
         self._pushed: set[tuple[MemoryOptions, Option]] = set()
@@ -200,7 +185,7 @@ class CandidateQueue:
         work = self.plain.work
         for dims, size in itertools.product(self.plain.candidate_dims, work.micro_batch_sizes()):
             if work.sequences // size >= dims[1]:
-                bound_s = min(space.bounds.work_s(dims, size) for space in self._fast_spaces(dims))
+                bound_s = min(space.bounds.work_s(dims, size) for space in self.first_spaces(dims))
                 priority_s = self._with_bubble(bound_s, dims, size, None)
                 candidate = UnopenedCandidate(priority_s, next(self._numbers), bound_s, dims, size)
                 heapq.heappush(self.queue, candidate)
@@ -218,7 +203,7 @@ class CandidateQueue:
         for space in self.first_spaces(candidate.dims):
             dims, size = candidate.dims, candidate.micro_batch
             fits = space.bounds.any_may_fit(dims, size)
-            in_time = best is None or not self.few_devices or space.bounds.any_feasible_within(dims, size, best.total)
+            in_time = best is None or space.bounds.any_feasible_within(dims, size, best.total)
             for schedule_spec in space.work.schedule_specs(dims.pp):
                 option = Option(dims, schedule_spec, size)
                 if (fits and in_time) or schedule_spec.name in V_SHAPED_SCHEDULES:
@@ -233,7 +218,7 @@ class CandidateQueue:
         dims, size = candidate.dims, candidate.micro_batch
         steps = (
             space.bounds.step_s(Option(dims, schedule_spec, size))
-            for space in self._fast_spaces(dims)
+            for space in self.first_spaces(dims)
             for schedule_spec in space.work.schedule_specs(dims.pp)
             if dims.pp * schedule_spec.virtual_stages <= self.plain.work.spec.layers
         )
@@ -243,12 +228,8 @@ class CandidateQueue:
         """Return the search spaces of the memory options that are tried first for these degrees. If their layouts do
         not fit, `push_leaner_options` adds more spaces.
 
-        On more than `EXHAUSTIVE_DEVICES` devices this is the space with the run file's memory options alone.
+        These are the spaces whose memory options may be the fastest: all others have larger lower bounds.
         """
-        return self._fast_spaces(dims) if self.few_devices else [self.plain]
-
-    def _fast_spaces(self, dims: ParallelDims) -> list[SearchSpace]:
-        """Return the spaces whose memory options may be the fastest: all others have larger lower bounds."""
         spaces = [self.plain]
         for space in spaces:
             spaces += [other for other in self.faster_spaces(space, dims) if other not in spaces]
@@ -267,7 +248,9 @@ class CandidateQueue:
         shard: Literal["all", "node"] = "all" if work.may_shard_gradients else "node"
         spaces = []
         levels: tuple[ZeroLevel, ...] = (1,)
-        if self.few_devices and hides_shard_collectives(work, self.plain.pool.devices[0].kind):
+        if len(self.plain.pool.devices) <= EXHAUSTIVE_DEVICES and hides_shard_collectives(
+            work, self.plain.pool.devices[0].kind
+        ):
             levels = (1, 2, 3)
         for level in levels:
             if dims.dp > 1 and given.zero == 0:
@@ -332,16 +315,12 @@ class CandidateQueue:
         heapq.heappush(self.queue, Candidate(priority_s, next(self._numbers), bound_s, option, space))
 
     def priority_s(self, bound_s: float, option: Option) -> float:
-        """Return the priority of an option, in seconds: its lower bound, plus an estimate of the bubble's seconds if
-        the pool has at most `EXHAUSTIVE_DEVICES` devices.
-        """
+        """Return the priority of an option, in seconds: its lower bound, plus an estimate of the bubble's seconds."""
         return self._with_bubble(bound_s, option.dims, option.micro_batch, option.schedule_spec)
 
     def _with_bubble(
         self, bound_s: float, dims: ParallelDims, micro_batch: int, schedule_spec: ScheduleSpec | None
     ) -> float:
-        if not self.few_devices:
-            return bound_s
         return bound_s * (1 + _bubble(self.plain.work.sequences // micro_batch, dims, schedule_spec))
 
     def space(self, memory_options: MemoryOptions) -> SearchSpace:

@@ -1,0 +1,68 @@
+"""On more than 64 devices, a plan for all of them is no slower than the planner's plan for a part of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hpctrain.bench.planner.search import uniform_topology
+from hpctrain.planner import PlanRequest, make_plan
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Device, Node, Topology
+
+KINDS = (("a", 2.5e14, 80e9), ("b", 1e14, 32e9), ("c", 6e14, 80e9), ("d", 5e13, 16e9))
+"""(type, FLOP/s, bytes of memory)."""
+REQUEST = PlanRequest(neighbours=False)
+
+
+def _cluster(seed: int, devices: int) -> Topology:
+    """Nodes of 1 to 8 GPUs, of up to four kinds, with 1.25 to 50 GB/s between nodes."""
+    draw = random.Random(seed)
+    kinds = draw.sample(KINDS, draw.randint(1, 4))
+    nodes: list[Node] = []
+    while (missing := devices - sum(len(node.devices) for node in nodes)) > 0:
+        name, flops, memory = draw.choice(kinds)
+        device = Device(
+            id="cuda0", type=name, flops={"bf16": flops}, memory_bytes=memory, memory_bytes_per_s=1e12, launch_s=6e-6
+        )
+        size = min(missing, draw.choice((1, 2, 4, 8)))
+        held = [device.model_copy(update={"id": f"cuda{index}"}) for index in range(size)]
+        nodes.append(Node(id=f"node{len(nodes)}", addr="", intra_bytes_per_s=2e11, devices=held))
+    return uniform_topology(nodes, "cuda", alpha_s=1e-5, beta_s_per_byte=draw.choice((8e-10, 1e-10, 2e-11)))
+
+
+def _run(seed: int) -> Run:
+    draw = random.Random(seed)
+    dims = {"layers": draw.choice((12, 22)), "dim": 1024, "heads": 16, "vocab": 32000}
+    return Run.model_validate(
+        {
+            "steps": 1,
+            "precision": "bf16",
+            "model": {"dims": dims},
+            "data": {"train": ["data"], "seq_len": 1024},
+            "batch": {"global": draw.choice((60, 64, 256, 500))},
+        }
+    )
+
+
+def _parts(topology: Topology) -> list[list[str]]:
+    """The names of the nodes of each kind, of the faster half, and of the first and the second half."""
+    by_kind: dict[str, list[str]] = {}
+    for node in topology.nodes:
+        by_kind.setdefault(node.devices[0].type, []).append(node.id)
+    half, names = len(topology.nodes) // 2, [node.id for node in topology.nodes]
+    fastest = sorted(topology.nodes, key=lambda node: -sum(device.flops["bf16"] for device in node.devices))
+    kinds = [nodes for nodes in by_kind.values() if len(nodes) < len(names)]
+    return [*kinds, [node.id for node in fastest[:half]], names[:half], names[half:]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "devices"), [(2, 66), (4, 90), (6, 128)])
+def test_no_part_of_a_cluster_has_a_faster_plan(seed, devices):
+    topology, run = _cluster(seed, devices), _run(seed)
+    spec = run.spec()
+    whole = make_plan(run, spec, topology, REQUEST).predicted.step_time_s["total"]
+    for names in _parts(topology):
+        part = make_plan(run, spec, topology.only(names), REQUEST).predicted.step_time_s["total"]
+        assert whole <= part * (1 + 1e-9), names
