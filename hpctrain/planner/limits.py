@@ -22,6 +22,12 @@ class SearchLimits:
     first_options: int = 50
     """Largest number of options, of degrees from the whole range, with which the search near the best options begins.
     """
+    patience_by_devices: tuple[tuple[float, int], ...] = ((2048, 3), (inf, 2))
+    """(largest number of devices, patience) for searches on more than `EXHAUSTIVE_DEVICES` devices: the number of
+    options in a row without a better plan after which the search in the order of the bounds leaves a pair of pp and tp.
+    Each pair has a patience of its own, because bounds are not equally tight for all pairs."""
+    replan_patience: int = 1
+    """Patience (see `patience_by_devices`) of a search for a plan that replaces another one."""
     first_options_of_size: int = 2
     """On more than `EXHAUSTIVE_DEVICES` devices, the number of degrees, for each tp, with which the search begins for
     plans on 1, on 2 and 3, on 4 to 7 devices and so on, in place of `first_options`."""
@@ -30,6 +36,9 @@ class SearchLimits:
     first ones)."""
     replan_options: tuple[tuple[float, int], ...] = ((64, 140), (512, 12), (2048, 20), (inf, 12))
     """The same as `neighbour_options`, for a plan that replaces another one."""
+    least_sampled: tuple[tuple[float, int], ...] = ((512, 3), (inf, 2))
+    """(largest number of devices, fewest placements of an option that the search near the best options compares, if
+    there are so many)."""
     option_patience: int = 120
     """Number of options in a row without a better plan after which the search near the best options ends."""
     full_evaluations: int = 8

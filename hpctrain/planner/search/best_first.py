@@ -22,7 +22,7 @@ SAMPLED_WORK, FULL_WORK = 3, 20
 """Work of a sampled and of a full evaluation, in checks of a knapsack bound."""
 
 
-def best_first_search(plain: SearchSpace) -> SearchResult:
+def best_first_search(plain: SearchSpace, limit_s: float = math.inf) -> SearchResult:
     """Return the fastest plan by the cost model, and a lower bound for all plans of the space.
 
     If the run file fixes no degrees, the search compares all memory options (ZeRO, sequence parallelism and
@@ -30,8 +30,10 @@ def best_first_search(plain: SearchSpace) -> SearchResult:
 
     Args:
         plain: the space with the memory options of the run file.
+        limit_s: seconds of the step of a plan that is known already. The search ends early without a plan near it, and
+            its bound then says nothing.
     """
-    return _BestFirstSearch(plain).run()
+    return _BestFirstSearch(plain, limit_s).run()
 
 
 class _BestFirstSearch(SearchState):
@@ -40,8 +42,8 @@ class _BestFirstSearch(SearchState):
     On more than `EXHAUSTIVE_DEVICES` devices, the search of `many_devices.py` takes its place.
     """
 
-    def __init__(self, plain: SearchSpace) -> None:
-        super().__init__(plain)
+    def __init__(self, plain: SearchSpace, limit_s: float) -> None:
+        super().__init__(plain, limit_s)
         self.numbers = itertools.count()
         self.evaluated: list[tuple[Candidate, KnapsackBound]] = []
         """Fully evaluated options; their knapsack bounds are tightened at the end where that matters."""
@@ -56,7 +58,7 @@ class _BestFirstSearch(SearchState):
 
     def run(self) -> SearchResult:
         devices = len(self.plain.pool.devices)
-        self.candidates.fill()
+        self.candidates.fill(self.plain.candidate_dims)
         most_work = next(work for limit, work in self.limits.best_first_work if devices <= limit)
         while (self.candidates.queue or self.pending) and self.work < most_work:
             if self.candidates.queue:
@@ -66,6 +68,8 @@ class _BestFirstSearch(SearchState):
         complete = not self._skipped()
         if not complete:
             self._search_neighbours()
+        if self.best is None or self.best.total > self.limits.near_best_factor * self.limit_s:
+            return self.result(self._min_bound_s([]), ended=False)
         self.try_variants_of_best()
         self._pack_within_nodes()
         self._anneal_layouts(self.limits.annealing_work / (self.limits.short_annealing if complete else 1))

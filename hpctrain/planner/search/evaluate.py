@@ -86,7 +86,7 @@ def best_of(space: SearchSpace, options: Iterable[Option], patience: int | None 
             break
         likely = space.placements(option.dims)
         if len(space.pool.devices) > EXHAUSTIVE_DEVICES:
-            likely = likely[: space.limits.sampled_placements]
+            likely = likely[:1]
         before, best = best, evaluate(space, option, best, likely).best
         waited = 0 if best is not before else waited + 1
     return best

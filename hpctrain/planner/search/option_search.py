@@ -29,8 +29,6 @@ DOUBLINGS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -1, 0), (1, 0, -1), (0, 1, -1)
 MISFIT_WORK = 0.1
 """Work to find that an option does not fit the memory, as a share of that of an evaluation."""
 
-MIN_SAMPLED = 3
-"""Fewest placements of an option that an evaluation compares, if there are so many."""
 MAX_SAMPLED_UNITS = 64
 """Number of tensor-parallel groups in all placements together that an evaluation may compare beyond these."""
 MANY_ACTIONS = 1000
@@ -69,6 +67,7 @@ class OptionSearch:
         self._many = devices > EXHAUSTIVE_DEVICES
         limits = self.limits.replan_options if state.plain.replaces else self.limits.neighbour_options
         self._most = next(most for limit, most in limits if devices <= limit)
+        self._least_sampled = next(least for limit, least in self.limits.least_sampled if devices <= limit)
         self._sizes = state.plain.work.micro_batch_sizes()
 
     def run(self) -> None:
@@ -77,7 +76,7 @@ class OptionSearch:
         The best plan that the state already has is one of those from which the search goes on.
         """
         known_best = self.state.best
-        if not self._many or known_best is None:
+        if not (self._many and self.state.plain.replaces and known_best):
             for option in self._first_options():
                 self._push(self.state.plain, option, 1.0)
         misfits = []
@@ -127,7 +126,7 @@ class OptionSearch:
             return None
         likely = space.placements(option.dims)
         # Placements with pipelines within nodes come first, those with stages within nodes last.
-        number = min(len(likely), max(MIN_SAMPLED, MAX_SAMPLED_UNITS // option.dims.pp // option.dims.dp))
+        number = min(len(likely), max(self._least_sampled, MAX_SAMPLED_UNITS // option.dims.pp // option.dims.dp))
         sampled = [likely[at * (len(likely) - 1) // max(1, number - 1)] for at in range(number)]
         layouts = [space.fit_layout(placement, option) for placement in sampled]
         fitting = [layout for layout in layouts if layout.memory_shortage(space.cost.memory) is None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, islice, pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,22 +52,41 @@ def uses_one_codec(space: SearchSpace) -> bool:
 
 
 def make_warm_start(plain: SearchSpace, previous: Plan) -> WarmStart | None:
-    """Return the best plan with the previous pp, tp and memory options on the surviving devices; None if none fits.
+    """Return the best plan with the previous pp and tp on the surviving devices; None if none fits.
 
-    Devices keep their pipeline rank where possible. Devices of incomplete replicas fill the gaps.
+    It has the previous memory options, or ZeRO 1 instead of 2 and 3, with which replicas may have unequal numbers of
+    micro-batches. Devices keep their pipeline rank where possible. Devices of incomplete replicas fill the gaps.
 
     Args:
         plain: the space with the memory options of the run file.
     """
     memory_options = memory_options_of_plan(previous)
-    space = plain if memory_options == plain.work.memory_options else plain.with_work(memory_options=memory_options)
+    choices = [memory_options]
+    if memory_options.zero > 1 and plain.work.fixed is None:
+        choices.append(replace(memory_options, zero=1))
+    starts = []
+    for choice in choices:
+        space = plain if choice == plain.work.memory_options else plain.with_work(memory_options=choice)
+        if (start := _start_with(space, previous)) is not None:
+            starts.append(start)
+    return min(starts, key=lambda start: start.best.total, default=None)
+
+
+def _start_with(space: SearchSpace, previous: Plan) -> WarmStart | None:
+    """Return the best plan with the previous pp and tp and the memory options of a space on the surviving devices; None
+    if none fits."""
     pp, tp, previous_size = previous.pp, previous.tp, previous.replicas[0].micro_batch
-    most = plain.most_replicas(pp, tp)
-    counts = [dp for dp in range(most, 0, -1) if plain.allows(ParallelDims(pp, dp, tp))]
     sizes = [size for size in space.work.micro_batch_sizes() if previous_size <= 2 * size <= 4 * previous_size]
+    options = list(product(space.work.schedule_specs(pp), sizes))
+    # With ZeRO 2 and 3, not every number of replicas divides the batch.
+    counts = (
+        dims.dp
+        for dims in (ParallelDims(pp, dp, tp) for dp in range(space.most_replicas(pp, tp), 0, -1))
+        if space.allows(dims) and not all(space.why_no_layout(Option(dims, *option)) for option in options)
+    )
     best: Prediction | None = None
     reused: list[Layout] = []
-    for dp in counts[: space.limits.max_replica_counts]:
+    for dp in islice(counts, space.limits.max_replica_counts):
         placement = surviving_placement(space.units(tp), previous, dp)
         if not space.can_shard(placement):
             continue
@@ -76,10 +95,9 @@ def make_warm_start(plain: SearchSpace, previous: Plan) -> WarmStart | None:
             reused.append(same)
             prediction = predict(space.cost, same)
             best = prediction if best is None or prediction.total < best.total else best
-        for schedule_spec, size in product(space.work.schedule_specs(pp), sizes):
-            best = evaluate(
-                space, Option(ParallelDims(pp, dp, tp), schedule_spec, size), best, placements=[placement]
-            ).best
+        for schedule_spec, size in options:
+            option = Option(ParallelDims(pp, dp, tp), schedule_spec, size)
+            best = evaluate(space, option, best, placements=[placement]).best
     return None if best is None else WarmStart(space, best, (*reused, best.layout))
 
 

@@ -56,10 +56,13 @@ class SearchState:
 
     Args:
         plain: the space with the memory options of the run file.
+        limit_s: seconds of the step of a plan that is known already; options that are no faster by their bounds are
+            left out.
     """
 
-    def __init__(self, plain: SearchSpace) -> None:
+    def __init__(self, plain: SearchSpace, limit_s: float = math.inf) -> None:
         self.plain, self.winner = plain, plain
+        self._limit_s = limit_s
         self.limits = plain.limits
         self.candidates = CandidateQueue(plain)
         self.best: Prediction | None = None
@@ -68,11 +71,16 @@ class SearchState:
             self.winner, self.best = start.space, start.best
             self.candidates.spaces[start.space.work.memory_options] = start.space
 
+    @property
+    def limit_s(self) -> float:
+        """Seconds of the step of the best plan that is known; infinite while there is no plan."""
+        return self._limit_s if self.best is None else min(self._limit_s, self.best.total)
+
     def can_win(self, candidate: UnopenedCandidate | Candidate) -> bool:
         """Return whether a candidate's lower bound is below the best plan's time; always True while there
         is no plan.
         """
-        return self.best is None or candidate.bound_s < self.best.total
+        return candidate.bound_s < self.limit_s
 
     def take(self, prediction: Prediction | None, space: SearchSpace) -> None:
         """Record `prediction` as the best plan and `space` as its space; do nothing if `prediction` is already
@@ -94,9 +102,12 @@ class SearchState:
         """
         return self.evaluate(space, option, space.placements(option.dims)[: self.limits.sampled_placements])
 
-    def try_variants_of_best(self) -> None:
+    def try_variants_of_best(self, sampled: bool = False) -> None:
         """Evaluate the best option under other schedules and memory options too. A plan that is faster than the best
         plan becomes the best plan.
+
+        Args:
+            sampled: whether to evaluate a few placements of each variant instead of all.
         """
         if self.best is None:
             return
@@ -109,7 +120,7 @@ class SearchState:
         for space in dict.fromkeys(spaces):
             for schedule_spec in space.work.schedule_specs(option.dims.pp):
                 variant = option._replace(schedule_spec=schedule_spec)
-                self.evaluate(space, variant)
+                self.evaluate_sampled(space, variant) if sampled else self.evaluate(space, variant)
 
     def result(self, lowest: float, ended: bool) -> SearchResult:
         """Return the best plan, with a lower bound for all plans.
@@ -175,15 +186,16 @@ class CandidateQueue:
     def __init__(self, plain: SearchSpace) -> None:
         self.plain = plain
         self.spaces = {plain.work.memory_options: plain}
+        self._few_devices = len(plain.pool.devices) <= EXHAUSTIVE_DEVICES
         self.queue: list[UnopenedCandidate | Candidate] = []
         self._numbers = itertools.count()
         self._pushed: set[tuple[MemoryOptions, Option]] = set()
 
-    def fill(self) -> None:
-        """Put all degrees with all micro-batch sizes into the queue, each as an `UnopenedCandidate`, which has no
+    def fill(self, candidate_dims: Sequence[ParallelDims]) -> None:
+        """Put these degrees with all micro-batch sizes into the queue, each as an `UnopenedCandidate`, which has no
         schedule yet."""
         work = self.plain.work
-        for dims, size in itertools.product(self.plain.candidate_dims, work.micro_batch_sizes()):
+        for dims, size in itertools.product(candidate_dims, work.micro_batch_sizes()):
             if work.sequences // size >= dims[1]:
                 bound_s = min(space.bounds.work_s(dims, size) for space in self.first_spaces(dims))
                 priority_s = self._with_bubble(bound_s, dims, size, None)
@@ -200,10 +212,11 @@ class CandidateQueue:
         Args:
             best: the best plan so far, None without one; schedules that cannot be faster are left out.
         """
-        for space in self.first_spaces(candidate.dims):
+        # On many devices, a knapsack bound takes longer than an evaluation.
+        for space in self.first_spaces(candidate.dims) if self._few_devices else [self.plain]:
             dims, size = candidate.dims, candidate.micro_batch
             fits = space.bounds.any_may_fit(dims, size)
-            in_time = best is None or space.bounds.any_feasible_within(dims, size, best.total)
+            in_time = best is None or not self._few_devices or space.bounds.any_feasible_within(dims, size, best.total)
             for schedule_spec in space.work.schedule_specs(dims.pp):
                 option = Option(dims, schedule_spec, size)
                 if (fits and in_time) or schedule_spec.name in V_SHAPED_SCHEDULES:
@@ -248,9 +261,7 @@ class CandidateQueue:
         shard: Literal["all", "node"] = "all" if work.may_shard_gradients else "node"
         spaces = []
         levels: tuple[ZeroLevel, ...] = (1,)
-        if len(self.plain.pool.devices) <= EXHAUSTIVE_DEVICES and hides_shard_collectives(
-            work, self.plain.pool.devices[0].kind
-        ):
+        if hides_shard_collectives(work, self.plain.pool.devices[0].kind):
             levels = (1, 2, 3)
         for level in levels:
             if dims.dp > 1 and given.zero == 0:
