@@ -9,8 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, NamedTuple
 
 RECORD_BYTES = 256
@@ -41,6 +41,18 @@ class ActivityRecord(NamedTuple):
         return self.operation.replace(" mb ", " micro-batch ")
 
 
+class ActivitySpan(NamedTuple):
+    """An operation that has ended."""
+
+    operation: str
+    """Name of the operation, as in `ActivityRecord`."""
+    start_s: float
+    """Seconds on this machine's monotonic clock."""
+    end_s: float
+    kind: WaitsFor | Literal["compute", "hidden"]
+    """For whom it waited; compute: for nobody. hidden: a message that was under way while this process computed."""
+
+
 class Activity:
     """The current ActivityRecord of this process. Only the thread that trains changes it, in about a microsecond."""
 
@@ -48,6 +60,8 @@ class Activity:
         self.now = ActivityRecord()
         self.annotate: Callable[[str], AbstractContextManager[object]] | None = None
         """Function that opens a span of the given name in torch's profile; None while no profiler runs."""
+        self._spans: list[ActivitySpan] | None = None
+        self._spans_max = 0
         self._page: mmap.mmap | None = None
         self._waited: dict[WaitsFor, float] = {}
         self._waited_s = 0.0
@@ -75,6 +89,30 @@ class Activity:
         """
         return _Operation(self, operation, waits)
 
+    @contextmanager
+    def recorded(self, most: int) -> Iterator[list[ActivitySpan]]:
+        """Yield a list that gets each operation that ends during the `with` block, inner ones before outer ones.
+
+        Args:
+            most: most operations that are recorded.
+        """
+        spans: list[ActivitySpan] = []
+        self._spans, self._spans_max = spans, most
+        try:
+            yield spans
+        finally:
+            self._spans = None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether operations are recorded."""
+        return self._spans is not None
+
+    def add_span(self, span: ActivitySpan) -> None:
+        """Record an operation that has ended, if operations are recorded."""
+        if self._spans is not None and len(self._spans) < self._spans_max:
+            self._spans.append(span)
+
     def take_waits(self) -> dict[WaitsFor, float]:
         """Return for whom this process waited since the last call, in seconds of the host's time, and begin anew. Of an
         operation within another one, the time counts for the inner one alone."""
@@ -89,7 +127,10 @@ class Activity:
             start_s: when the message was sent, in seconds on this machine's monotonic clock.
             end_s: when it was complete.
         """
-        self._hidden.append((start_s, min(end_s, self._waiting_since)))
+        until_s = min(end_s, self._waiting_since)
+        self._hidden.append((start_s, until_s))
+        if until_s > start_s:
+            self.add_span(ActivitySpan("messages under way", start_s, until_s, "hidden"))
 
     def take_hidden_s(self) -> float:
         """Return for how many seconds since the last call at least one message was under way while this process
@@ -147,8 +188,11 @@ class _Operation:
         if self._span is not None:
             self._span.__exit__(None, None, None)
         if kind is None:
+            now = time.monotonic()
             if self._waits is not None:
-                self._activity.add_wait(self._waits, time.monotonic() - self._start_s, self._inner_s)
+                self._activity.add_wait(self._waits, now - self._start_s, self._inner_s)
+            if self._activity.is_recording:
+                self._activity.add_span(ActivitySpan(self._operation, self._start_s, now, self._waits or "compute"))
             self._activity.write(self._before)
 
 

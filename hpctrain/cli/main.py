@@ -39,6 +39,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "report": ("commands.results", "Write the report.html of a run or a sweep."),
     "compare": ("commands.results", "Compare runs: settings, losses at equal steps, time, cost, means over seeds."),
     "track": ("commands.results", "Write metrics into TensorBoard, MLflow, Weights & Biases or Prometheus."),
+    "trace": ("commands.results", "Write a step as a trace of all ranks, for Perfetto, with the predicted one."),
     "eval": ("commands.results", "Loss and perplexity of a run's checkpoint on other data."),
     "export": ("commands.results", "Write a run's checkpoint as a Hugging Face folder that transformers loads."),
     "convert": ("commands.results", "Make a Hugging Face folder of a checkpoint of torchtitan, Megatron or torch DCP."),

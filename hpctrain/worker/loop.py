@@ -27,7 +27,7 @@ from hpctrain.worker.build import Trainer, manifest_of, reducer_state_tensors
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.disk_full import PendingWrites
 from hpctrain.worker.live_step import begin_snapshot, keep_gradients, update_live, wait_copied
-from hpctrain.worker.profiling import profiled, trace_path
+from hpctrain.worker.profiling import recorded_step
 from hpctrain.worker.rank_metrics import RankMetrics
 from hpctrain.worker.step_metrics import (
     CollectiveCounter,
@@ -87,13 +87,10 @@ class Loop:
         self._peak_flops = peak_flops_of_plan(trainer) if trainer.coordinate.rank == 0 else None
 
     def next_step(self) -> StepFigures:
-        """Run one step, under torch's profiler if it is the run file's `profile.step`. Return the step's figures over
-        all ranks. The errors are those of `one_step`."""
-        trainer, step = self.trainer, self.trainer.step + 1
-        ACTIVITY.begin_step(step)
-        if step != trainer.run.profile.step:
-            return self.one_step()
-        with profiled(trace_path(trainer.folder, step, trainer.coordinate.rank)):
+        """Run one step, and record it if the run file's `profile` names it. Return the step's figures over all ranks.
+        The errors are those of `one_step`."""
+        ACTIVITY.begin_step(self.trainer.step + 1)
+        with recorded_step(self.trainer):
             return self.one_step()
 
     def one_step(self) -> StepFigures:

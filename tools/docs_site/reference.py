@@ -29,6 +29,7 @@ FILES = {
     "metric": "metrics.jsonl",
     "rank_metric": "metrics-ranks.jsonl",
     "node_metric": "metrics-nodes.jsonl",
+    "step_spans": "profile/step-*.spans.json",
     "event": "events.jsonl",
     "generation": "generations/gen-*.json",
     "witness": "generations/witness-*.json",

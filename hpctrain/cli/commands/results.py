@@ -1,5 +1,5 @@
 """Commands that write or print results of runs: `report`, `compare`, `track`, `eval` and `export`; and `convert`, which
-makes a Hugging Face folder of a checkpoint of another tool."""
+makes a Hugging Face folder of a checkpoint of another tool; and `trace`, a step as a trace file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from typing import Any, get_args
 import click
 from rich.table import Table
 
+from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import EXIT_FAILED, InputError, StorageError
+from hpctrain.base.errors import EXIT_FAILED, FileError, InputError, RefusedError, StorageError, UntrustedError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
 from hpctrain.cli.answers import JSON_OPTION, print_json, warn
 from hpctrain.cli.options.parameters import FILE, FOLDER, PATH, RUN, RUNS
 from hpctrain.cli.views.console import phases, table_console
+from hpctrain.cli.views.predicted_step import predicted_spans
 from hpctrain.hf.convert.convert import convert
 from hpctrain.hf.output import ExportFormat
 from hpctrain.hf.tensors import BYTES, shard_bytes
@@ -32,6 +34,7 @@ from hpctrain.jobs.tracking import FOLDER as TRACKING
 from hpctrain.jobs.tracking import track
 from hpctrain.launch.evaluate import CheckpointEvaluation, evaluate
 from hpctrain.launch.export import export
+from hpctrain.records.history.step_spans import StepSpans, recorded_steps, spans_file
 from hpctrain.records.run.run import run_of
 from hpctrain.records.run.tracking import TrackerName
 from hpctrain.report.comparison import (
@@ -46,6 +49,7 @@ from hpctrain.report.comparison import (
 )
 from hpctrain.report.comparison import table as comparison_table
 from hpctrain.report.html.render import write_report
+from hpctrain.report.step_trace import PredictedSpan, step_trace
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import run_name
 from hpctrain.runs.sweeps import NamedRuns
@@ -253,6 +257,46 @@ def convert_command(
         return
     click.echo(f"{output}: {done.architecture} from {done.tool}, {done.parameters:,} numbers")
     click.echo(f"  {_file_names(done.files)}: {format_bytes(done.size_bytes)}")
+
+
+@click.command("trace")
+@click.argument("folder", metavar="RUN", type=RUN)
+@click.option("--step", type=click.IntRange(min=1), help="Default: the newest step that was recorded.")
+@click.option("-o", "--output", type=FILE, help="Default: RUN/profile/step-STEP.trace.json.")
+@JSON_OPTION
+def trace_command(folder: Path, step: int | None, output: Path | None, as_json: bool) -> None:
+    """Write a step of a run as a trace of all ranks, for ui.perfetto.dev or chrome://tracing.
+
+    Each rank is a process with threads for computation, communication, and communication beside computation; arrows
+    lead from sends to receives. Below each rank is what the planner predicted for it. The steps are those of
+    `profile.spans` in the run file; times are those of the host. For the kernels of a GPU, see `train --profile`.
+
+    RUN is a run folder, a run's name or a job's id. Names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
+    among the runs that you started anywhere; of several folders with that name the newest counts.
+    """
+    steps = recorded_steps(folder)
+    step = steps[-1] if step is None and steps else step
+    if step not in steps:
+        which = f"recorded are {', '.join(map(str, steps))}" if steps else "no step was recorded yet"
+        wanted = "a step" if step is None else f"step {step}"
+        advice = f"to record {wanted}, name it in the run file (profile.spans: [20]) before the run comes to it"
+        raise InputError(f"--step: {'found ' + str(step) + '; ' if step else ''}{which}; {advice}")
+    record = StepSpans.read(spans_file(folder, step), owned=True)
+    predicted: list[PredictedSpan] = []
+    try:
+        predicted = predicted_spans(folder, record.generation)
+    except UntrustedError:
+        raise
+    except (FileError, InputError, RefusedError) as error:
+        warn([f"the trace has no predicted step: {error}"])
+    if output is None:
+        click.get_current_context().with_resource(owner_only())
+    target = output or folder / "profile" / f"step-{step}.trace.json"
+    write_text(target, json.dumps(step_trace(record, predicted), allow_nan=False))
+    if as_json:
+        print_json({"trace": str(target), "step": step, "ranks": len(record.ranks), "predicted": bool(predicted)})
+    else:
+        click.echo(f"{target}: step {step}; open it at ui.perfetto.dev or chrome://tracing")
 
 
 LOOK_S = 5.0

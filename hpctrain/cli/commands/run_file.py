@@ -36,6 +36,7 @@ from hpctrain.records.history.provenance import NodeEnvironment, RunProvenance
 from hpctrain.records.history.rank_log import RankRow
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.history.selfcheck import SelfcheckReport
+from hpctrain.records.history.step_spans import StepSpans
 from hpctrain.records.history.sweep import Sweep
 from hpctrain.records.history.tracked import Tracked
 from hpctrain.records.history.witness import WitnessEntry
@@ -152,7 +153,7 @@ def _summary_lines(started: WrittenStarter, starter: Starter) -> list[str]:
 _WRITTEN_BY_YOU: tuple[type[Document], ...] = (Run, Site, Recipe, LabSpec)
 _WRITTEN_BY_HPCTRAIN: tuple[type[Document], ...] = (
     Topology, Plan, MetricRow, RankRow, NodeRow, Event, Generation, WitnessEntry, AdaptedPlan, Successor,
-    BadNode, RunProvenance, NodeEnvironment, Sweep, Manifest, CorpusIndex, PastRun, Tracked, SelfcheckReport,
+    BadNode, RunProvenance, NodeEnvironment, Sweep, Manifest, CorpusIndex, PastRun, Tracked, SelfcheckReport, StepSpans,
 )  # fmt: skip
 KINDS = {model.schema_kind: model for model in (*_WRITTEN_BY_YOU, *_WRITTEN_BY_HPCTRAIN)}
 """Kind of a file that people write or read -> its model."""

@@ -124,11 +124,14 @@ class Validation(Part):
 
 
 class ProfilerSettings(Part):
-    """Which optimizer step torch's profiler records."""
+    """Which optimizer steps are recorded."""
 
     step: int | None = Field(default=None, ge=1)
     """Optimizer step that torch's profiler records on every rank, into profile/ in the run folder. The profiled step
     takes several times as long as others. Default: none."""
+    spans: list[Annotated[int, Field(ge=1, le=STEPS_MAX)]] = Field(default=[10, 100, 1000], max_length=100)
+    """Optimizer steps of which each rank records when its operations began and ended, for `hpctrain trace`. It costs
+    next to nothing. Steps that the run does not have are left out."""
 
 
 class Adapt(Part):
@@ -228,7 +231,7 @@ class Run(Document):
     adapt: Adapt = Adapt()
     """When the plan of a running job changes because of its measured times."""
     profile: ProfilerSettings = ProfilerSettings()
-    """Which optimizer step torch's profiler records."""
+    """Which optimizer steps are recorded."""
     tracking: Tracking = Tracking()
     """Tools for experiments that get the run's metrics while it goes on."""
     energy: Energy = Energy()
