@@ -26,6 +26,8 @@ class SearchLimits:
     """(largest number of devices, patience) for searches on more than `EXHAUSTIVE_DEVICES` devices: the number of
     options in a row without a better plan after which the search in the order of the bounds leaves a pair of pp and tp.
     Each pair has a patience of its own, because bounds are not equally tight for all pairs."""
+    replan_evaluations: int = 16
+    """Largest number of options that such a search evaluates in order of the bounds if it replaces a plan."""
     replan_patience: int = 1
     """Patience (see `patience_by_devices`) of a search for a plan that replaces another one."""
     first_options_of_size: int = 2

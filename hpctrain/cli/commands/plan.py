@@ -267,8 +267,8 @@ def _summary(plan: Plan, spec: Spec) -> str:
     text = ", ".join([text, *plan.memory_options_text])
     if plan.predicted is not None:
         text += f"\npredicted step time {format_seconds(plan.predicted.step_time_s['total'])}"
-        if plan.predicted.bound_s is not None:
-            least = format_seconds(plan.predicted.bound_s)
+        if plan.predicted.useful_bound_s is not None:
+            least = format_seconds(plan.predicted.useful_bound_s)
             text += f"; by the cost model, no plan on these devices takes less than {least}"
     return text
 

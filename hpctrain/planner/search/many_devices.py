@@ -131,7 +131,8 @@ def _search_by_bounds(state: SearchState) -> None:
             and (prod(dims) >= LEAST_USED * devices or dims.dp == plain.work.sequences)
         ]
     )
-    while candidates.queue:
+    evaluations = limits.replan_evaluations if plain.replaces else inf
+    while candidates.queue and evaluations > 0:
         candidate = candidates.pop()
         pp, _, tp = candidate.dims
         if not state.can_win(candidate) or (state.best is not None and used[pp, tp] >= patience):
@@ -144,6 +145,7 @@ def _search_by_bounds(state: SearchState) -> None:
             candidates.push_leaner_options(candidate)
             continue
         fits = state.evaluate_sampled(candidate.space, candidate.option).fits
+        evaluations -= 1
         used[pp, tp] = 0 if state.best is not before else used[pp, tp] + (MISFIT_FACTOR if fits else 1)
         if not fits:
             candidates.push_leaner_options(candidate)

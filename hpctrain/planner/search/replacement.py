@@ -331,14 +331,17 @@ def _exchange(cost: CostModel, slots: UnitsByNode, missing: NDArray[np.int64]) -
         missing: [node, other], both in the order of `slots` -> number of blocks to send to the node `other` if it takes
             over the groups of `node`.
     """
-    from scipy.optimize import linear_sum_assignment  # a third of an agent's start-up, rarely needed
-
     names = list(slots)
     kinds: dict[tuple[object, ...], list[int]] = {}
     for number, name in enumerate(names):
         kinds.setdefault(tuple(cost.kind(unit) for unit, _ in slots[name]), []).append(number)
-    taker_of = {}
+    taker_of: dict[str, str] = {}
     for equal in kinds.values():
-        for a, b in zip(*linear_sum_assignment(missing[np.ix_(equal, equal)]), strict=True):
-            taker_of[names[equal[a]]] = names[equal[b]]
+        sent = missing[np.ix_(equal, equal)]
+        takers = np.arange(len(equal))
+        if (sent.diagonal() > sent.min(axis=1)).any():
+            from scipy.optimize import linear_sum_assignment  # loading it takes as long as the search on 256 devices
+
+            _, takers = linear_sum_assignment(sent)
+        taker_of.update((names[node], names[equal[taker]]) for node, taker in zip(equal, takers, strict=True))
     return taker_of

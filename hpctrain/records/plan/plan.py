@@ -78,6 +78,12 @@ class Predicted(Part):
     bound_s: float | None = None
     """Lower bound in seconds: by the same cost model, no plan on these devices has a shorter step."""
 
+    @property
+    def useful_bound_s(self) -> float | None:
+        """`bound_s` if it is at least 0.7 of the step: a smaller one does not say whether another plan is faster."""
+        least_s = 0.7 * self.step_time_s["total"]
+        return None if self.bound_s is None or self.bound_s < least_s else self.bound_s
+
 
 class Rejected(Part):
     """A rejected neighbour: a plan that differs little from the chosen one, and why it was not chosen."""

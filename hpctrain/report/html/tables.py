@@ -123,8 +123,8 @@ def step_time(use: PlanUse) -> list[tuple[str, str]]:
         rows += [(name.replace("_", " "), format_seconds(value)) for name, value in terms.items()]
         if "total" in predicted.step_time_s:
             rows.append(("predicted total", format_seconds(predicted.step_time_s["total"])))
-        if predicted.bound_s is not None:
-            rows.append(("bound of the same model", format_seconds(predicted.bound_s)))
+        if predicted.useful_bound_s is not None:
+            rows.append(("bound of the same model", format_seconds(predicted.useful_bound_s)))
     measured = use.step_time_s
     if measured is not None:
         total = predicted.step_time_s.get("total") if predicted else None

@@ -43,9 +43,11 @@ def run_of(name: str) -> Run:
     )  # fmt: skip
 
 
-def explain(name: str, topology_file: str, width: int, idle: IdleDevices | None) -> str:
+def explain(name: str, topology_file: str, width: int, idle: IdleDevices | None, bound_s: float | None = None) -> str:
     run, topology = run_of(name), Topology.read(package_data_path("topology", topology_file))
     plan = Plan.read(GOLDEN / f"{name}.plan.json")
+    if bound_s is not None:
+        plan = plan.model_copy(update={"predicted": plan.predicted.model_copy(update={"bound_s": bound_s})})
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
     console.print(explanation(plan, topology, layout_of_plan(run, run.spec(), plan, topology), 0.9, [], idle))
     text = console.file
@@ -83,6 +85,14 @@ def test_replicas_with_equal_work_on_equal_devices_share_a_row() -> None:
     assert groups == ["0-5", "6-7"]
     assert "6 × rtx-4090: n[01,05,09]:cuda[0-1]" in next(line for line in lines if "│ embedding, " in line)
     assert sum(", head" in line for line in lines) == len(groups)
+
+
+def test_a_bound_far_below_the_step_is_not_shown() -> None:
+    text = explain("paper", "paper-32-gpu.json", 120, None, bound_s=0.1)
+
+    assert "Lower bound: none is shown" in text
+    assert "can be saved" not in text
+    assert "can be saved" in explain("paper", "paper-32-gpu.json", 120, None, bound_s=0.3)
 
 
 def test_idle_devices_are_compared_with_the_best_plan_that_uses_all() -> None:
