@@ -35,6 +35,7 @@ from hpctrain.launch.preflight.stale_topology import stale_topology_text
 from hpctrain.launch.probe import ProbeJob, ProbeRequest, measure_topology, with_site_defaults
 from hpctrain.launch.queueing import check_for_queue, prepare_submission, queue_run, start_in_background, with_site
 from hpctrain.planner import PlanRequest, Solver, make_plan
+from hpctrain.planner.devices.power import probed_watts
 from hpctrain.planner.search.objective import Goal, Objective
 from hpctrain.probe.measure.settings import MODES, Mode, default_mode
 from hpctrain.records.plan.plan import Plan
@@ -126,7 +127,8 @@ def plan(
         settings: values that replace those of the run file, by key: {"batch.global": 32}.
         goal: what is minimized: time (of a step), robust (its 95th percentile with disturbances), energy (joules a
             token) or cost (price of a token).
-        watts: power of a busy device by device type, in watts, for the goal energy.
+        watts: power of a busy device by device type, in watts, for the goal energy. For other types, it is the power
+            that the topology has.
         prices: price of one device for an hour, in any currency, by device type, for the goal cost.
         max_memory: largest share of a device's memory that the plan may use, above 0 and at most 1; None: 0.9.
         solver: auto, exact (every plan, on a few devices) or paper.
@@ -145,7 +147,9 @@ def plan(
     run, spec = with_model_sizes(read_run(Path(run_file), overrides_of(settings)), SystemRunner())
     measured = topology if isinstance(topology, Topology) else Topology.read(Path(topology))
     report_warnings(progress, stale_topology_text(measured, None, SystemClock().wall()))
-    objective = Objective(goal=goal, watts=watts or {}, prices=prices or {}, usable=max_memory)
+    objective = Objective(
+        goal=goal, watts=probed_watts(measured) | dict(watts or {}), prices=prices or {}, usable=max_memory
+    )
     return make_plan(run, spec, measured, PlanRequest(solver=solver, objective=objective), previous=previous).stamped()
 
 

@@ -32,8 +32,8 @@ from hpctrain.runs.sweeps import NamedRuns, sweeps_of
 GONE = "its folder is gone: removed or moved"
 TELLING = ("queued", "failed", "recovering", "requeued", "unknown")
 """States that `hpctrain list` shows with their reason, such as what a run waits for; the other states need none."""
-FIGURES = ("loss", "valid_loss", "tokens_per_s", "eta_s", "last_sign_s", "node_hours", "gpu_hours", "expected_start_s",
-           "needs_action")  # fmt: skip
+FIGURES = ("loss", "valid_loss", "tokens_per_s", "eta_s", "last_sign_s", "node_hours", "gpu_hours", "energy",
+           "expected_start_s", "needs_action")  # fmt: skip
 """Keys of `RunStatus` that a row of `hpctrain list` has besides its state and step; null where not known."""
 
 

@@ -31,6 +31,7 @@ from hpctrain.launch.preflight.checks import MAX_AGE_DAYS
 from hpctrain.launch.preflight.prepare import with_model_sizes
 from hpctrain.planner import PlanRequest, Solver, make_plan
 from hpctrain.planner.cost.workload import USABLE_MEMORY_SHARE
+from hpctrain.planner.devices.power import probed_watts, run_watts
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.make import extra_neighbours, idle_devices
 from hpctrain.planner.replan.calibration import learned_profile
@@ -101,7 +102,9 @@ def recover_option(purpose: str = "") -> Callable[..., Any]:
     help="What is minimized: time of a step; robust: its p95 with late messages and a slow node; energy: joules a "
     "token; cost: price of a token.",
 )
-@click.option("--power", multiple=True, metavar="TYPE=WATTS", help="Power of a busy device of this type, for energy.")
+@click.option(
+    "--power", multiple=True, metavar="TYPE=WATTS", help="Power of a busy device, for energy; else as measured."
+)
 @click.option("--price", multiple=True, metavar="TYPE=PRICE", help="Price of a device of this type an hour, for cost.")
 @click.option(
     "--max-memory",
@@ -158,7 +161,8 @@ def plan_command(
         warn_if_stale(topology, max_age_days=max_age)
     if forbid is not None:
         topology = _without(topology, forbid)
-    objective = _objective(checkpoint_every=run.checkpoint.every, **wanted)
+    known_w = probed_watts(topology) | (run_watts(find_run(profiled, os.environ, Path.cwd())) if profiled else {})
+    objective = _objective(known_w, checkpoint_every=run.checkpoint.every, **wanted)
     if solver == "paper" and not objective.only_time:
         raise InputError("--solver paper: it plans for time only; remove --objective and --min-goodput")
     replaced = Plan.read(previous) if previous is not None else None
@@ -239,8 +243,8 @@ def _without(topology: Topology, nodes: str) -> Topology:
 
 
 def _objective(
-    goal: Goal, max_memory: float | None, price: tuple[str, ...], power: tuple[str, ...], checkpoint_every: int,
-    **goodput: float | None
+    known_w: dict[str, float], goal: Goal, max_memory: float | None, price: tuple[str, ...], power: tuple[str, ...],
+    checkpoint_every: int, **goodput: float | None
 ) -> Objective:  # fmt: skip
     share, mtbf_hours, recover_s = (goodput[name] for name in ("min_goodput", "node_mtbf", "recover"))
     if (share is None) != (mtbf_hours is None):
@@ -248,13 +252,9 @@ def _objective(
     goodput_constraint = None
     if share is not None and mtbf_hours is not None and recover_s is not None:
         goodput_constraint = GoodputConstraint(share, mtbf_hours * 3600, recover_s, checkpoint_every)
-    return Objective(
-        goal=goal,
-        watts=numbers_by_name("--power", power),
-        prices=numbers_by_name("--price", price),
-        usable=None if max_memory is None else max_memory / 100,
-        goodput_constraint=goodput_constraint,
-    )
+    watts, prices = known_w | numbers_by_name("--power", power), numbers_by_name("--price", price)
+    usable = None if max_memory is None else max_memory / 100
+    return Objective(goal, watts, prices, usable, goodput_constraint)
 
 
 def _summary(plan: Plan, spec: Spec) -> str:

@@ -98,6 +98,18 @@ def test_overrides_and_nodes_and_solver(call):
     assert set(made.nodes) == {"local0", "local1"}
 
 
+def test_energy_takes_the_power_that_was_measured_and_given_power_instead_of_it(call):
+    path = call.folder / "topology.json"
+    value = json.loads(path.read_text())
+    for node, watts in zip(value["nodes"], (20.0, 20.0, 900.0), strict=True):
+        node["devices"][0]["power_w"] = watts
+    path.write_text(json.dumps(value))
+    assert call("--objective", "energy")[0] == 0
+    assert "local2" not in Plan.read(call.folder / "plan.json").nodes
+    assert call("--objective", "energy", "--power", "type1.0=900", "--power", "type0.5=1")[0] == 0
+    assert Plan.read(call.folder / "plan.json").nodes == ["local2"]
+
+
 @pytest.mark.slow
 def test_objective_constraints_and_their_reasons(call):
     code, out, _ = call("--objective", "robust", "--forbid", "local2", "--max-memory", "50", "--explain")
