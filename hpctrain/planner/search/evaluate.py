@@ -17,7 +17,7 @@ from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.layout.placement import rank_permutations
-from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace
+from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 
 
@@ -79,15 +79,15 @@ def best_of(space: SearchSpace, options: Iterable[Option], patience: int | None 
         patience: stop after this many options in a row without a better layout. None: try all that could still win.
     """
     queue = sorted((space.bounds.step_s(option), number, option) for number, option in enumerate(options))
+    most = next(most for limit, most in space.limits.compared_placements if len(space.pool.devices) <= limit)
     best: Prediction | None = None
     waited = 0
     for bound, _, option in queue:
         if best is not None and (bound >= best.total or waited == patience):
             break
         likely = space.placements(option.dims)
-        if len(space.pool.devices) > EXHAUSTIVE_DEVICES:
-            likely = likely[:1]
-        before, best = best, evaluate(space, option, best, likely).best
+        every = max(1, -(-len(likely) // most))
+        before, best = best, evaluate(space, option, best, likely[::every]).best
         waited = 0 if best is not before else waited + 1
     return best
 
