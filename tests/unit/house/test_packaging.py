@@ -86,7 +86,7 @@ def test_a_wheel_holds_every_file_of_the_data_folders_and_the_pages_of_the_repor
         for path in (clone / folder).rglob("*")
         if path.is_file()
     }
-    expected |= {str(path.relative_to(clone)) for path in (clone / "hpctrain" / "report" / "pages").iterdir()}
+    expected |= {str(path.relative_to(clone)) for path in (clone / "hpctrain" / "report" / "html" / "pages").iterdir()}
     expected.add("hpctrain/py.typed")
     assert len(expected) >= 6
     assert expected <= names
