@@ -33,13 +33,14 @@ FIRST_SHOWN = 0.05
 
 @dataclass(frozen=True)
 class Band:
-    """The mean of one figure of a method over its seeds, with the half width of the mean's 95 % confidence interval."""
+    """The mean of one figure of a method over its trainings (seeds and texts), with the half width of the mean's 95 %
+    confidence interval."""
 
     mean: float
     half_width: float | None
-    """Half width of the 95 % interval of the mean, by Student's t; None with a single seed."""
+    """Half width of the 95 % interval of the mean, by Student's t; None with a single training."""
     seeds: int
-    """Number of seeds."""
+    """Number of trainings: seeds, or pairs of a text and a seed."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Summary:
     loss: Band | None
     """Loss at the last step; None if no seed reached the last step."""
     gap_pct: Band | None
-    """Gap of the last loss to that of the reference with the same seed, in percent of the reference's loss."""
+    """Gap of the last loss to that of the reference with the same text and seed, in percent of the reference's loss."""
     diverged: int
     """Number of seeds whose loss became infinite or NaN."""
     sent_bytes: float | None
@@ -80,8 +81,8 @@ class AtRate:
 
 
 def summarise(rows: Rows, reference: str, rates: Sequence[float]) -> list[Summary]:
-    """Return one summary for each method, in the order of the rows. Only rows with a seed of the reference's rows
-    count; a method without such a row is left out.
+    """Return one summary for each method, in the order of the rows. Only rows with text and seed of one of the
+    reference's rows count; a method without such a row is left out.
 
     Args:
         reference: the method with exact sums, with whose losses the others are compared.
@@ -90,13 +91,18 @@ def summarise(rows: Rows, reference: str, rates: Sequence[float]) -> list[Summar
     Raises:
         ValueError: the reference is not among the rows.
     """
-    exact = {row["seed"]: row for row in rows if row["method"] == reference}
+    exact = {_pair_key(row): row for row in rows if row["method"] == reference}
     if not exact:
         raise ValueError(f"no row of {reference}")
     methods = dict.fromkeys(row["method"] for row in rows)
-    by_method = {name: [row for row in rows if row["method"] == name and row["seed"] in exact] for name in methods}
+    by_method = {name: [row for row in rows if row["method"] == name and _pair_key(row) in exact] for name in methods}
     budgets = {rate: _budget_s(rows, rate) for rate in rates}
     return [_summary(name, method_rows, exact, budgets) for name, method_rows in by_method.items() if method_rows]
+
+
+def _pair_key(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return what a training shares with the training of the reference that it is compared with: text and seed."""
+    return row.get("text"), row["seed"]
 
 
 def band(values: Sequence[float]) -> Band | None:
@@ -165,9 +171,9 @@ def _budget_s(rows: Rows, rate: float) -> float:
 
 
 def _summary(
-    method: str, rows: Rows, exact: Mapping[int, Mapping[str, Any]], budgets: Mapping[float, float]
+    method: str, rows: Rows, exact: Mapping[tuple[Any, Any], Mapping[str, Any]], budgets: Mapping[float, float]
 ) -> Summary:
-    pairs = [(row, exact[row["seed"]]) for row in rows]
+    pairs = [(row, exact[_pair_key(row)]) for row in rows]
     gaps = [_gap_pct(row["loss"], other["loss"]) for row, other in pairs if "loss" in row and "loss" in other]
     counted = [float(row["sent_bytes"]) for row in rows if "sent_bytes" in row]
     return Summary(
@@ -209,8 +215,8 @@ def _gap_pct(loss: float, reference: float) -> float:
 
 
 def write_page(target: Path, rows: Rows, rates: Sequence[float]) -> None:
-    """Write an HTML page with each method's validation loss over steps, and over time at each link rate. Bands are the
-    95 % interval of the mean over seeds.
+    """Write an HTML page with each method's validation loss over steps, and over time at each link rate, for each text.
+    Bands are the 95 % interval of the mean over seeds.
 
     Args:
         rates: link rates in bits per second.
@@ -220,10 +226,15 @@ def write_page(target: Path, rows: Rows, rates: Sequence[float]) -> None:
         StorageError: the file cannot be written.
     """
     script = plotly_script()
-    charts = [("Validation loss by step", "step", _traces(rows, lambda row: 1.0))]
-    for rate in rates:
-        title = f"Validation loss by time at {format_si(rate, 'bit/s')}"
-        charts.append((title, "s", _traces(rows, lambda row, rate=rate: step_seconds(row, rate))))  # type: ignore[misc]
+    charts = []
+    for text in dict.fromkeys(row.get("text") for row in rows):
+        chosen = [row for row in rows if row.get("text") == text]
+        of = f" of the text {text}" if text else ""
+        charts.append((f"Validation loss{of} by step", "step", _traces(chosen, lambda row: 1.0)))
+        for rate in rates:
+            title = f"Validation loss{of} by time at {format_si(rate, 'bit/s')}"
+            traces = _traces(chosen, lambda row, rate=rate: step_seconds(row, rate))  # type: ignore[misc]
+            charts.append((title, "s", traces))
     write_text(target, _page(charts, script))
 
 

@@ -16,7 +16,7 @@ from hpctrain.base.process import Runner
 from hpctrain.bench.compression.launch import LaunchResult, LaunchSettings, LaunchSpec, Samples, as_json, run_scene
 from hpctrain.bench.compression.rank import CORPUS_FOLDER, LOOPBACK
 from hpctrain.bench.record import RowStore, machine_and_versions
-from hpctrain.corpus.input.sample_text import find_sample_text
+from hpctrain.corpus.input.sample_text import TextLocation, find_sample_text
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.lab.faults import shaped
@@ -104,18 +104,19 @@ def lab_site(machine: Machine, layout: LabLayout, nodes: int, rate: str) -> Iter
         yield LaunchSite(rate, NODE_INTERFACE, prefixes, rate_bits_per_s(rate))
 
 
-def make_text(folder: Path, limit_bytes: int = TEXT_BYTES) -> None:
+def make_text(folder: Path, limit_bytes: int = TEXT_BYTES, locations: Sequence[TextLocation] | None = None) -> None:
     """Write a corpus of the sample text: files that most machines with Python have, such as manual pages, as `hpctrain
     init` takes them too. Tokens are bytes.
 
     Args:
         limit_bytes: most bytes of text to take.
+        locations: where the files lie; None: `default_text_locations()`.
 
     Raises:
         InputError: this machine has no file for the sample text, or the folder is not empty.
         StorageError: the folder cannot be written.
     """
-    sample = find_sample_text(limit_bytes)
+    sample = find_sample_text(limit_bytes, locations)
     prepare(list(sample.files), folder, PrepareOptions(valid_fraction=VALID_FRACTION, limit_bytes=limit_bytes))
 
 

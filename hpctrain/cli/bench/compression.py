@@ -3,7 +3,8 @@ tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ nothing about compression."""
 
 _COMPRESSION_OPTIONS = {
     "--pieces": {"device"},
-    "--convergence": {"rates", "seeds", "methods", "steps", "preset", "output"},
+    "--convergence": {"rates", "seeds", "methods", "steps", "preset", "texts", "learning_rates", "output"},
     "--lab": {"lab", "nodes", "rates", "methods", "steps", "together", "preset", "output", "activations"},
     "": {"nodes", "methods", "steps", "together", "preset", "output", "activations"},
 }
@@ -58,13 +59,25 @@ steps on this machine."""
     help="With --pieces: device to measure. auto: a GPU if torch finds one.",
 )  # fmt: skip
 @click.option("--seeds", metavar="SET", default="1", help="Seeds of each method: 1-3, or 1,2,5.")
+@click.option(
+    "--text", "texts", multiple=True, type=click.Choice(["mixed", "documents", "code"]), default=("mixed",),
+    help="With --convergence: files of this machine to train on; may be given again.",
+)  # fmt: skip
+@click.option(
+    "--lr", "learning_rates", metavar="SET", default="2e-3", show_default=True,
+    help="With --convergence: peak learning rate. Of several, as 1e-3,2e-3,4e-3, each method gets its best, which a "
+    "model of 0.13 M parameters finds.",
+)  # fmt: skip
 @click.option("--method", "methods", multiple=True, help="Only this method; may be given again.")
 @click.option("--steps", type=click.IntRange(min=2), help="Steps of each row.  [default: 20; 2000 with --convergence]")
 @click.option(
     "--together", type=click.IntRange(min=1),
     help="Methods that take turns in one launch, whose rows are kept when it ends; on slow links few.  [default: all]",
 )  # fmt: skip
-@click.option("--preset", help="A preset's model in place of one of 10.87 M parameters (0.68 M with --convergence).")
+@click.option(
+    "--preset",
+    help="A preset's model in place of one of 10.87 M parameters (0.68 M with --convergence, which also has 0.13m).",
+)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the rows; a bench that was ended goes on with those that are missing.",
@@ -73,7 +86,7 @@ steps on this machine."""
 def compression(
     lab: Path | None, nodes: tuple[int, ...], rates: tuple[str, ...], methods: tuple[str, ...], steps: int | None,
     together: int | None, preset: str | None, output: Path | None, convergence: bool, activations: bool,
-    pieces: bool, device: str, seeds: str, as_json: bool,
+    pieces: bool, device: str, seeds: str, texts: tuple[Any, ...], learning_rates: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure methods of summing gradients, which take turns: time of a step, processor seconds, and bytes at the
     network interface.
@@ -94,7 +107,8 @@ def compression(
     if pieces:
         record = _measure_pieces(device, people)
     elif convergence:
-        record = _measure_convergence(rates, methods, parse_seeds(seeds), steps or 2000, preset, output, people)
+        trained = _convergence_settings(steps or 2000, preset, texts, learning_rates)
+        record = _measure_convergence(rates, methods, parse_seeds(seeds), trained, output, people)
     else:
         record = _measure_steps(lab, nodes, rates, methods, steps or 20, together, preset, activations, output, people)
     echo_json(record, as_json)
@@ -151,9 +165,28 @@ def _measure_steps(
     return record
 
 
+def _convergence_settings(steps: int, preset: str | None, texts: tuple[Any, ...], learning_rates: str) -> Any:
+    from hpctrain.bench.compression.convergence import MODELS, ConvergenceSettings
+
+    peaks = tuple(dict.fromkeys(_learning_rate(item) for item in learning_rates.split(",")))
+    name = preset or "0.68m"
+    spec = MODELS[name] if name in MODELS else _spec(name, MODELS)
+    return ConvergenceSettings(steps=steps, spec=spec, texts=tuple(dict.fromkeys(texts)), learning_rates=peaks)
+
+
+def _learning_rate(item: str) -> float:
+    try:
+        rate = float(item)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < 1:
+        raise InputError(f"--lr: found {item!r}; allowed: numbers between 0 and 1, as 2e-3 or 1e-3,2e-3,4e-3")
+    return rate
+
+
 def _measure_convergence(
-    rates: Sequence[str], methods: Sequence[str], seeds: Sequence[int], count: int, preset: str | None,
-    output: Path | None, people: Console,
+    rates: Sequence[str], methods: Sequence[str], seeds: Sequence[int], settings: Any, output: Path | None,
+    people: Console,
 ) -> dict[str, Any]:  # fmt: skip
     """Train with each method and seed, print tables of the losses, and return the record.
 
@@ -161,38 +194,40 @@ def _measure_convergence(
         rates: rates of the simulated network, such as 100mbit.
         methods: names of methods; (): all but `ALONE`.
         seeds: seeds of each method.
-        count: steps of each training.
-        preset: preset of the model; None: the bench's own small model.
+        settings: `ConvergenceSettings` of the trainings.
         output: folder for the rows and a page with the curves; None: they are not kept.
         people: console that prints the tables.
     """
     import tempfile
 
-    from hpctrain.bench.compression.convergence import REFERENCE, ConvergenceSettings, train_all
+    from hpctrain.bench.compression.convergence import REFERENCE, compare
     from hpctrain.bench.compression.convergence_summary import summarise, write_page
     from hpctrain.bench.compression.methods import AUTO, METHODS
     from hpctrain.bench.record import machine_and_versions
     from hpctrain.lab.spec import rate_bits_per_s
 
-    settings = (
-        ConvergenceSettings(steps=count) if preset is None else ConvergenceSettings(steps=count, spec=_spec(preset))
-    )
     # Mode auto chooses by the measured link; there is none here, as the time on a network is simulated.
     there = {name: method for name, method in METHODS.items() if name != AUTO}
     chosen = _known(methods, there) or [name for name in there if name != ALONE]
-    bits = [rate_bits_per_s(rate) for rate in rates]
+    bits = {rate_bits_per_s(rate): rate for rate in rates}
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as temporary:
         path = (output or Path(temporary)) / TRAININGS_FILE
-        rows = train_all(chosen, seeds, settings, path, say)
-    summaries = summarise(rows, REFERENCE, bits)
-    for table in _convergence_tables(summaries, dict(zip(bits, rates, strict=True)), REFERENCE):
-        people.print(table)
+        done = compare(chosen, seeds, settings, path, say)
+    if done.searched:
+        people.print(_learning_rates_table(done))
+    summary = {}
+    for text in (*settings.texts, "all") if len(settings.texts) > 1 else settings.texts:
+        rows = [row for row in done.rows if text in ("all", row["text"])]
+        summary[text] = summarise(rows, REFERENCE, list(bits))
+        for table in _convergence_tables(summary[text], text, bits, REFERENCE, done.learning_rates):
+            people.print(table)
     if output is not None:
-        write_page(output / PAGE_FILE, rows, bits)
+        write_page(output / PAGE_FILE, done.rows, list(bits))
         people.print(f"curves: {output / PAGE_FILE}", soft_wrap=True)
     return machine_and_versions("compression-convergence", settings.as_json()) | {
-        "rows": rows,
-        "summary": [_plain(summary) for summary in summaries],
+        "rows": done.rows,
+        "searched": done.searched,
+        "summary": [{"text": text} | _plain(one) for text, summaries in summary.items() for one in summaries],
     }
 
 
@@ -225,14 +260,16 @@ def _measure_pieces(device: str, people: Console) -> dict[str, Any]:
     return make_record("compression-pieces", rows, {"numbers": NUMBERS, "device": "cpu"})
 
 
-def _spec(preset: str) -> Any:
+def _spec(preset: str, further: Iterable[str] = ()) -> Any:
     from hpctrain.launch.small_run import BYTES_VOCABULARY
     from hpctrain.records.model.decoder_spec import DecoderSpec
     from hpctrain.records.model.families import PRESETS
 
     decoders = {name: spec for name, spec in PRESETS.items() if isinstance(spec, DecoderSpec)}
     if preset not in decoders:
-        raise click.BadParameter(f"found {preset!r}; there are: {', '.join(decoders)}", param_hint="--preset")
+        raise click.BadParameter(
+            f"found {preset!r}; there are: {', '.join((*decoders, *further))}", param_hint="--preset"
+        )
     return decoders[preset].model_copy(update={"vocab": BYTES_VOCABULARY})
 
 
@@ -278,14 +315,37 @@ def _gpu_pieces_table(name: str, rows: Sequence[Any], numbers: int) -> Table:
     return table
 
 
-def _convergence_tables(summaries: Sequence[Any], names: dict[float, str], reference: str) -> Iterator[Table]:
+def _learning_rates_table(done: Any) -> Table:
+    rates = sorted({row["learning_rate"] for row in done.searched})
     table = Table(
-        "method", "loss", f"gap to {reference}, %", "seeds", "diverged", "bytes a step", "CPU a step",
-        title="At equal steps: means over the seeds, 95 % interval", title_justify="left",
+        "method", *(f"{rate:g}" for rate in rates), "best",
+        title="Losses by learning rate, 0.13 M parameters", title_justify="left",
+        caption="a best rate at an edge of the grid: a better one may lie beyond", caption_justify="left",
+    )  # fmt: skip
+    for method, best in done.learning_rates.items():
+        losses = {row["learning_rate"]: row.get("loss") for row in done.searched if row["method"] == method}
+        cells = ("" if rate not in losses else _loss(losses[rate]) for rate in rates)
+        edge = ", at an edge" if best in (rates[0], rates[-1]) else ""
+        table.add_row(method, *cells, f"{best:g}{edge}")
+    return table
+
+
+def _loss(loss: float | None) -> str:
+    return "diverged" if loss is None else f"{loss:.4f}"
+
+
+def _convergence_tables(
+    summaries: Sequence[Any], text: str, names: dict[float, str], reference: str, learning_rates: dict[str, float]
+) -> Iterator[Table]:
+    on = "all texts" if text == "all" else f"the text {text}"
+    table = Table(
+        "method", "learning rate", "loss", f"gap to {reference}, %", "trainings", "diverged", "bytes a step",
+        "CPU a step", title=f"On {on}, at equal steps: means, 95 % interval", title_justify="left",
     )  # fmt: skip
     for summary in summaries:
         table.add_row(
-            summary.method, _band(summary.loss, "{:.4f}"), _band(summary.gap_pct, "{:+.2f}"),
+            summary.method, f"{learning_rates[summary.method]:g}",
+            _band(summary.loss, "{:.4f}"), _band(summary.gap_pct, "{:+.2f}"),
             str(summary.loss.seeds if summary.loss else 0), str(summary.diverged),
             "" if summary.sent_bytes is None else format_si(summary.sent_bytes, "B"), format_seconds(summary.cpu_s),
         )  # fmt: skip
@@ -293,7 +353,8 @@ def _convergence_tables(summaries: Sequence[Any], names: dict[float, str], refer
     for rate, name in names.items():
         table = Table(
             "method", "step", f"gap to {reference}, %", f"time to 1 % above {reference}'s last loss",
-            title=f"At equal time on links of {name}: when the fastest method has made its steps", title_justify="left",
+            title=f"On {on}, at equal time on links of {name}: when the fastest method has made its steps",
+            title_justify="left",
         )  # fmt: skip
         for summary in summaries:
             if rate in summary.at_rate:

@@ -42,10 +42,9 @@ class SampleText:
     """One line for people: how much text it is, and how many files of which kind."""
 
 
-def default_text_locations() -> tuple[TextLocation, ...]:
-    """Return the folders that hold text on a Linux machine with Python; a minimal system may lack some of them."""
-    code = re.compile(r"(^|.*/)[^/]+\.(py|md|rst|txt)$")
-    installed = re.compile(r"^(?!.*(?:\.dist-info|\.egg-info)/).*\.(py|md|rst|txt)$")
+def document_locations() -> tuple[TextLocation, ...]:
+    """Return the folders with documents on a Linux machine: mostly English prose. A minimal system may lack some of
+    them."""
     return (
         # Sections 1 to 8 of the untranslated pages; the folders of other languages are siblings of these.
         TextLocation("manual pages", Path("/usr/share/man"), re.compile(r"^man[1-8]/[^/]+\.\d[a-z]*(\.gz)?$")),
@@ -55,9 +54,22 @@ def default_text_locations() -> tuple[TextLocation, ...]:
             Path("/usr/share/doc"),
             re.compile(r"^.*(/(README|NEWS|TODO|FAQ)[^/]*|\.(txt|md|rst)(\.gz)?)$"),
         ),
+    )
+
+
+def code_locations() -> tuple[TextLocation, ...]:
+    """Return the folders with the source code of Python and its packages, and with the packages' documents."""
+    code = re.compile(r"(^|.*/)[^/]+\.(py|md|rst|txt)$")
+    installed = re.compile(r"^(?!.*(?:\.dist-info|\.egg-info)/).*\.(py|md|rst|txt)$")
+    return (
         TextLocation("files of Python's standard library", Path(sysconfig.get_paths()["stdlib"]), code),
         TextLocation("files of installed Python packages", Path(sysconfig.get_paths()["purelib"]), installed),
     )
+
+
+def default_text_locations() -> tuple[TextLocation, ...]:
+    """Return the folders that hold text on a Linux machine with Python; a minimal system may lack some of them."""
+    return document_locations() + code_locations()
 
 
 def find_sample_text(limit_bytes: int = SAMPLE_TEXT_BYTES, places: Sequence[TextLocation] | None = None) -> SampleText:

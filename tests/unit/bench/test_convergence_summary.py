@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.bench.compression.convergence import ConvergenceSettings, train_all, train_jobs, what_rows_share
+from hpctrain.bench.compression.convergence import (
+    SEARCH_SEED,
+    SEARCH_SPEC,
+    ConvergenceSettings,
+    TrainingCase,
+    best_learning_rates,
+    compare,
+    text_hash,
+    train_cases,
+)
 from hpctrain.bench.compression.convergence_summary import (
     Summary,
     band,
@@ -129,8 +139,8 @@ def test_rows_outlive_the_bench_and_other_settings_are_refused(tmp_path: Path) -
 
 
 def test_the_learning_rate_rises_and_then_falls_to_a_tenth() -> None:
-    settings = ConvergenceSettings(steps=200, lr=1.0, warmup_share=0.1)
-    rates = [settings.learning_rate(step) for step in range(201)]
+    settings = ConvergenceSettings(steps=200, warmup_share=0.1)
+    rates = [settings.learning_rate(step, 1.0) for step in range(201)]
     assert rates[0] == pytest.approx(0.05)
     assert max(rates) == rates[19] == pytest.approx(1.0)
     assert rates[200] == pytest.approx(0.1)
@@ -142,35 +152,82 @@ TINY = ConvergenceSettings(
 )
 
 
+def case(method: str, seed: int, learning_rate: float = 2e-3, **changes: Any) -> TrainingCase:
+    return TrainingCase(method, seed, "mixed", learning_rate, TINY.spec)._replace(**changes)
+
+
 def test_a_row_for_each_training_as_soon_as_it_is_done(tmp_path: Path) -> None:
-    make_text(tmp_path / "corpus", 20_000)
+    make_text(tmp_path / "mixed", 20_000)
     path = tmp_path / "rows.jsonl"
-    train_jobs(0, 1, [("dense", 1), ("ddp_fp32", 1), ("dense", 2)], TINY, tmp_path, path, TINY.as_json())
-    rows = RowStore(path, TINY.as_json()).rows
-    assert [(row["method"], row["seed"]) for row in rows] == [("dense", 1), ("ddp_fp32", 1), ("dense", 2)]
+    cases = [case("dense", 1), case("ddp_fp32", 1), case("dense", 2), case("dense", 1, 1e-2)]
+    train_cases(0, 1, cases, TINY, tmp_path, path, {"mixed": "abc"})
+    rows = RowStore(path, TINY.shared()).rows
+    assert [{key: row[key] for key in case.key()} for case, row in zip(cases, rows, strict=True)] == [
+        case.key() for case in cases
+    ]
     for row in rows:
         assert [step for step, _ in row["curve"]] == [10, 11]
         assert row["loss"] == row["curve"][-1][1] > 0
         assert row["cpu_s"] > 0
+        assert row["text_sha256"] == "abc"
     assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], abs=1e-5), "one worker's gradient is the sum"
     assert rows[0]["loss"] != rows[2]["loss"], "another seed is another training"
+    assert rows[0]["loss"] != rows[3]["loss"], "so is another learning rate"
+
+
+def stored(path: Path, *cases: tuple[TrainingCase, float]) -> RowStore:
+    """A file with a row for each training and its last loss."""
+    store = RowStore(path, TINY.shared())
+    for training, loss in cases:
+        of_text = {"text_sha256": text_hash(training.text, TINY.text_bytes)}
+        store.add(row(training.method, training.seed, loss) | training.key() | of_text)
+    return store
 
 
 def test_what_is_in_the_file_is_not_trained_again(tmp_path: Path) -> None:
-    store = RowStore(tmp_path / "rows.jsonl", what_rows_share(TINY))
-    for name in ("dense", "bf16"):
-        store.add(row(name, 1, 1.25))
+    path = tmp_path / "rows.jsonl"
+    store = stored(path, (case("dense", 1), 1.25), (case("bf16", 1), 1.25))
     told: list[str] = []
-    assert train_all(["bf16"], [1], TINY, tmp_path / "rows.jsonl", told.append) == store.rows
+    assert compare(["bf16"], [1], TINY, path, told.append).rows == store.rows
     assert told == [], "nothing was missing, so nothing was started"
 
 
+def test_methods_are_compared_at_the_best_rates_of_small_trainings_on_every_text(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    search = {("dense", 1e-3): 3.0, ("dense", 2e-3): 2.0, ("topk_7", 1e-3): 2.5, ("topk_7", 2e-3): 2.6}
+    compared = [
+        case(method, 1, rate, text=text)
+        for text in ("mixed", "code")
+        for method, rate in (("dense", 2e-3), ("topk_7", 1e-3))
+    ]
+    stored(
+        path,
+        *((case(method, SEARCH_SEED, rate, spec=SEARCH_SPEC), loss) for (method, rate), loss in search.items()),
+        *zip(compared, (2.0, 2.2, 1.0, 1.05), strict=True),
+        (case("topk_7", 1, 2e-3), 9.0),  # at another rate than its best
+    )
+    settings = replace(TINY, learning_rates=(1e-3, 2e-3), texts=("mixed", "code"))
+    done = compare(["topk_7"], [1], settings, path, pytest.fail)
+    assert done.learning_rates == {"dense": 2e-3, "topk_7": 1e-3}
+    assert [row["loss"] for row in done.searched] == list(search.values())
+    assert [row["loss"] for row in done.rows] == [2.0, 2.2, 1.0, 1.05]
+    both = by_method(done.rows)["topk_7"].gap_pct
+    assert both is not None
+    assert (both.seeds, both.mean) == (2, pytest.approx((10 + 5) / 2)), "each beside exact sums on its own text"
+
+
+def test_a_training_that_diverged_is_no_best_one() -> None:
+    rows = [row("x", 0, 3.0) | {"learning_rate": 1e-3}, diverged("x", 0, 1.0) | {"learning_rate": 2e-3}]
+    assert best_learning_rates(rows) == {"x": 1e-3}
+    assert best_learning_rates([rows[1], rows[1] | {"learning_rate": 4e-3}]) == {"x": 2e-3}
+
+
 def test_losses_on_another_text_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    RowStore(tmp_path / "rows.jsonl", what_rows_share(TINY)).add(row("dense", 1, 1.25))
+    stored(tmp_path / "rows.jsonl", (case("dense", 1), 1.25))
     one = tmp_path / "one.txt"
     one.write_text("some words")
     monkeypatch.setattr(
-        "hpctrain.bench.compression.convergence.find_sample_text", lambda limit: SampleText((one,), 10, "one file")
+        "hpctrain.bench.compression.convergence.find_sample_text", lambda *_: SampleText((one,), 10, "one file")
     )
-    with pytest.raises(InputError, match=r"were measured with text = .*; give the same settings, or another folder"):
-        train_all(["dense"], [1], TINY, tmp_path / "rows.jsonl", print)
+    with pytest.raises(InputError, match=r"measured with another text mixed, whose files have changed; give another"):
+        compare(["dense"], [1], TINY, tmp_path / "rows.jsonl", print)
