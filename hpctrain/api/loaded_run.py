@@ -239,11 +239,11 @@ class LoadedRun:
         return export(self.folder, Path(output), step, dtype, size, force, SystemRunner(), processes, file_format)
 
     def report(self, output: str | os.PathLike[str]) -> Path:
-        """Write the run's report, one HTML file, and return its path. The report needs the package plotly.
+        """Write the run's report, one HTML file, and return its path.
 
         Raises:
-            InputError: plotly is not installed, or a file of the run is damaged or untrusted (it belongs to
-                another user, or others can write to it).
+            InputError: a file of the run is damaged or untrusted (it belongs to another user, or others can write to
+                it).
             StorageError: the file cannot be written.
         """
         path = Path(output)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 LEVELS_MAX = 64
@@ -31,7 +30,7 @@ def parse_json(text: str | bytes) -> Any:
     """
     try:
         whole = text.decode(json.detect_encoding(text)) if isinstance(text, bytes) else text
-        value = (_BOUNDED_DECODER if _LONG_NUMBER.search(whole) else _DECODER).decode(whole)
+        value = (_BOUNDED_DECODER if _may_have_long_number(whole) else _DECODER).decode(whole)
     except json.JSONDecodeError as error:
         raise JsonError(error.msg, error.lineno) from None
     except UnicodeDecodeError:
@@ -74,9 +73,15 @@ def _constant(text: str) -> Any:
 
 _DECODER = json.JSONDecoder(parse_constant=_constant)
 _BOUNDED_DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_constant)
-_LONG_NUMBER = re.compile(r"\d{41}|[eE]\+?\d{3}")
-"""Matches every text that has a number with too many digits or too large an exponent. A text without a match needs no
-check of each number, which would double the time of reading the metrics of a long run."""
+_DIGITS_ALIKE = bytes.maketrans(b"0123456789E", b"0000000000e")
+
+
+def _may_have_long_number(text: str) -> bool:
+    """Whether a text may have a number of more than DIGITS_MAX digits, or one with an exponent of three. All others
+    need no check of each number, which would double the time of reading the metrics of a long run. A regular expression
+    would take five times as long as this search."""
+    digits = text.encode("ascii", "replace").translate(_DIGITS_ALIKE, b"+")
+    return b"0" * (DIGITS_MAX + 1) in digits or b"e000" in digits
 
 
 def _nesting_error() -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("report", "hf", "data", "track")
+EXTRAS = ("hf", "data", "track")
 """Extras of hpctrain whose packages its commands use."""
 
 

@@ -155,7 +155,7 @@ def locked_packages(extras: Sequence[str] = ()) -> list[str]:
     """Return NAME==VERSION of every package that hpctrain needs, sorted, without a build's local version (+cpu).
 
     Args:
-        extras: extras of hpctrain whose packages are included, such as report.
+        extras: extras of hpctrain whose packages are included, such as hf.
 
     Raises:
         InputError: a package is not installed here.

@@ -1,22 +1,16 @@
-"""Compares runs by their files: the settings in which they differ, losses, speed and use of the cluster. Also the page
-of a sweep with all loss curves in one chart."""
+"""Compares runs by their files: the settings in which they differ, losses, speed and use of the cluster."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpctrain.base.atomic import write_text
-from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import HpctrainError
 from hpctrain.records.history.run_log import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.equal_progress import EqualProgress, equal_progress, losses_at
-from hpctrain.report.html.charts import Chart, Trace, layout, line, thinned
-from hpctrain.report.html.render import plotly_script, render_page
 from hpctrain.report.seed_groups import MeanInterval, groups_by_seed, mean_interval
 from hpctrain.report.status import RunStatus
 from hpctrain.report.summaries import losses_by_set, steady_mfu, steady_tokens_per_s
@@ -312,54 +306,3 @@ def _group_name(group: SeedGroup) -> str:
 
 def _mean_text(value: MeanInterval | None, form: str) -> str:
     return ABSENT if value is None else f"{format(value.mean, form)} ± {format(value.half_width, form)}"
-
-
-def write_comparison(title: str, rows: Sequence[ComparedRun], target: Path, now: float) -> None:
-    """Write a comparison as one HTML file that needs no network and no other file: a chart with the training losses of
-    all runs, a chart with their validation losses, and the table.
-
-    Args:
-        title: heading of the page.
-        rows: the runs, in the order of the table.
-        target: file to write.
-        now: seconds since 1970.
-
-    Raises:
-        InputError: plotly is not installed.
-        FileError, UntrustedError: the metrics of a run are damaged, or are not trusted.
-        StorageError: the target cannot be written.
-    """
-    script = plotly_script()
-    histories = [
-        (row.name, last_row_of_each_step(read_metrics(Path(row.folder) / "metrics.jsonl")))
-        for row in rows
-        if row.loss is not None  # else it has no curve, or its files cannot be read
-    ]
-    valid = [
-        (name, [(row.step, losses[0]) for row in history if (losses := list(losses_by_set(row).values()))])
-        for name, history in histories
-    ]
-    trained = [(name, [(row.step, row.loss) for row in thinned(history)]) for name, history in histories]
-    charts = [
-        chart
-        for chart in (
-            _loss_chart("loss", "Training loss (nats a token)", trained),
-            _loss_chart("valid", "Validation loss (nats a token)", valid),
-        )
-        if chart is not None
-    ]
-    page = render_page(
-        "comparison.html.j2", title=title, written=utc_text(now), charts=charts, columns=table(rows), plotly=script
-    )
-    write_text(target, page)
-
-
-def _loss_chart(name: str, title: str, curves: Sequence[tuple[str, list[tuple[int, float]]]]) -> Chart | None:
-    traces: list[Trace] = []
-    for number, (name_of_run, points) in enumerate(curves):
-        if points:
-            run = html.escape(name_of_run, quote=False)  # plotly would interpret HTML in a name
-            hover = f"{run} %{{y:.4f}} after step %{{x}}<extra></extra>"
-            traces.append(line(run, [step for step, _ in points], [loss for _, loss in points], number, hover))
-    note = "Mean cross-entropy, a line for each run. A click on a name hides or shows its line."
-    return Chart(name, title, note, traces, layout("step"), 420) if traces else None

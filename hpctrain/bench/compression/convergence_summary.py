@@ -6,27 +6,25 @@ The curves of the trainings become one HTML page that needs no network.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from hpctrain.base.atomic import write_text
+from hpctrain import __version__
 from hpctrain.base.units import format_si
-from hpctrain.report.html.render import plotly_script
+from hpctrain.report.html.charts.chart import COLOURS, Axis, Curve, Form, LineChart
+from hpctrain.report.html.page import write_charts
 
 TARGET_GAP = 0.01
 """A method has reached the reference once its loss is at most this share above the reference's last loss."""
 
 Rows = Sequence[Mapping[str, Any]]
 """Trainings as JSON objects with the fields of `Training`, without those that are None."""
-PALETTE = ("#1f5fbf", "#c8502d", "#2b8a57", "#8a4fbf", "#b58a00", "#0f8b8d", "#a83279", "#5c6b7a")
 FIRST_SHOWN = 0.05
 """Share of the steps that the charts leave out at the beginning, because all curves fall together there."""
 
@@ -222,24 +220,28 @@ def write_page(target: Path, rows: Rows, rates: Sequence[float]) -> None:
         rates: link rates in bits per second.
 
     Raises:
-        InputError: plotly is not installed.
         StorageError: the file cannot be written.
     """
-    script = plotly_script()
     charts = []
-    for text in dict.fromkeys(row.get("text") for row in rows):
+    for number, text in enumerate(dict.fromkeys(row.get("text") for row in rows)):
         chosen = [row for row in rows if row.get("text") == text]
-        of = f" of the text {text}" if text else ""
-        charts.append((f"Validation loss{of} by step", "step", _traces(chosen, lambda row: 1.0)))
+        loss = f"Validation loss of the text {text}" if text else "Validation loss"
+        by_step = _curves(chosen, lambda row: 1.0)
+        charts.append(_chart(f"steps-{number}", f"{loss} by step (nats a token)", Axis("step"), by_step))
         for rate in rates:
-            title = f"Validation loss{of} by time at {format_si(rate, 'bit/s')}"
-            traces = _traces(chosen, lambda row, rate=rate: step_seconds(row, rate))  # type: ignore[misc]
-            charts.append((title, "s", traces))
-    write_text(target, _page(charts, script))
+            by_time = _curves(chosen, lambda row, rate=rate: step_seconds(row, rate))  # type: ignore[misc]
+            title = f"{loss} by time at {format_si(rate, 'bit/s')} (nats a token)"
+            charts.append(_chart(f"time-{number}-{rate:.0f}", title, Axis("time", "s"), by_time))
+    write_charts(target, "Compression and convergence", [], charts, f"Measured by hpctrain {__version__}.")
 
 
-def _traces(rows: Rows, scale: Callable[[Mapping[str, Any]], float | None]) -> list[dict[str, Any]]:
-    traces: list[dict[str, Any]] = []
+def _chart(name: str, title: str, x: Axis, curves: list[Curve]) -> LineChart:
+    note = "Mean over seeds; the band is the 95 % interval of the mean."
+    return LineChart(name, title, note, (x,), Axis("nats"), curves, height=460)
+
+
+def _curves(rows: Rows, scale: Callable[[Mapping[str, Any]], float | None]) -> list[Curve]:
+    shown_curves: list[Curve] = []
     for index, name in enumerate(dict.fromkeys(row["method"] for row in rows)):
         curves = [row for row in rows if row["method"] == name and row["curve"]]
         scales = [value for row in curves if (value := scale(row)) is not None]
@@ -248,39 +250,12 @@ def _traces(rows: Rows, scale: Callable[[Mapping[str, Any]], float | None]) -> l
         steps = [step for step, _ in min((row["curve"] for row in curves), key=len)]
         shown = [step for step in steps if step >= FIRST_SHOWN * steps[-1]]
         losses = {step: [dict(map(tuple, row["curve"]))[step] for row in curves] for step in shown}
-        bands = [band(losses[step]) for step in shown]
+        bands = [one for step in shown if (one := band(losses[step])) is not None]
         x = [step * float(np.mean(scales)) for step in shown]
-        middle = [one.mean for one in bands if one is not None]
-        half = [one.half_width or 0.0 for one in bands if one is not None]
-        colour = PALETTE[index % len(PALETTE)]
-        line = {"color": colour, "width": 2, "dash": "solid" if index < len(PALETTE) else "dot"}
-        traces.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": middle, "line": line})
-        if any(half):
-            y = [m + h for m, h in zip(middle, half, strict=True)] + [
-                m - h for m, h in zip(middle[::-1], half[::-1], strict=True)
-            ]
-            traces.append(
-                {
-                    "type": "scatter", "mode": "lines", "x": x + x[::-1], "y": y, "fill": "toself",
-                    "line": {"width": 0}, "fillcolor": colour + "26", "hoverinfo": "skip", "showlegend": False,
-                }
-            )  # fmt: skip
-    return traces
-
-
-def _page(charts: Sequence[tuple[str, str, list[dict[str, Any]]]], script: str) -> str:
-    parts = []
-    for index, (title, x_title, traces) in enumerate(charts):
-        layout = {
-            "height": 460, "margin": {"t": 20}, "xaxis": {"title": {"text": x_title}},
-            "yaxis": {"title": {"text": "nats a token"}},
-        }  # fmt: skip
-        # "</" would end the script element.
-        values = json.dumps([traces, layout]).replace("</", "<\\/")
-        parts.append(
-            f"<h2>{escape(title)}</h2><div id='c{index}'></div>"
-            f"<script>Plotly.newPlot('c{index}', ...{values}, {{responsive: true}})</script>"
-        )
-    head = "<!doctype html><html lang='en'><meta charset='utf-8'><title>Compression and convergence</title>"
-    style = "<style>body{font-family:system-ui,sans-serif;max-width:1100px;margin:2rem auto}</style>"
-    return f"{head}{style}<script>{script}</script>{''.join(parts)}</html>"
+        low = high = None
+        if any(one.half_width for one in bands):
+            low = [one.mean - (one.half_width or 0.0) for one in bands]
+            high = [one.mean + (one.half_width or 0.0) for one in bands]
+        form: Form = "line" if index < COLOURS else "dashed"
+        shown_curves.append(Curve(name, (x,), [one.mean for one in bands], index, form, low, high))
+    return shown_curves

@@ -73,7 +73,7 @@ def demo_command(output: Path, model: str, as_json: bool) -> None:
         seconds = time.monotonic() - began
         report = _report(run_folder, seconds, STARTERS[model].preset)
     if as_json:
-        paths = {"folder": str(folder), "run_folder": str(run_folder), "report": str(report) if report else None}
+        paths = {"folder": str(folder), "run_folder": str(run_folder), "report": str(report)}
         print_json({**paths, "seconds": seconds})
 
 
@@ -182,21 +182,15 @@ class _FaultInjector:
             self.job.processes["local1"].kill()
 
 
-def _report(run_folder: Path, seconds: float, preset: str) -> Path | None:
-    """Write the report of the demo's run and say where it is; return its path, None if plotly is not installed."""
-    report: Path | None = run_folder / "report.html"
+def _report(run_folder: Path, seconds: float, preset: str) -> Path:
+    """Write the report of the demo's run and say where it is; return its path."""
+    report = run_folder / "report.html"
     _say(5, "Report", "Loss, throughput, the measured network, the plan and the recoveries in one file.")
     rows = last_row_of_each_step(read_metrics(run_folder / "metrics.jsonl"))
     click.echo(f"    loss {rows[0].loss:.3f} -> {rows[-1].loss:.3f} in {len(rows)} steps, none missing")
-    try:
-        write_report(run_folder, run_folder / "report.html", SystemClock().wall())
-        see = f"Open {run_folder}/report.html"
-    except InputError as error:  # plotly is not installed; everything else was shown
-        click.echo(f"    no report was written: {error}; then `hpctrain report {run_folder}` writes it")
-        see = f"`hpctrain status {run_folder}` tells how it went"
-        report = None
+    write_report(run_folder, report, SystemClock().wall())
     base = run_folder.parent.parent
-    _styled(f"\nDone in {format_seconds(seconds)}. {see}", "bold")
+    _styled(f"\nDone in {format_seconds(seconds)}. Open {report}", "bold")
     click.echo("Next: change something in the plan by hand, and train by it:")
     click.echo(f"    hpctrain train {base}/run.yaml --topology {base}/topology.json --plan {base}/plan.json")
     click.echo("or write a run file of your own:")

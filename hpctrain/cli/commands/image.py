@@ -60,7 +60,7 @@ def image_command() -> None:
     type=click.Choice(_ENVIRONMENTS),
     help="Packages: installed by pip, copied from here, or seen from here. Default: install; of cpu-small bind.",
 )
-@click.option("--extra", "extras", multiple=True, help="Also the packages of this extra of hpctrain: hf, data, report.")
+@click.option("--extra", "extras", multiple=True, help="Also the packages of this extra of hpctrain: hf, data.")
 @click.option("--cuda", default="12.8", help="CUDA of PyTorch's image; see `image check`.")
 @click.option("--index", metavar="URL", help="Further package index for pip: one with CPU or ROCm builds of torch.")
 @click.option("--remote", is_flag=True, help="Have it built by the remote builder that you are logged in to.")

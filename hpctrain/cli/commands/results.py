@@ -45,10 +45,10 @@ from hpctrain.report.comparison import (
     group_table,
     loss_table,
     sort_rows,
-    write_comparison,
 )
 from hpctrain.report.comparison import table as comparison_table
 from hpctrain.report.html.render import write_report
+from hpctrain.report.html.several import write_comparison
 from hpctrain.report.step_trace import PredictedSpan, step_trace
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import run_name

@@ -10,6 +10,7 @@ import click
 import numpy as np
 from rich.table import Table
 
+from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_delta, format_seconds
@@ -33,7 +34,9 @@ from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import RUN_FILE, Run, read_run, run_of
 from hpctrain.records.topology.topology import Topology
-from hpctrain.report.html.render import Bar, gantt_chart, terminal_lines, write_timeline
+from hpctrain.report.html.charts.spans import gantt_chart
+from hpctrain.report.html.page import write_charts
+from hpctrain.report.timeline import Bar, terminal_lines
 
 WIDTH = 80
 """Columns of the timeline if it is not printed on a terminal."""
@@ -249,7 +252,8 @@ def _write_html(
     if after is not None:
         charts.append(gantt_chart("after", f"After the change: {_heading(after)}", _bars(after), after.plan.pp))
         lines.insert(0, _verdict(before, after))
-    write_timeline(target, plan_file.name, lines, charts)
+    footer = f"Predicted by hpctrain {__version__}; nothing here was measured."
+    write_charts(target, plan_file.name, lines, charts, footer)
 
 
 def _machine_form(

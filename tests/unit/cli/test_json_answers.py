@@ -56,7 +56,6 @@ def test_an_image_that_would_be_built_is_its_definition(hpctrain):
 
 
 def test_a_report_is_named(runs, hpctrain):
-    pytest.importorskip("plotly")
     folder = submitted_run(runs, "1", event("finished", step=10))
     assert values(hpctrain("report", "gpt", "--json")) == [{"report": str(folder / "report.html")}]
     assert Path(folder / "report.html").exists()

@@ -405,7 +405,7 @@ def test_the_report_of_a_sweep_has_all_curves_and_the_table(trained, hpctrain):
     text = page.read_text()
     for chart in ("loss", "valid"):
         data = json.loads(re.search(rf'id="chart-{chart}-data">(.*?)</script>', text)[1])
-        assert [trace["name"] for trace in data["traces"]] == [_folders(trained)[number].name for number in (2, 1, 0)]
+        assert [curve["name"] for curve in data["curves"]] == [_folders(trained)[number].name for number in (2, 1, 0)]
     assert all(folder.name in text.partition("<table>")[2] for folder in _folders(trained))
     assert page.stat().st_mode & 0o077 == 0
 
@@ -431,7 +431,7 @@ def test_a_damaged_run_is_a_row_of_its_own_and_stops_nothing(trained, hpctrain):
     assert all(folder.name in table for folder in _folders(trained))
     page = Path(hpctrain("report", "gpt").stdout.strip()).read_text()
     data = json.loads(re.search(r'id="chart-loss-data">(.*?)</script>', page)[1])
-    assert [trace["name"] for trace in data["traces"]] == [third.name]
+    assert [curve["name"] for curve in data["curves"]] == [third.name]
     assert all(folder.name in page.partition("<table>")[2] for folder in _folders(trained))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,7 @@ def test_another_model_is_told_what_is_allowed(call: Call, tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("with_charts", [True, False])
-def test_a_demo_without_the_charts_ends_well(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_charts: bool
-) -> None:
-    """A plain install has no plotly: the run is over by then, and the last line tells how to see it."""
+def test_a_demo_ends_with_its_report(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = MetricRow(
         step=1, generation=0, time_s=1.8e9, step_time_s=1.0, loss=2.5, lr=1e-3, grad_norm=1.0, tokens=8, samples=1,
         tokens_per_s=8.0, bytes_sent=BytesSent(dp=0, pp=0), stage_time_s=[1.0], bubble_fraction=None,
@@ -54,18 +49,14 @@ def test_a_demo_without_the_charts_ends_well(
     for name in ("_text", "_probe", "_plan"):
         monkeypatch.setattr(f"hpctrain.cli.commands.demo.{name}", lambda *_: None)
     monkeypatch.setattr("hpctrain.cli.commands.demo._train", trained)
-    if not with_charts:
-        monkeypatch.setitem(sys.modules, "plotly", None)
     done = call("demo", "-o", "demo")
     assert done.code == 0, done.err
     report = next((tmp_path / "demo" / "runs").glob("*")) / "report.html"
-    assert report.exists() == with_charts
+    assert report.exists()
     assert "loss 2.500 -> 2.500 in 1 steps" in done.out
-    assert ("no report was written: report: the package 'plotly' is not installed" in done.out) != with_charts
-    assert (f". Open {report}" in done.out) == with_charts
-    assert (f"`hpctrain status {report.parent}` tells how it went" in done.out) != with_charts
+    assert f". Open {report}" in done.out
     done = call("demo", "-o", "other", "--json")
     assert "loss 2.500 -> 2.500 in 1 steps" in done.err
     answer = json.loads(done.out)
     assert list(answer) == ["folder", "run_folder", "report", "seconds"]
-    assert (answer["report"] is not None) == with_charts
+    assert Path(answer["report"]).exists()

@@ -124,7 +124,7 @@ def test_the_lock_is_what_is_installed_and_needed() -> None:
     assert {"torch", "submitit", "cloudpickle", "click", "psutil", "safetensors"} <= lock.keys()
     assert not {"pytest", "ruff", "mypy", "hpctrain"} & lock.keys()
     assert "+" not in lock["torch"]
-    assert "plotly" in dict(line.split("==") for line in locked_packages(["report"]))
+    assert "transformers" in dict(line.split("==") for line in locked_packages(["hf"]))
 
 
 class Dpkg:

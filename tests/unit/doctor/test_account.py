@@ -110,8 +110,8 @@ def test_the_environment_of_this_test(monkeypatch):
 
 
 def test_versions_that_hpctrain_does_not_accept(monkeypatch):
-    needs = ["submitit<1.6,>=1.5.2", "click>=8.1", 'plotly<8,>=5.22; extra == "report"', 'spacy>=3; extra == "data"']
-    versions = {"submitit": "1.6.0", "click": "8.2", "plotly": "8.0.1"}
+    needs = ["submitit<1.6,>=1.5.2", "click>=8.1", 'wandb<1,>=0.19; extra == "track"', 'spacy>=3; extra == "data"']
+    versions = {"submitit": "1.6.0", "click": "8.2", "wandb": "1.0.1"}
 
     def version(name):
         if name not in versions:
@@ -123,12 +123,12 @@ def test_versions_that_hpctrain_does_not_accept(monkeypatch):
     unfit = inspect_environment({}).unfit
     assert unfit == (
         UnfitPackage("submitit", "1.6.0", "<1.6,>=1.5.2", True),
-        UnfitPackage("plotly", "8.0.1", "<8,>=5.22", False),
+        UnfitPackage("wandb", "1.0.1", "<1,>=0.19", False),
     )
     first, second = environment_findings(replace(ENVIRONMENT, unfit=unfit), elsewhere=False)[1:]
     assert (first.name, first.level, first.value) == ("submitit", "problem", "1.6.0")
     assert first.todo == "pip install 'submitit<1.6,>=1.5.2'"
-    assert (second.name, second.level) == ("plotly", "note")
+    assert (second.name, second.level) == ("wandb", "note")
 
 
 def test_an_environment_that_is_as_it_should_be():

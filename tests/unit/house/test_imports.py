@@ -62,7 +62,7 @@ def test_help_loads_no_verb_and_no_heavy_library():
     done = python(HELP)
     assert "Commands:" in done.stdout
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
-    assert loaded & {"torch", "pydantic", "numpy", "scipy", "rich", "jinja2", "plotly", "yaml"} == set()
+    assert loaded & {"torch", "pydantic", "numpy", "scipy", "rich", "jinja2", "yaml"} == set()
     ours = {name for name in loaded if name.startswith("hpctrain.") and not name.startswith("hpctrain.base")}
     assert ours == {"hpctrain.cli", "hpctrain.cli.main"}
 

@@ -7,7 +7,7 @@ import pytest
 
 from hpctrain.records.topology.pair_matrix import PairMatrix
 from hpctrain.records.topology.topology import Node, Provenance, Topology
-from hpctrain.report.html.charts import MOST_ROWS, fabric_charts
+from hpctrain.report.html.charts.matrices import MOST_ROWS, fabric_charts
 
 
 def large(count: int) -> Topology:
@@ -29,17 +29,16 @@ def test_every_pair_of_the_file_beside_it_is_drawn() -> None:
     charts = {chart.id: chart for chart in fabric_charts(large(70))}
 
     assert set(charts) == {"loaded-bandwidth", "latency"}
-    trace = charts["loaded-bandwidth"].traces[0]
-    assert (len(trace["x"]), len(trace["z"]), len(trace["z"][0])) == (70, 70, 70)
-    assert [trace["z"][0][column] for column in (0, 1, 2)] == [None, 2.0, 1.0]
-    assert charts["latency"].traces[0]["z"][2][3] == pytest.approx(12.35)
+    values = charts["loaded-bandwidth"].to_json()
+    assert (len(values["columns"]), len(values["cells"]), len(values["cells"][0])) == (70, 70, 70)
+    assert [values["cells"][0][column] for column in (0, 1, 2)] == [None, 2.0, 1.0]
+    assert charts["latency"].to_json()["cells"][2][3] == pytest.approx(12.35)
 
 
 def test_many_nodes_are_drawn_as_blocks() -> None:
     chart = next(chart for chart in fabric_charts(large(2 * MOST_ROWS + 1)) if chart.id == "loaded-bandwidth")
 
-    trace = chart.traces[0]
-    assert len(trace["x"]) == 86  # three nodes a block, the last one has two
-    assert (trace["x"][0], trace["x"][-1]) == ("n000 to n002", "n255 to n256")
-    assert {value for row in trace["z"] for value in row} == {1.0}  # the median of a block
+    assert len(chart.columns) == 86  # three nodes a block, the last one has two
+    assert (chart.columns[0], chart.columns[-1]) == ("n000 to n002", "n255 to n256")
+    assert {round(value, 6) for row in chart.cells for value in row} == {1.0}  # the median of a block
     assert "257 nodes" in chart.note

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hpctrain.report.html.render import KINDS, STYLES, WAITS, Bar, gantt_chart, letters, terminal_lines
+from hpctrain.report.html.charts.spans import gantt_chart
+from hpctrain.report.timeline import KINDS, STYLES, WAITS, Bar, letters, terminal_lines
 
 BARS = [
     Bar(0, "F", "0F0", 0.0, 2.0),
@@ -28,6 +29,7 @@ def test_lines_fill_the_width_and_say_what_letters_mean():
 
 def test_the_chart_has_a_bar_for_each_action_with_its_start():
     chart = gantt_chart("step", "A step", BARS, 2)
-    assert sum(len(trace["x"]) for trace in chart.traces) == len(BARS)
-    backward = next(trace for trace in chart.traces if trace["name"] == "backward")
-    assert (backward["base"], backward["x"], backward["y"]) == ([5.0, 3.0], [4.0, 2.0], ["rank 0", "rank 1"])
+    assert len(chart.bars) == len(BARS)
+    backward = [bar for bar in chart.bars if chart.kinds[bar[1]] == "backward"]
+    assert backward == [(0, 1, 5.0, 9.0, "0B0"), (1, 1, 3.0, 5.0, "1B0")]
+    assert chart.words == ("A step: 2 rows; all together: forward 3 s, backward 6 s, norm and optimizer 1 s")
