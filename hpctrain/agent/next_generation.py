@@ -34,7 +34,7 @@ from hpctrain.records.plan.plan import Plan
 
 LOOK_S = 0.5
 """Seconds between two looks at the published records while this agent is in no generation."""
-LOOK_STEPS = 16
+LOOK_STEPS = 5
 """Fewest steps between two questions to the adviser."""
 
 

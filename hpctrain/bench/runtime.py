@@ -4,6 +4,8 @@ one_process  a step of the worker's loop compared with a bare training loop
 dp2          two replicas compared with torch's DistributedDataParallel, with equal batches per rank
 pp2          two stages under 1F1B compared with the schedule's ideal: its action table is simulated with the
              measured stage times of the step, while messages and torch's schedule executor take no time
+layers, layers_dp2
+             steps of which one looks at the layers, compared with the same steps without the time of looking
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
 from hpctrain.bench.ranks import leave_process_group, run_ranks, timed
 from hpctrain.bench.record import make_record
@@ -29,9 +32,14 @@ from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.worker.build import Trainer
+from hpctrain.worker.rank_metrics import FIGURES_OF_LAYERS, GATHER_FIGURES, LEAST_STEPS
 from hpctrain.worker.standalone import open_loop
 
 Pairs = list[tuple[TimeSample, TimeSample]]
+SPANS_MAX = 100_000
+"""Most operations of a window of steps that are recorded."""
+LOOKS = (FIGURES_OF_LAYERS, GATHER_FIGURES)
+"""Operations in which a rank looks at its layers."""
 SPEC = DecoderSpec(layers=6, dim=256, heads=4, vocab=small_run.BYTES_VOCABULARY)
 
 
@@ -131,10 +139,36 @@ def against_ideal(
     return compare(case, "the ideal of its schedule", pairs, cpu=False)
 
 
+def against_less(
+    rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
+) -> ComparisonRow:
+    """Run one process of a case, and return the comparison of steps with the same steps less the time in which this
+    process looked at its layers and gathered the figures.
+
+    Args:
+        rank: number of this process.
+        world: number of processes.
+        case: name of the case, a key of `CASES`.
+        folder: run folder of the case.
+    """
+    _, loop = open_loop(rank, world, folder, plan)
+    timed(loop.one_step, settings.warm_steps)
+    pairs: Pairs = []
+    for _ in range(settings.pairs):
+        with ACTIVITY.recorded(SPANS_MAX) as spans:
+            whole = timed(loop.one_step, 2 * LEAST_STEPS)
+        looked_s = sum(span.end_s - span.start_s for span in spans if span.operation in LOOKS) / (2 * LEAST_STEPS)
+        pairs.append((whole, TimeSample(whole.wall_s - looked_s, 0.0)))
+    leave_process_group()
+    return compare(case, "the same steps without the figures of layers", pairs, cpu=False)
+
+
 CASES: dict[str, tuple[int, Callable[[ThroughputSettings], Plan], Callable[..., ComparisonRow]]] = {
     "one_process": (1, lambda s: small_run.make_plan(1, 1, s.spec.layers, s.rows, 1), against_plain),
     "dp2": (2, lambda s: small_run.make_plan(1, 2, s.spec.layers, s.rows, 1), against_plain),
     "pp2": (2, lambda s: small_run.make_plan(2, 1, s.spec.layers, s.rows // 4, 8), against_ideal),
+    "layers": (1, lambda s: small_run.make_plan(1, 1, s.spec.layers, s.rows, 1), against_less),
+    "layers_dp2": (2, lambda s: small_run.make_plan(1, 2, s.spec.layers, s.rows, 1), against_less),
 }
 """For each case: its number of processes, the function that makes its plan, and the function that each process runs."""
 

@@ -98,7 +98,7 @@ class AttemptTimes:
             # What came after the last call, of the generation before.
             self._tracker.add(row for row in self._rank_rows if row.generation == self.records[-1].number)
         plan = Plan.read(self._folder / record.plan, owned=True)
-        self._tracker.begin(plan)
+        self._tracker.begin(plan, _addresses(record))
         self.records.append(record)
         self.plans[record.number] = plan
         self._first_rows, self._rows = [], deque(maxlen=NEWEST_ROWS)
@@ -143,6 +143,14 @@ class AttemptTimes:
             )  # fmt: skip
             moves.append((number, move))
         return moves
+
+
+def _addresses(record: Generation) -> dict[str, str]:
+    """Return address -> node of a generation's members. An address of several virtual nodes says nothing."""
+    nodes: dict[str, list[str]] = {}
+    for member in record.members:
+        nodes.setdefault(member.addr, []).append(member.node)
+    return {address: names[0] for address, names in nodes.items() if len(names) == 1}
 
 
 def _start_of(record: Generation) -> int:

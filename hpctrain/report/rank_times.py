@@ -1,13 +1,16 @@
-"""Where the time of each rank went in the last steps, and which rank is slow."""
+"""Where the time of each rank went in the last steps, which rank is slow, and what was measured of each layer."""
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hpctrain.base.errors import FileError
 from hpctrain.records.format.input_file import read_jsonl_tail
+from hpctrain.records.history.layer_figures import LayerFigures, layers_of_ranks
 from hpctrain.records.history.rank_log import RANK_LOG, RankRow
 
 TAIL_BYTES = 1 << 22
@@ -23,18 +26,36 @@ def read_last_rank_rows(folder: Path) -> list[RankRow]:
     Raises:
         UntrustedError: the file or its folder belongs to somebody else, or others can write to it.
     """
-    rows: list[RankRow] = []
+    values = _tail(folder)
+    return _rows_like(values, values[-1]) if values else []
+
+
+def read_last_layers(folder: Path) -> list[LayerFigures]:
+    """Return the newest figures of each layer in metrics-ranks.jsonl of a run folder, over all ranks; [] if there are
+    none.
+
+    Raises:
+        UntrustedError: the file or its folder belongs to somebody else, or others can write to it.
+    """
+    values = _tail(folder)
+    newest = next((value for value in reversed(values) if "layers" in value), None)
+    return layers_of_ranks(row.layers or [] for row in _rows_like(values, newest)) if newest is not None else []
+
+
+def _tail(folder: Path) -> list[dict[str, Any]]:
     try:
-        values = read_jsonl_tail(folder / RANK_LOG, TAIL_BYTES)
+        return read_jsonl_tail(folder / RANK_LOG, TAIL_BYTES)
     except OSError:
         return []
-    last = values[-1] if values else {}
+
+
+def _rows_like(values: Sequence[dict[str, Any]], one: dict[str, Any]) -> list[RankRow]:
+    """Return the rows of the step and generation of `one`, in the order of ranks."""
+    rows: list[RankRow] = []
     for value in values:
-        if (value.get("step"), value.get("generation")) == (last.get("step"), last.get("generation")):
-            try:
+        if (value.get("step"), value.get("generation")) == (one.get("step"), one.get("generation")):
+            with contextlib.suppress(FileError):
                 rows.append(RankRow.from_json(value))
-            except FileError:
-                continue
     return sorted(rows, key=lambda row: row.rank)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from dataclasses import asdict, replace
@@ -30,7 +29,6 @@ from hpctrain.worker.live_step import begin_snapshot, keep_gradients, update_liv
 from hpctrain.worker.profiling import recorded_step
 from hpctrain.worker.rank_metrics import RankMetrics
 from hpctrain.worker.step_metrics import (
-    CollectiveCounter,
     LocalStepInfo,
     MetricsLog,
     StepFigures,
@@ -79,10 +77,9 @@ class Loop:
         self.saved_step = None if trainer.from_memory else trainer.step
         self._save_error: str | None = None
         self._metrics = MetricsLog(trainer.folder / "metrics.jsonl", trainer.fence)
-        self._ranks = RankMetrics(trainer) if trainer.coordinate.rank == 0 else None
+        self._ranks = RankMetrics(trainer)
         self._first = True
         self._first_validation = True
-        self._tp_bytes = 0
         self._prefetcher = BatchPrefetcher(trainer.train)
         self._peak_flops = peak_flops_of_plan(trainer) if trainer.coordinate.rank == 0 else None
 
@@ -125,6 +122,7 @@ class Loop:
         # In fp16 a non-finite norm may only mean that the loss scale is too large; the loss itself does not contain it.
         if not math.isfinite(job.loss):
             raise self._no_number(trainer.step, norm)
+        self._ranks.gather()
         placed = rank_placements(trainer, counters) if self._first else None
         self._first, info = False, LocalStepInfo(seconds, lr, norm, {}, placed, scale)
         begin_snapshot(trainer, job, info)
@@ -240,7 +238,7 @@ class Loop:
         ending = self.agent_channel.ending()
         with ACTIVITY.doing("wait for the loss", waits="device" if self.trainer.device.type == "cuda" else None):
             loss_share = loss_copy.value()
-        return gather_step_metrics(self.trainer, loss_share, counters, dp_bytes, self._tp_bytes, ending)
+        return gather_step_metrics(self.trainer, loss_share, counters, dp_bytes, self._ranks.tp_bytes, ending)
 
     def _forward_backward(self, step: int) -> tuple[Tensor, list[Tensor]]:
         """Run forward and backward. Return (this replica's share of the global batch's mean loss, this rank's gradients
@@ -253,12 +251,9 @@ class Loop:
         with ACTIVITY.doing("read the batch"):
             (first, count), sequences = self.trainer.rows, self.trainer.plan.sequences
             batch = self._prefetcher.batch(self.trainer.run.seed, step * sequences + first, count, sequences)
-        counter = CollectiveCounter() if self._first and self.trainer.plan.tp > 1 else None
-        with counter or contextlib.nullcontext():
+        with self._ranks.watched_passes():
             share = self.trainer.pipeline.step(*batch)
             gradients = local_gradients(self.trainer.parameters)
-        if counter is not None:
-            self._tp_bytes = counter.sent_bytes
         return share, gradients
 
     def _reduce(self, gradients: list[Tensor]) -> int:
@@ -273,10 +268,12 @@ class Loop:
                 if not finite_everywhere(gradients):
                     gradients[0].fill_(math.nan)  # so that the norm is NaN on every rank
                     return 0
+        self._ranks.observe(gradients, summed=False)
         with ACTIVITY.doing("reduce dp", waits="dp"):
             sent = trainer.reducer.reduce(gradients)
         if scaler is not None and not keeps:
             scaler.unscale(gradients)
+        self._ranks.observe(gradients, summed=True)
         return sent
 
     def _update(self, norm: Tensor) -> tuple[float, float]:
@@ -382,7 +379,7 @@ class Loop:
 
     def _report_step(self, job: StepFigures, info: LocalStepInfo) -> None:
         trainer = self.trainer
-        if self._ranks is not None:  # on rank 0
+        if trainer.coordinate.rank == 0:
             self._metrics.write(metric_row(trainer, trainer.step, job, info, self._peak_flops))
             self._ranks.add(trainer.step, job.ranks)
         self.agent_channel.send(StepDone(step=trainer.step, loss=job.loss))

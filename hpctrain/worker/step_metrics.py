@@ -1,7 +1,4 @@
-"""Gathers each step's figures of all ranks, and writes them as one line of metrics.jsonl.
-
-The bytes that tensor parallelism sends are counted at torch's functional collectives.
-"""
+"""Gathers each step's figures of all ranks, and writes them as one line of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +14,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.atomic import append_line
@@ -39,59 +34,6 @@ from hpctrain.worker.rank_metrics import WAITS, StepTimesByRank, own_waits
 
 TAIL_LINES = 8
 """Rows at the end of metrics.jsonl among which the newest step's is: a row that was cut off may follow it."""
-
-
-class CollectiveCounter(TorchDispatchMode):
-    """Adds up, while active, the bytes that this rank sends in torch's functional collectives: those that the program
-    calls, and those that DTensor calls within an operation. Stage messages and the reduction over replicas are not
-    counted, because they call torch.distributed directly.
-
-    Each collective counts as in its ring algorithm, which sends the least; the backend, with its headers, may send
-    more. Shapes do not change from step to step, so the training loop counts one step only: counting slows every
-    operation down.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent_bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        # A dispatch mode is off while it handles an operation. NotImplemented lets DTensor decompose its operations
-        # with the mode still on, so that its collectives arrive here.
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
-        if func.namespace in _NAMESPACES:
-            self.sent_bytes += _sent(func, args)
-        return func(*args, **(kwargs or {}))
-
-
-def _sent(func: Any, args: tuple[Any, ...]) -> int:
-    """Return the bytes that one rank sends in the ring algorithm of a functional collective; 0 for an operation that
-    sends nothing."""
-    name = func._schema.name.rpartition("::")[2].removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
-    share = _SHARES.get(name)
-    if share is None:
-        return 0  # wait_tensor
-    tensors = [args[0]] if isinstance(args[0], Tensor) else args[0]
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    names = [argument.name for argument in func._schema.arguments]
-    world = dist.get_world_size(dist.distributed_c10d._resolve_process_group(args[names.index("group_name")]))
-    return int(size * share(world))
-
-
-_NAMESPACES = ("_c10d_functional", "_dtensor")
-"""Namespaces of torch's operators in which the functional collectives are."""
-
-_SHARES: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda world: 2 * (world - 1) / world,
-    "all_gather_into_tensor": lambda world: world - 1,
-    "reduce_scatter_tensor": lambda world: (world - 1) / world,
-    "all_to_all_single": lambda world: (world - 1) / world,
-    "shard_dim_alltoall": lambda world: (world - 1) / world,
-    "broadcast": lambda world: (world - 1) / world,
-}
-"""Collective -> function from the number of ranks to the bytes that one rank sends, as a share of the collective's
-input; for a broadcast the mean over ranks."""
 
 
 class StepFigures(NamedTuple):

@@ -32,6 +32,7 @@ from hpctrain.model.build import build_stage, initialise
 from hpctrain.records.history.rank_log import read_rank_log
 from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import ProfilerSettings
 from hpctrain.worker.agent_channel import Ending
 from hpctrain.worker.build import Trainer, build
 from hpctrain.worker.loop import train
@@ -255,12 +256,13 @@ def slow_rank(folder: Path, rank: int, meeting: dist.Store) -> list[dict[str, An
     """Two replicas, of which the second sleeps 0.1 s in each forward pass; and the rows of the whole job."""
     place = folder / "slow_rank"
     trainer = open_trainer(place, PLANS["dp2 uneven"][0], 0, None, rank, meeting)
+    trainer.run = trainer.run.model_copy(update={"profile": ProfilerSettings(layers=True)})
     if rank == 1:
         trainer.pipeline.stages[0].submod.register_forward_pre_hook(lambda *_: time.sleep(0.1))
     train(trainer, StoppingOrders(12))  # type: ignore[arg-type]
     leave()
-    times = [row.stage_forward_s or [] for row in read_metrics(place / "metrics.jsonl")[1:11]]
-    whole = {"forward_s": sum(forward for (forward,) in times) / 10}
+    times = [row.stage_forward_s or [] for row in read_metrics(place / "metrics.jsonl")[6:11]]
+    whole = {"forward_s": sum(forward for (forward,) in times) / 5}
     return [*(row.to_json() for row in read_rank_log(place)), whole]
 
 

@@ -58,15 +58,25 @@ def test_a_validation_loss_that_is_no_number_ends_the_run(of_two: dict[str, dict
 
 @pytest.mark.slow
 def test_the_log_of_the_ranks_says_who_is_slow_and_who_waits(of_two: dict[str, dict[str, Any]]) -> None:
-    """One mean over the ten steps after the first; the other replica waits where the slow one sleeps."""
-    first, second, whole = of_two["slow_rank"]
-    assert [(row["rank"], row["device"], row["step"], row["steps"]) for row in (first, second)] == [
-        (0, "local0:cpu0", 11, 10),
-        (1, "local1:cpu0", 11, 10),
+    """Means over five steps after the first; the other replica waits where the slow one sleeps."""
+    *rows, whole = of_two["slow_rank"]
+    assert [(row["rank"], row["device"], row["step"], row["steps"]) for row in rows] == [
+        (rank, f"local{rank}:cpu0", step, 5) for step in (6, 11) for rank in (0, 1)
     ]
+    assert all("layers" not in row for row in rows[:2])
+    first, second = rows[2:]
     (slept,), (did_not,) = second["forward_s"], first["forward_s"]
     assert slept >= 0.1
     assert slept == pytest.approx(whole["forward_s"], abs=1e-5)
     longer = slept + second["backward_s"][0] - did_not - first["backward_s"][0]
     assert first["wait_dp_s"] + first["wait_world_s"] >= longer - 0.1
     assert first["wait_pp_s"] == second["wait_pp_s"] == first["wait_device_s"] == 0
+    for layers in (first["layers"], second["layers"]):
+        assert [layer["layer"] for layer in layers] == ["embedding", "0", "1", "2", "3", "norm", "head"]
+        assert all(0 < layer["gradient_density"] <= 1 and layer["numbers"] > 0 for layer in layers)
+        assert [layer["layer"] for layer in layers if "forward_s" in layer] == ["0", "1", "2", "3"]
+        assert all(layer["forward_s"] > 0 and layer["backward_s"] > 0 for layer in layers[1:5])
+    # Replicas have the same sums.
+    assert [layer["gradient_density"] for layer in first["layers"]] == [
+        layer["gradient_density"] for layer in second["layers"]
+    ]

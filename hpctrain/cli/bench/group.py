@@ -113,7 +113,7 @@ def _time_probes(people: Console) -> dict[str, Any]:
     return record
 
 
-RUNTIME_CASES = ("one_process", "dp2", "pp2")
+RUNTIME_CASES = ("one_process", "dp2", "pp2", "layers", "layers_dp2")
 
 
 @click.group("bench")

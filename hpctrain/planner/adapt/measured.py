@@ -40,6 +40,8 @@ NEWEST_WINDOWS = 30
 """Most windows of which a speed is the median: the newest ones since the last change."""
 LEAST_LINK = 1e-3
 """Least bandwidth of a slow link, as a factor of that in the topology."""
+MOST_OF_SLOW_LINK = 0.8
+"""Bandwidth from which on a link counts as fast again, as a factor of that in the topology."""
 LINK_HALVINGS = 12
 """Halvings of the interval of a link's bandwidth."""
 
@@ -120,11 +122,12 @@ class SpeedTracker:
         self._role_excess: dict[_Role, float] = {}
         self._device_excess: dict[DeviceId, float] = {}
         self._links: dict[NodePair, float] = {}
+        self._addresses: Mapping[str, str] = {}
         self._begin(None, {}, {})
 
     def _begin(self, plan: Plan | None, predicted: dict[DeviceId, float], roles: dict[DeviceId, _Role]) -> None:
         self._plan, self._predicted, self._roles = plan, predicted, roles
-        self._link_watch = None if plan is None else LinkWatch(plan)
+        self._link_watch = None if plan is None else LinkWatch(plan, self._addresses)
         self._link_changes: list[LinkChange] = []
         self._suspects: tuple[NodePair, ...] = ()
         self._rows: list[RankRow] = []
@@ -135,13 +138,18 @@ class SpeedTracker:
         self._changed_at: int | None = None
         self._steady_since = 0
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, addresses: Mapping[str, str] | None = None) -> None:
         """Begin a generation: the rows that follow are those of this plan.
+
+        Args:
+            plan: the plan of the generation.
+            addresses: address of a node -> its name, for what ranks sent over TCP.
 
         Raises:
             InputError: the cost model cannot predict the plan on the topology's nodes.
         """
         self._settle()
+        self._addresses = {} if addresses is None else addresses
         scene = self._scene(self._topology, plan)
         predicted: dict[DeviceId, float] = {}
         roles: dict[DeviceId, _Role] = {}
@@ -191,7 +199,7 @@ class SpeedTracker:
             self._changes += changes
             # Several devices may change at once, and be found one after the other.
             self._cut(max(change.began for change in changes), rows[0].step)
-            self._link_watch = None if self._plan is None else LinkWatch(self._plan)
+            self._link_watch = None if self._plan is None else LinkWatch(self._plan, self._addresses)
             self._link_changes = []
         elif self._link_watch is not None:
             self._link_changes += self._link_watch.add(rows, math.exp(median(slowness.values())))
@@ -213,7 +221,7 @@ class SpeedTracker:
     def _add_link_changes(self, step: int) -> None:
         for change in self._link_changes:
             if len(change.pairs) != 1:
-                self._suspects = change.pairs if change.extra_s > 0 else ()
+                self._confirm(change, step)
                 continue
             (pair,) = change.pairs
             if change.extra_s > 0:
@@ -222,6 +230,17 @@ class SpeedTracker:
             elif self._links.pop(pair, None) is not None:
                 self._cut(self._count - self._limits.windows, step)
         self._link_changes = []
+
+    def _confirm(self, change: LinkChange, step: int) -> None:
+        """Take over those links of several suspects whose bandwidth changed by the kernels' counters; without any, all
+        stay suspects."""
+        bandwidths = {pair: self._links.get(pair, 1.0) * factor for pair, factor in change.factors.items()}
+        slower = {pair: max(LEAST_LINK, factor) for pair, factor in bandwidths.items() if factor < MOST_OF_SLOW_LINK}
+        confirmed = {pair for pair in bandwidths if pair in self._links or pair in slower}
+        self._suspects = () if confirmed or change.extra_s <= 0 else change.pairs
+        if confirmed:
+            self._links = {pair: factor for pair, factor in self._links.items() if pair not in confirmed} | slower
+            self._cut(self._count - self._limits.windows, step)
 
     def _link_factor(self, pair: NodePair, extra_s: float) -> float:
         """Return the factor on a link's bandwidth with which a predicted step takes `extra_s` longer."""

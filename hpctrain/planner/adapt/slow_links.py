@@ -1,4 +1,5 @@
-"""Links that became slower or faster, found from how long ranks wait for messages.
+"""Links that became slower or faster, found from how long ranks wait for messages, and from how fast the kernel sent
+them.
 
 The rank of a group that waits least is the one that the others wait for, so its wait is that for messages alone. It
 does not grow if another device becomes slower.
@@ -15,6 +16,7 @@ from statistics import median
 from typing import Literal
 
 from hpctrain.planner.adapt.straggler import ChangeDetector, ChangeLimits
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.rank_log import RankRow
 from hpctrain.records.plan.plan import Plan
 
@@ -27,6 +29,8 @@ LEAST_SHARE = 0.05
 """Share of the time of computation that is added to waits, so that a short wait that grows a little is no change."""
 NEWEST_WINDOWS = 200
 """Most windows that are kept."""
+LEAST_BYTES = 1 << 16
+"""Fewest bytes of a window that show a bandwidth."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +79,83 @@ class LinkChange:
     one changed."""
     extra_s: float
     """Seconds by which a step waits longer for them; negative if shorter."""
+    factors: Mapping[NodePair, float]
+    """Those of `pairs` whose messages were counted, and were sent more slowly or faster than before -> their bandwidth
+    as a factor of that before."""
     began: int
     """Index of the first window of the change."""
+
+
+class PairBandwidths:
+    """How fast messages travelled between two nodes in each window, as the kernels of both counted them."""
+
+    def __init__(self, addresses: Mapping[str, str]) -> None:
+        """Begin without any window.
+
+        Args:
+            addresses: address of a node -> its name.
+        """
+        self._addresses = addresses
+        self._windows: dict[NodePair, deque[tuple[int, float]]] = {}
+
+    def add(self, index: int, rows: Sequence[RankRow]) -> None:
+        """Add a window whose rows say what was sent; other windows are skipped.
+
+        Args:
+            index: index of the window.
+            rows: one row of each rank.
+        """
+        sent: dict[NodePair, tuple[float, float]] = {}
+        for row in rows:
+            node = DeviceId(row.device).node
+            for traffic in row.traffic or []:
+                other = self._addresses.get(traffic.address)
+                if other is None or other == node or not 0 < traffic.busy_s < math.inf:
+                    continue
+                pair = (min(node, other), max(node, other))
+                sent_bytes, busy_s = sent.get(pair, (0.0, 0.0))
+                sent[pair] = sent_bytes + traffic.sent_bytes, busy_s + traffic.busy_s
+        for pair, (sent_bytes, busy_s) in sent.items():
+            if sent_bytes >= LEAST_BYTES:
+                self._windows.setdefault(pair, deque(maxlen=NEWEST_WINDOWS)).append((index, sent_bytes / busy_s))
+
+    def changes(self, pairs: Sequence[NodePair], began: int) -> dict[NodePair, float]:
+        """Return the pairs with another bandwidth since a window -> its factor.
+
+        If that is so for all links of a node on which messages travelled, and these are two or more, the node's other
+        links changed, too.
+
+        Args:
+            pairs: the suspects; no others are returned.
+            began: index of the first window of the change.
+        """
+        factors: dict[NodePair, float] = {}
+        for pair in self._windows:
+            past = [value for index, value in self._windows[pair] if index < began]
+            since = [value for index, value in self._windows[pair] if index > began]  # it began within a window
+            if past and since:
+                factors[pair] = median(since) / median(past)
+        changed = {pair: factor for pair, factor in factors.items() if abs(math.log(factor)) >= WAIT_LIMITS.shift}
+        for node in {node for pair in pairs for node in pair}:
+            known = {pair for pair in factors if node in pair}
+            if len(known) > 1 and known <= set(changed):
+                usual = median(changed[pair] for pair in known)
+                changed |= {pair: usual for pair in pairs if node in pair and pair not in factors}
+        return {pair: factor for pair, factor in changed.items() if pair in pairs}
 
 
 class LinkWatch:
     """Watches the waits for messages while one plan runs and devices keep their speeds."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, addresses: Mapping[str, str] | None = None) -> None:
+        """Begin without any window.
+
+        Args:
+            plan: the plan that runs.
+            addresses: address of a node -> its name, as far as addresses tell nodes apart.
+        """
         self._groups = message_groups(plan)
+        self._bandwidths = PairBandwidths({} if addresses is None else addresses)
         self._detector: ChangeDetector[int] = ChangeDetector(WAIT_LIMITS, peers=False)
         self._waits: deque[list[float]] = deque(maxlen=NEWEST_WINDOWS)
         """[window][group] -> seconds of its wait, divided by how much longer all devices compute than predicted."""
@@ -104,6 +176,7 @@ class LinkWatch:
         if not self._waits:
             self._floor_s = LEAST_SHARE * median(row.compute_s / slowness for row in rows)
         self._waits.append(scaled)
+        self._bandwidths.add(self._count, rows)
         self._count += 1
         changes = self._detector.add({group: math.log(wait + self._floor_s) for group, wait in enumerate(scaled)})
         changed = {change.key for change in changes}
@@ -116,5 +189,5 @@ class LinkWatch:
             pairs = self._groups[change.key].pairs
             pairs = tuple(pair for pair in pairs if len(pairs) == 1 or pair not in quiet)
             extra_s = (median(since) - median(past)) * slowness if past else 0.0
-            links.append(LinkChange(pairs, extra_s, change.began))
+            links.append(LinkChange(pairs, extra_s, self._bandwidths.changes(pairs, change.began), change.began))
         return links

@@ -5,11 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from hpctrain.records.format.document import Document
+from hpctrain.records.format.document import Document, Part
 from hpctrain.records.format.input_file import read_jsonl
+from hpctrain.records.history.layer_figures import LayerFigures
 
 RANK_LOG = "metrics-ranks.jsonl"
 """Name of the file in a run folder."""
+
+
+class PeerTraffic(Part):
+    """What a rank's process sent to one address over TCP between two measured steps, as its kernel counted."""
+
+    address: str
+    """Address of the other node."""
+    sent_bytes: int
+    """Bytes that arrived there."""
+    busy_s: float
+    """Seconds in which bytes were on the way, without those in which the receiver had no room."""
 
 
 class RankRow(Document):
@@ -53,6 +65,17 @@ class RankRow(Document):
     does not see their end, and for sharded gradients (zero 1 to 3)."""
     memory_bytes: float
     """Peak memory in bytes, the largest of the steps, as in `memory_bytes_max` of metrics.jsonl."""
+    wait_tp_s: float | None = None
+    """Seconds in which the host waited for sums of tensor parallelism in the last of the steps; they are part of
+    `forward_s` and `backward_s`. In every second line of a rank; absent without tensor parallelism, and on a GPU,
+    where the host does not wait."""
+    layers: list[LayerFigures] | None = None
+    """The layers of the rank, measured in the last of the steps. In every second line of a rank; where all replicas
+    have the same sums, of the first replica alone."""
+
+    traffic: list[PeerTraffic] | None = None
+    """What the rank sent to other nodes over TCP since it was measured last. In every second line of a rank; absent
+    without such connections."""
 
     @property
     def compute_s(self) -> float:

@@ -132,6 +132,8 @@ class ProfilerSettings(Part):
     spans: list[Annotated[int, Field(ge=1, le=STEPS_MAX)]] = Field(default=[10, 100, 1000], max_length=100)
     """Optimizer steps of which each rank records when its operations began and ended, for `hpctrain trace`. It costs
     next to nothing. Steps that the run does not have are left out."""
+    layers: bool = False
+    """Whether metrics-ranks.jsonl has the time of each block, of one step in ten or more; not with `compile`."""
 
 
 class Adapt(Part):

@@ -49,4 +49,4 @@ def test_the_runtime_bench_gives_its_rows() -> None:
 def test_an_unknown_case_is_answered_with_those_there_are() -> None:
     done = bench("runtime", "--case", "pp3")
     assert done.returncode == 2
-    assert "'one_process', 'dp2', 'pp2'" in done.stderr
+    assert "'one_process', 'dp2', 'pp2', 'layers', 'layers_dp2'" in done.stderr

@@ -15,7 +15,7 @@ from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.calibration import passes_s
 from hpctrain.planner.replan.replan import TopologyChanges, apply_changes
 from hpctrain.planner.simulate.predict import predict
-from hpctrain.records.history.rank_log import RankRow
+from hpctrain.records.history.rank_log import PeerTraffic, RankRow
 from hpctrain.records.history.run_log import BytesSent, MetricRow
 from hpctrain.records.plan.plan import Plan
 
@@ -34,9 +34,9 @@ class Machine:
         self.tracker = SpeedTracker(run, self.spec, topology)
         self.step = 0
 
-    def begin(self, plan: Plan):
+    def begin(self, plan: Plan, addresses=None):
         self.plan, self.rows = plan, []
-        self.tracker.begin(plan)
+        self.tracker.begin(plan, addresses)
 
     def train(self, steps, links=None, **slow):
         """Make steps, with nodes slower by these factors and links with these factors on their bandwidth, and show them
@@ -392,6 +392,46 @@ def test_rows_do_not_say_which_link_of_a_ring_is_slow(machine):
     assert speeds.links == {}
     assert len(speeds.suspects) == 6
     assert ("local1", "local2") in speeds.suspects
+
+
+@pytest.mark.parametrize(
+    ("slow", "confirmed"),
+    [
+        # A ring sends around: local0 and local2 never send to each other.
+        ([("local1", "local2")], [("local1", "local2")]),
+        (
+            [("local1", "local2"), ("local2", "local3")],
+            [("local0", "local2"), ("local1", "local2"), ("local2", "local3")],
+        ),
+        ([], []),
+    ],
+)
+def test_what_kernels_counted_confirms_suspects(machine, slow, confirmed):
+    made, ring = machine(parallel=REPLICAS), [1, 2, 3, 0]
+    made.begin(made.plan, {f"10.0.0.{node}": f"local{node}" for node in range(4)})
+
+    def train(steps, factor):
+        for step in range(made.step + 10, made.step + steps + 1, 10):
+            rows = []
+            for row in rank_rows(made.plan, [[1.0]] * 4, step):
+                node, other = row.rank, ring[row.rank]
+                pair = tuple(sorted((f"local{node}", f"local{other}")))
+                busy_s = 0.1 / (factor if pair in slow else 1.0)
+                traffic = [PeerTraffic(address=f"10.0.0.{other}", sent_bytes=1 << 20, busy_s=busy_s)]
+                wait_s = 0.1 if factor == 1.0 else 1.0
+                rows.append(
+                    row.model_copy(update={"wait_dp_s": wait_s, "traffic": traffic if step % 20 == 0 else None})
+                )
+            made.tracker.add(rows)
+        made.step += steps
+
+    train(100, 1.0)
+    train(100, 0.1)
+    speeds = made.tracker.measured()
+    assert dict(speeds.links) == {pair: pytest.approx(0.1) for pair in confirmed}
+    assert len(speeds.suspects) == (0 if slow else 6)
+    train(100, 1.0)
+    assert made.tracker.measured().links == {}
 
 
 @pytest.mark.parametrize("spares", [0, 1])

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.history.rank_log import RANK_LOG, RankRow
-from hpctrain.report.rank_times import read_last_rank_rows, slow_rank_text
+from hpctrain.report.rank_times import read_last_layers, read_last_rank_rows, slow_rank_text
 
 
 def row(rank: int, compute_s: float, step: int = 20, stages: tuple[int, ...] = (0,), generation: int = 0) -> RankRow:
@@ -49,3 +50,16 @@ def test_only_the_last_steps_count(tmp_path: Path) -> None:
     assert read_last_rank_rows(tmp_path) == rows[4:]
     path.write_text('{"step": 1, "generation": 0}\n[3]\nnull\n')
     assert read_last_rank_rows(tmp_path) == []
+
+
+def test_the_newest_layers_are_those_of_the_last_rows_that_have_any(tmp_path: Path) -> None:
+    assert read_last_layers(tmp_path) == []
+    layers = [LayerFigures(layer="0", numbers=3, gradient_variance=variance) for variance in (1.0, 3.0)]
+    rows = [
+        row(0, 1.0, step=10).model_copy(update={"layers": layers[1:]}),
+        row(0, 1.0).model_copy(update={"layers": layers[:1]}),
+        row(1, 1.0).model_copy(update={"layers": layers[1:]}),
+        row(0, 1.0, step=30),
+    ]
+    (tmp_path / RANK_LOG).write_text("".join(json.dumps(each.to_json()) + "\n" for each in rows))
+    assert read_last_layers(tmp_path) == [LayerFigures(layer="0", numbers=3, gradient_variance=2.0)]
