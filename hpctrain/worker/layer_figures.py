@@ -135,7 +135,7 @@ class SampledGradients:
 
     def _figures(self, sample: Tensor, variance: Tensor, total: Tensor, residual: Tensor) -> dict[str, float]:
         """Return the figures of a layer, and send the largest numbers of its residual, which is changed in place."""
-        figures = {}
+        figures: dict[str, float] = {}
         squares = sample.square().sort(descending=True).values.double().cumsum(0)
         if len(sample) == 0:
             return figures
