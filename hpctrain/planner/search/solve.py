@@ -1,7 +1,8 @@
 """Solvers: each returns the best plan of a space, or raises an error that says why there is none.
 
-The solver `paper` exists to reproduce the paper: equation (1) by greedy co-location, equation (7) by a grid over the
-micro-batch count M. Equation (7) as printed has no bubble and no cost per micro-batch, so it tends to the smallest M.
+The solver `paper` exists to reproduce the paper: equation (1) by greedy co-location, boundaries between stages every 4
+to 6 blocks of a deep model, as many of them as equation (6) balances best, equation (7) by a grid over the micro-batch
+count M. Equation (7) as printed has no bubble and no cost per micro-batch, so it tends to the smallest M.
 The default solver is `auto`.
 """
 
@@ -11,7 +12,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +147,8 @@ def _nothing_fits(space: SearchSpace) -> HpctrainError:
     )
 
 
+SEAM_LAYERS = (4, 6)
+"""Fewest and most blocks of a stage of a deep model (the paper, section 3.2)."""
 GRID = (2, 4, 8, 16)
 """Micro-batch counts M over which equation (7) is minimised (the paper, section 3.4)."""
 
@@ -161,24 +164,79 @@ def solve_as_paper(space: SearchSpace) -> ChosenPlan:
             cannot shard the training state.
         RefusedError: no M in `GRID` fits the memory, or there are too few devices for the degrees.
     """
-    cost, work = space.cost, space.work
-    pp, dp, tp = _degrees(space.pool, work)
+    made, errors = list[_PaperLayout](), list[HpctrainError]()
+    for dims in _degrees(space.pool, space.work):
+        try:
+            made.append(_paper_layout(space, dims))
+        except (InputError, RefusedError) as error:
+            errors.append(error)
+    if not made:
+        raise errors[0]
+    chosen = min(made, key=lambda option: option.imbalance_s)
+    if not space.can_shard(chosen.layout.placement):
+        raise InputError(f"parallel: {WHY_NO_SHARDING}")
+    notes = [chosen.note, chosen.micro_batch_note]
+    if len(made) > 1:
+        compared = ", ".join(f"pp {option.layout.pp}: {option.imbalance_s:.6g}" for option in made)
+        notes.append(
+            f"Boundaries every {SEAM_LAYERS[0]} to {SEAM_LAYERS[1]} blocks; equation (6), the difference of its sides "
+            f"in seconds as mean over stages, chose pp {chosen.layout.pp}: {compared}."
+        )
+    return ChosenPlan(
+        space, predict(space.cost, chosen.layout), [], notes, ideal_step_s(space.pool, space.work)
+    )  # fmt: skip
+
+
+class _PaperLayout(NamedTuple):
+    """A layout by the paper's rules for some degrees."""
+
+    layout: Layout
+    imbalance_s: float
+    """How far equation (6) is from holding, as mean over the stages."""
+    note: str
+    """About equation (1)."""
+    micro_batch_note: str
+    """About equation (7)."""
+
+
+def _paper_layout(space: SearchSpace, dims: ParallelDims) -> _PaperLayout:
+    """Return the layout with these degrees; the errors are those of `solve_as_paper`."""
+    cost, work, (pp, dp, tp) = space.cost, space.work, dims
     stages = _stage_units(space, pp, dp, tp)
     distance = _distances(cost, [unit for row in stages for unit in row])
     # [stage, stage] -> the largest distance of any replica
     between = distance.reshape(len(stages), dp, len(stages), dp).diagonal(axis1=1, axis2=3).max(axis=2)
     order, objective = greedy_colocation(between, pp, float(work.stage_boundary_bytes(1)))
     placement = Placement(tuple(stages[index][replica] for index in order) for replica in range(dp))
-    layers = work.spec.layers
-    blocks = even_parts(layers, pp)
-    layout, text = _choose_micro_batches(cost, placement, blocks)
-    if not space.can_shard(placement):
-        raise InputError(f"parallel: {WHY_NO_SHARDING}")
+    layout, text = _choose_micro_batches(cost, placement, even_parts(work.spec.layers, pp))
     note = (
         f"Solved by the paper's rules: equation (1), greedy co-location on shortest paths with edge weight 1/b, has "
         f"the objective {objective:.6g} s per row at pp {pp}; blocks are cut evenly."
     )
-    return ChosenPlan(space, predict(cost, layout), [], [note, text], ideal_step_s(space.pool, work))
+    return _PaperLayout(layout, _imbalance_s(cost, layout), note, text)
+
+
+def equation_6(compute_s: float, communication_s: float, bubble_s: float) -> float:
+    """Return by how many seconds the sides of equation (6) of the paper differ for a stage: T_comp ≈ T_comm + T_bubble.
+
+    Args:
+        compute_s: seconds of the stage's forward and backward passes in a step.
+        communication_s: seconds of its messages in a step.
+        bubble_s: seconds in which its devices are idle in a step.
+    """
+    return abs(compute_s - communication_s - bubble_s)
+
+
+def _imbalance_s(cost: CostModel, layout: Layout) -> float:
+    """Return the mean of equation (6) over the stages of the first replica, with evenly cut blocks: a stage sends an
+    activation and a gradient for each micro-batch, and its bubble is that of 1F1B."""
+    row, count, size = layout.placement[0], layout.micro_batches[0], layout.micro_batch
+    sends = [cost.send_s(a, b, size) for a, b in pairwise(row)] + [0.0]
+    passes = [cost.module_times(unit, size).whole_model(cost.work.spec.layers) / len(row) for unit in row]
+    return fmean(
+        equation_6(count * seconds, 2 * count * send, (len(row) - 1) * seconds)
+        for seconds, send in zip(passes, sends, strict=True)
+    )
 
 
 def greedy_colocation(distance: NDArray[np.float64], count: int, message_bytes: float) -> tuple[list[int], float]:
@@ -218,15 +276,19 @@ def equation_7(stages: int, layers: int, micro_batches: int, step_s: float, send
     return stages / layers * micro_batches * step_s + (micro_batches - 1) * send_s
 
 
-def _degrees(pool: DevicePool, work: Workload) -> tuple[int, int, int]:
+def _degrees(pool: DevicePool, work: Workload) -> list[ParallelDims]:
+    """Return the degrees that the paper's rules allow: those of the run file, or as many stages as nodes. For a deep
+    model, they are those numbers of stages that have 4 to 6 blocks each, if there are any."""
     if work.fixed is not None:
-        return work.fixed.pp, work.fixed.dp, work.fixed.tp
+        return [ParallelDims(work.fixed.pp, work.fixed.dp, work.fixed.tp)]
     nodes = pool.by_node()
     devices = min(len(devices) for devices in nodes.values())
     tp = max(tp for tp in range(1, devices + 1) if devices % tp == 0 and work.spec.tensor_parallel_error(tp) is None)
     if work.spec.pipeline_error(2) is not None:
-        return 1, len(nodes) * devices // tp, tp
-    return min(len(nodes), work.spec.layers), devices // tp, tp
+        return [ParallelDims(1, len(nodes) * devices // tp, tp)]
+    least, most = SEAM_LAYERS
+    at_seams = [pp for pp in range(2, len(nodes) + 1) if least * pp <= work.spec.layers <= most * pp]
+    return [ParallelDims(pp, devices // tp, tp) for pp in at_seams or [min(len(nodes), work.spec.layers)]]
 
 
 def _stage_units(space: SearchSpace, pp: int, dp: int, tp: int) -> list[list[TensorParallelGroup]]:

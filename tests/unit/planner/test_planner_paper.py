@@ -6,11 +6,27 @@ import numpy as np
 import pytest
 
 from hpctrain.base.errors import InputError, RefusedError
-from hpctrain.planner.search.solve import equation_7, greedy_colocation
+from hpctrain.planner.search.solve import equation_6, equation_7, greedy_colocation
 
 
 def test_equation_7_as_printed():
     assert equation_7(4, 24, 8, 0.5, 0.1) == pytest.approx(4 / 24 * 8 * 0.5 + 7 * 0.1)
+
+
+def test_equation_6_as_printed():
+    assert equation_6(5.0, 1.5, 2.0) == equation_6(2.0, 1.5, 2.0) == 1.5
+
+
+def test_a_deep_model_is_cut_every_four_to_six_blocks_as_equation_6_balances_best(plan, topology):
+    made = plan(topology((1, 1, 1, 1, 1)), solver="paper", rows=32, dims={"layers": 12})
+    blocks = {stop - start for start, stop in (stage.layers for stage in made.stages)}
+    assert made.pp in (2, 3)
+    assert blocks <= {4, 5, 6}
+    assert (
+        f"equation (6), the difference of its sides in seconds as mean over stages, chose pp {made.pp}" in made.notes[2]
+    )
+    assert "pp 2: " in made.notes[2]
+    assert "pp 3: " in made.notes[2]
 
 
 def test_equation_1_follows_the_short_distances():
