@@ -1,7 +1,7 @@
 """`hpctrain bench adapt --lab`: how soon a run gets another plan when a node or a link of a lab becomes slower or
 recovers, how often it changes its plan without need, and what `adapt.mode` gains until a loss is reached.
 
-All nodes of the lab start with the same share of a core. The kernel gives a node its share in each tenth of a second
+All nodes of the lab start with the same share of a core. The kernel gives a node its share in each fiftieth of a second
 (cgroups), so a node whose share is halved is half as fast.
 """
 
@@ -29,11 +29,11 @@ from hpctrain.lab.machine import Machine
 from hpctrain.lab.spec import LabSpec
 from hpctrain.lab.status import node_states
 from hpctrain.launch.small_run import BYTES_VOCABULARY
-from hpctrain.planner.adapt.decision import AdaptMode
 from hpctrain.planner.replan.replan import TopologyChanges
 from hpctrain.records.history.run_log import MetricRow
 from hpctrain.records.model.decoder_spec import DecoderSpec
-from hpctrain.records.run.run import Adapt, AutoParallel, FixedParallel
+from hpctrain.records.run.adapt import Adapt, AdaptMode
+from hpctrain.records.run.run import AutoParallel, FixedParallel
 
 Case = Literal["node", "link", "quiet", "noisy", "flapping", "ablation"]
 MODES: tuple[AdaptMode, ...] = ("off", "once", "online")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
 
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.units import format_seconds
@@ -15,15 +14,14 @@ from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.calibration import MIN_STEPS, WARMUP_STEPS, fit_profile
 from hpctrain.planner.replan.replan import apply_changes
 from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.history.run_log import MetricRow
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
+from hpctrain.records.run.adapt import AdaptMode
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
-
-AdaptMode = Literal["off", "once", "online"]
-"""When a run may take another plan: never, once after its first steps, or then and after each lasting change."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class AdaptLimits:
     """Least share of a step by which a new plan must be faster."""
     other_degrees_gain: float = 0.2
     """The same for a plan with another pipeline or tensor parallelism: predictions of plans that differ so
-    much from the present one are less exact."""
+    much from the present one are less exact. It must also be faster by this share than plans that do not."""
     near_best: float = 0.03
     """Share by which a plan may be slower than the fastest one if it changes less of the present plan."""
     price_factor: float = 2.0
@@ -104,6 +102,8 @@ class Situation:
     """Whether a person wrote or edited the plan."""
     lost: int = 0
     """Number of nodes that the run has lost."""
+    layers: tuple[LayerFigures, ...] = ()
+    """What was measured of the layers, over all ranks; empty: nothing."""
 
     @property
     def step(self) -> int:
@@ -142,11 +142,11 @@ def decide(now: Situation, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS) -> AdaptD
     before_s = _step_s(now)
     try:
         topology = apply_changes(now.topology, now.speeds.changes)
-        profile = _profile(now, topology)
+        profile = fitted_profile(now.run, now.plan, now.rows, now.speeds, topology)
         old = now.plan.model_copy(update={"profile": profile})
         scene = layout_of_plan(now.run, now.spec, old, topology)
         expected_s = predict(scene.cost, scene.layout, whole=True).total
-        plans = possible_answers(now.run, now.spec, topology, now.lost, scene, now.plan, profile)
+        plans = possible_answers(now.run, now.spec, topology, now.lost, scene, now.plan, profile, now.layers)
     except HpctrainError as error:
         return AdaptDecision(f"no other plan can be compared: {error}", made=True)
     scale = before_s / expected_s
@@ -156,7 +156,8 @@ def decide(now: Situation, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS) -> AdaptD
             "predictions of other plans say nothing",
             made=True,
         )
-    if any(move.takes_back and same_layout(plan, move.replaced) for move in now.moves for plan in plans):
+    plans = [plan for plan in plans if not _was_taken_back(now, plan)]
+    if not plans:
         return AdaptDecision(
             "the best plan found was taken back before, because it was slower than predicted", made=True
         )
@@ -166,8 +167,13 @@ def decide(now: Situation, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS) -> AdaptD
     if not good:
         fastest = min(range(len(answers)), key=lambda number: answers[number][1])
         return AdaptDecision(reasons[fastest] or "", made=True)
-    best_s = min(after_s for _, after_s in good)
-    plan, after_s = next(answer for answer in good if answer[1] <= (1 + limits.near_best) * best_s)
+
+    def cautious_s(answer: tuple[Plan, float]) -> float:
+        """Return the seconds of a step with which a plan is compared with others."""
+        return answer[1] if _is_alike(answer[0], now.plan) else answer[1] / (1 - limits.other_degrees_gain)
+
+    best_s = min(map(cautious_s, good))
+    plan, after_s = next(answer for answer in good if cautious_s(answer) <= (1 + limits.near_best) * best_s)
     slow = now.speeds.reasons()
     text = (
         f"{'; '.join(slow[:3]) or 'measured stage times differ from the predicted ones'}{' …' * (len(slow) > 3)}: "
@@ -203,7 +209,7 @@ def _why_wait(now: Situation, limits: AdaptLimits) -> str | None:
             return "adapt.mode is once, and plans were compared"
         if now.speeds.changed_at is None or now.speeds.changed_at <= now.decided:
             return "no device's speed has changed since the last decision"
-    if not now.speeds.devices or len(_timed(now)) < MIN_STEPS:
+    if not now.speeds.devices or len(_timed(now.rows, now.speeds)) < MIN_STEPS:
         return "too few steps of this generation were measured"
     if now.speeds.undecided:
         return "the speed of a device may be changing"
@@ -223,8 +229,20 @@ def _why_not(now: Situation, plan: Plan, before_s: float, after_s: float, limits
     """
     if same_layout(plan, now.plan):
         return "the present plan is the best one found for the measured speeds"
-    alike = all(getattr(plan, name) == getattr(now.plan, name) for name in ("pp", "tp"))
-    return _too_little(now, before_s, after_s, limits.min_gain if alike else limits.other_degrees_gain, limits)
+    least = limits.min_gain if _is_alike(plan, now.plan) else limits.other_degrees_gain
+    return _too_little(now, before_s, after_s, least, limits)
+
+
+def _is_alike(a: Plan, b: Plan) -> bool:
+    """Return whether two plans have the same pipeline and tensor parallelism."""
+    return (a.pp, a.tp) == (b.pp, b.tp)
+
+
+def _was_taken_back(now: Situation, plan: Plan) -> bool:
+    """Return whether the attempt has taken back the plan, or one with its pipeline and tensor parallelism that the
+    present plan does not have: predictions for these are wrong here."""
+    bad = [move.replaced for move in now.moves if move.takes_back]
+    return any(same_layout(plan, old) or (_is_alike(plan, old) and not _is_alike(plan, now.plan)) for old in bad)
 
 
 def _too_little(
@@ -251,21 +269,29 @@ def _too_little(
     return None
 
 
-def _timed(now: Situation) -> list[MetricRow]:
+def _timed(rows: Sequence[MetricRow], speeds: MeasuredSpeeds) -> list[MetricRow]:
     """Return the rows of the steps with the present speeds, without the generation's first steps."""
-    return [row for row in now.rows[WARMUP_STEPS:] if row.step >= now.speeds.steady_since and not row.skipped]
+    return [row for row in rows[WARMUP_STEPS:] if row.step >= speeds.steady_since and not row.skipped]
 
 
 def _step_s(now: Situation) -> float:
-    return median(row.step_time_s for row in _timed(now)[-100:])
+    return median(row.step_time_s for row in _timed(now.rows, now.speeds)[-100:])
 
 
-def _profile(now: Situation, topology: Topology) -> CalibrationProfile | None:
-    """Return the factors with which predictions of the present plan fit its measured steps; None if none can be
-    fitted."""
+def fitted_profile(
+    run: Run, plan: Plan, rows: Sequence[MetricRow], speeds: MeasuredSpeeds, topology: Topology
+) -> CalibrationProfile | None:  # fmt: skip
+    """Return the factors with which predictions of a plan fit its measured steps; None if none can be fitted.
+
+    Args:
+        run: the run file.
+        plan: the plan whose steps were measured.
+        rows: its rows of metrics.jsonl, in order: the first `WARMUP_STEPS` and those since `speeds.steady_since`.
+        speeds: the measured speeds.
+        topology: the nodes of the plan with these speeds.
+    """
     try:
-        rows = [*now.rows[:WARMUP_STEPS], *_timed(now)]
-        return fit_profile(now.plan, now.run, now.spec, topology, rows, "this run")
+        return fit_profile(plan, run, run.spec(), topology, [*rows[:WARMUP_STEPS], *_timed(rows, speeds)], "this run")
     except InputError:
         return None
 

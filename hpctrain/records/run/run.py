@@ -28,6 +28,7 @@ from hpctrain.records.model.families import PRESETS
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 from hpctrain.records.plan.compression import Compression, NoCompression
 from hpctrain.records.plan.plan import Recompute, ZeroLevel
+from hpctrain.records.run.adapt import Adapt
 from hpctrain.records.run.cluster import Cluster
 from hpctrain.records.run.data import Data
 from hpctrain.records.run.energy import Energy
@@ -134,17 +135,6 @@ class ProfilerSettings(Part):
     next to nothing. Steps that the run does not have are left out."""
     layers: bool = False
     """Whether metrics-ranks.jsonl has the time of each block, of one step in ten or more; not with `compile`."""
-
-
-class Adapt(Part):
-    """When the plan of a running job is replaced by one that its measured times suggest, without a fault."""
-
-    mode: Literal["off", "once", "online"] = "off"
-    """off: only the loss of a node changes the plan. once: plans are compared once in an attempt, after `after` steps.
-    online: also after each lasting change of a device's speed. Each change of the plan starts a generation from the
-    state in memory; a plan that makes steps longer is taken back."""
-    after: int = Field(default=64, ge=20, le=STEPS_MAX)
-    """Steps of an attempt after which plans are compared for the first time."""
 
 
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

@@ -110,8 +110,8 @@ def test_a_share_in_cgroup_v1():
     group = Path("/sys/fs/cgroup/cpu/hpctrain-lab")
     assert share_folders(control, layout(**SHARED)) == [group, group / "a"]
     assert share_files(control, layout(**SHARED)) == [
-        (group / "a/cpu.cfs_period_us", "100000"),
-        (group / "a/cpu.cfs_quota_us", "50000"),
+        (group / "a/cpu.cfs_period_us", "20000"),
+        (group / "a/cpu.cfs_quota_us", "10000"),
     ]
 
 
@@ -122,7 +122,7 @@ def test_a_share_in_cgroup_v2(tmp_path):
     assert share_files(control, layout(**SHARED)) == [
         (tmp_path / "cgroup.subtree_control", "+cpu"),
         (tmp_path / "hpctrain-lab/cgroup.subtree_control", "+cpu"),
-        (tmp_path / "hpctrain-lab/a/cpu.max", "50000 100000"),
+        (tmp_path / "hpctrain-lab/a/cpu.max", "10000 20000"),
     ]
 
 
