@@ -13,6 +13,7 @@ from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan, Replica, Stage, ZeroLevel
+from hpctrain.records.run.adapt import Adapt
 from hpctrain.records.run.data import Data
 from hpctrain.records.run.model_choice import Model
 from hpctrain.records.run.run import Batch, Checkpoint, Run, Validation
@@ -57,8 +58,8 @@ def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: 
 
 
 def plain_run(corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: Any) -> Run:
-    """Return a run that has more steps than anybody waits for, and makes no checkpoints and no validations, unless
-    `keys` say so.
+    """Return a run that has more steps than anybody waits for, makes no checkpoints and no validations, and keeps its
+    plan while no node is lost, unless `keys` say so.
 
     Args:
         corpus: corpus folder with the data for training.
@@ -75,6 +76,7 @@ def plain_run(corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: 
         "steps": NEVER,
         "checkpoint": Checkpoint(every=NEVER),
         "validation": Validation(batches=0),
+        "adapt": Adapt(mode="off"),
     }
     return Run(
         model=Model(dims=spec),

@@ -11,6 +11,7 @@ from hpctrain.planner.adapt.measured import MeasuredSpeeds, SpeedTracker
 from hpctrain.planner.replan.calibration import WARMUP_STEPS
 from hpctrain.records.format.file_tail import FileTail, rows_of
 from hpctrain.records.history.generation import GENERATIONS, Generation, record_file
+from hpctrain.records.history.layer_figures import LayerFigures, layers_of_ranks
 from hpctrain.records.history.rank_log import RANK_LOG, RankRow
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.plan.plan import Plan
@@ -41,12 +42,16 @@ class AttemptTimes:
         self._first_rows: list[MetricRow] = []
         self._rows: deque[MetricRow] = deque(maxlen=NEWEST_ROWS)
         self._rank_rows: list[RankRow] = []
+        self._disturbed_until = -1
+        """Steps up to this one do not count, except those that were read before."""
         self.events: list[Event] = []
         """The attempt's events."""
         self.records: list[Generation] = []
         """The records of the attempt's generations, in order."""
         self.plans: dict[int, Plan] = {}
         """Number of each of these generations -> its plan."""
+        self.layers: tuple[LayerFigures, ...] = ()
+        """The newest figures of layers, over all ranks."""
         self.topology: Topology | None = None
         """The nodes of the present generation, with the speeds that the probe measured."""
 
@@ -63,23 +68,33 @@ class AttemptTimes:
         """
         new = rows_of(Event, self._event_tail.values())
         self.events += [event for event in new if event.attempt == self._attempt]
-        rows, ranks = self._metric_tail.values(), self._rank_tail.values()
+        rows = [row for row in rows_of(MetricRow, self._metric_tail.values()) if row.step > self._disturbed_until]
+        ranks = rows_of(RankRow, self._rank_tail.values())
         if self._tracker is None or self._everybody is None:
             self._everybody = Topology.read(self._folder / "topology.json", owned=True)
             self._tracker = SpeedTracker(self._run, self._run.spec(), self._everybody)
-        self._rank_rows += rows_of(RankRow, ranks)
+        self._rank_rows += [row for row in ranks if row.step - row.steps >= self._disturbed_until]
+        if measured := [row for row in self._rank_rows if row.layers]:
+            newest = [row.layers or [] for row in measured if row.step == measured[-1].step]
+            self.layers = tuple(layers_of_ranks(newest))
         for number in range(self._next_number(record), record.number + 1):
             self._begin(self._read_record(record, number))
             self.topology = self._everybody.only([member.node for member in record.members])
         self._tracker.add(row for row in self._rank_rows if row.generation == record.number)
         self._rank_rows = []
-        for row in rows_of(MetricRow, rows):
+        for row in rows:
             if row.generation != record.number:
                 continue
             if len(self._first_rows) < WARMUP_STEPS:
                 self._first_rows.append(row)
             else:
                 self._rows.append(row)
+
+    def leave_out_new_steps(self) -> None:
+        """Let the steps since the last call of `read`, and the one under way, not count: the search for a plan has
+        slowed this node down meanwhile."""
+        if new := list(rows_of(MetricRow, self._metric_tail.values())):
+            self._disturbed_until = new[-1].step + 1
 
     def _next_number(self, record: Generation) -> int:
         if self.records:

@@ -15,10 +15,12 @@ from hpctrain.base.errors import HpctrainError, InputError, NoProgressError, Ref
 from hpctrain.checkpoint import published
 from hpctrain.checkpoint.memory.choose import choose_restore
 from hpctrain.launch.preflight.checks import check_devices, check_plan
+from hpctrain.node.attempt_times import AttemptTimes
 from hpctrain.node.environment import describe_changes
 from hpctrain.planner import make_plan
+from hpctrain.planner.adapt.decision import fitted_profile
 from hpctrain.planner.replan.calibration import learned_profile
-from hpctrain.planner.replan.replan import replan, with_fewer_spares
+from hpctrain.planner.replan.replan import apply_changes, replan, with_fewer_spares
 from hpctrain.records.history.adapted_plan import AdaptedPlan, adapted_plan_file
 from hpctrain.records.history.generation import GENERATIONS, Generation, StoreAddress, new_plan_name, record_file
 from hpctrain.records.history.ledger import is_new_checkpoint, retries_spent_text
@@ -285,14 +287,17 @@ class GenerationMaker:
             replaced: the plan that can no longer run because its nodes are gone; None without one.
         """
         run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)
-        topology = self._topology().only(nodes)
+        topology = self._topology()
         first = proposal.previous is None and replaced is None
         if first:
             public, remark = "plan.json", ""
-            plan = make_plan(with_fewer_spares(run, lost), spec, topology).stamped()
+            plan = make_plan(with_fewer_spares(run, lost), spec, topology.only(nodes)).stamped()
         else:
             public = f"plan-{proposal.number}.json"
-            plan, remark = replan(run, spec, topology, lost, replaced, self._profile())
+            measured, profile = self._measured(proposal, topology)
+            plan, remark = replan(run, spec, measured.only(nodes), lost, replaced, profile)
+            # The speeds are the probe's times what was measured, so the plan belongs to the probe's topology.
+            plan = plan.model_copy(update={"topology_sha256": topology.only(nodes).sha256()}).stamped()
         check_plan(plan, run, spec, nodes, public)
         pending.files[public] = plan
         predicted = plan.predicted.step_time_s.get("total") if plan.predicted else None
@@ -300,6 +305,26 @@ class GenerationMaker:
         data = {"plan": public, **plan.dims._asdict(), "predicted_step_time_s": predicted, "moves": len(plan.moves)}
         pending.events.append(("planned" if first else "replanned", text, data))
         return plan
+
+    def _measured(self, proposal: Proposal, topology: Topology) -> tuple[Topology, CalibrationProfile | None]:
+        """Return the topology with the speeds that the steps of the attempt show, and the profile for these; with
+        `adapt.mode: off`, and before any speed is known, the topology as it is and the profile of the whole run.
+
+        Args:
+            topology: all nodes, with the speeds that the probe measured.
+        """
+        previous = proposal.previous
+        if self.run.adapt.mode_or_default != "off" and previous is not None and previous.attempt == proposal.attempt:
+            # A plan can be made without what was measured.
+            with contextlib.suppress(HpctrainError, OSError):
+                times = AttemptTimes(self.folder, self.run, proposal.attempt)
+                times.read(previous)
+                speeds, plan = times.speeds(), times.plans[previous.number]
+                if speeds.devices:
+                    measured = apply_changes(topology, speeds.changes)
+                    of_plan = measured.only([member.node for member in previous.members])
+                    return measured, fitted_profile(self.run, plan, times.rows, speeds, of_plan)
+        return topology, self._profile()
 
     def _topology(self) -> Topology:
         return Topology.read(self.folder / "topology.json", owned=True)

@@ -80,15 +80,17 @@ class RunPlanAdviser:
         decision = decide(
             Situation(
                 run=self._run, spec=self._run.spec(), topology=times.topology, plan=plan,
-                speeds=times.speeds(), rows=times.rows, mode=self._run.adapt.mode,
-                after=self._run.adapt.after, asked=True, began=times.began,
+                speeds=times.speeds(), rows=times.rows, mode=self._run.adapt.mode_or_default,
+                after=self._run.adapt.after, asked=self._run.adapt.mode is not None, began=times.began,
                 move_s=DEFAULT_RECOVERY_S if start_s is None else start_s, decided=decided, moves=moves,
                 edited=plan.is_edited, lost=len(self._nodes) - len(record.members),
+                layers=times.layers,
             )
         )  # fmt: skip
         if not decision.made:
             return None
         self._decided = times.rows[-1].step
+        times.leave_out_new_steps()
         print(f"hpctrain agent: plans were compared after step {self._decided}: {decision.reason}", flush=True)
         if decision.plan is None or decision.before_s is None or decision.predicted_s is None:
             return None

@@ -7,6 +7,7 @@ node fewer.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hpctrain.base.errors import HpctrainError, InputError
@@ -34,6 +35,7 @@ from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
 from hpctrain.planner.simulate.predict import Prediction, largest_increase
 from hpctrain.records.format.node_name import DeviceId
+from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.compression import AutoCompression, CodecSpec
 from hpctrain.records.plan.plan import ParallelDims, Plan, Predicted, Rejected
@@ -58,6 +60,8 @@ class PlanRequest:
     """
     limits: SearchLimits = DEFAULT_LIMITS
     """How many options, placements and changes the search tries."""
+    layers: tuple[LayerFigures, ...] = ()
+    """What was measured of the run's layers, over all ranks, for the choice of a codec; empty: nothing."""
 
 
 DEFAULT_REQUEST = PlanRequest()
@@ -150,7 +154,7 @@ def _choose(run: Run, topology: Topology, space: SearchSpace, request: PlanReque
     if request.solver == "paper":
         chosen = find(space)
     elif request.objective.only_time:
-        chosen, decision = _fastest(run, space, find)
+        chosen, decision = _fastest(run, space, find, request.layers)
         if request.neighbours:
             neighbours = rejected_neighbours(chosen.space, chosen.best, space.candidate_dims)
             chosen = chosen._replace(rejected=[*chosen.rejected, *neighbours])
@@ -158,10 +162,12 @@ def _choose(run: Run, topology: Topology, space: SearchSpace, request: PlanReque
     else:
         spaces = [space, *other_spaces(request.objective, run, topology, space)]
         chosen = choose(request.objective, topology, spaces, find)
-    return chosen, _decision(run, chosen.space.cost, chosen.best)
+    return chosen, _decision(run, chosen.space.cost, chosen.best, request.layers)
 
 
-def _fastest(run: Run, space: SearchSpace, find: PlanSearch) -> tuple[ChosenPlan, CodecDecision]:
+def _fastest(
+    run: Run, space: SearchSpace, find: PlanSearch, layers: Sequence[LayerFigures]
+) -> tuple[ChosenPlan, CodecDecision]:  # fmt: skip
     """Return the fastest plan and its gradient codec.
 
     With `compression.mode: auto`, the first search is one with exact sums. If its plan leaves devices waiting or idle,
@@ -170,9 +176,10 @@ def _fastest(run: Run, space: SearchSpace, find: PlanSearch) -> tuple[ChosenPlan
 
     Args:
         find: returns the fastest plan of a space.
+        layers: as in `PlanRequest`.
     """
     winner = find(space)
-    decision = _decision(run, space.cost, winner.best)
+    decision = _decision(run, space.cost, winner.best, layers)
     if not isinstance(run.compression, AutoCompression) or (space.warm_start is not None and uses_one_codec(space)):
         return winner, decision
     if not (_idle_devices(space, winner.best.layout) or compression_may_gain(winner.best)):
@@ -182,23 +189,24 @@ def _fastest(run: Run, space: SearchSpace, find: PlanSearch) -> tuple[ChosenPlan
             other = find(space.with_work(codec=codec))
         except HpctrainError:
             continue  # the codec's state does not fit anywhere
-        compressed = _decision(run, space.cost, other.best)
+        compressed = _decision(run, space.cost, other.best, layers)
         if compressed.mean_step_s <= (1 - worth) * decision.mean_step_s:
             winner, decision = other, compressed
     return winner, decision
 
 
-def _decision(run: Run, cost: CostModel, best: Prediction) -> CodecDecision:
+def _decision(run: Run, cost: CostModel, best: Prediction, layers: Sequence[LayerFigures]) -> CodecDecision:
     """Return the codec of a layout's gradients and the predicted step with this codec.
 
     The codec is that of the run file, or with mode auto the best one for the layout.
 
     Args:
         best: the layout with its predicted step, by which the search chose it.
+        layers: as in `PlanRequest`.
     """
     cost = cost.with_work(memory_options=best.layout.memory_options)
     if isinstance(run.compression, AutoCompression):
-        return choose_codec(cost, best.layout, run.steps, run.compression.lossy)
+        return choose_codec(cost, best.layout, run.steps, run.compression.lossy, layers)
     return CodecDecision(CodecSpec(codec=cost.work.codec), best, best.total)
 
 

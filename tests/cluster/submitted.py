@@ -28,6 +28,7 @@ RUN = {
     "optimizer": {"lr": 1e-3},
     "checkpoint": {"every": 10, "keep": 2},
     "validation": {"batches": 0},
+    "adapt": {"mode": "off"},  # measured times of a busy machine change no plan
 }
 
 

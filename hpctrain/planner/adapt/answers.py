@@ -4,6 +4,7 @@ largest."""
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.planner.layout.partition import with_micro_batches_by_speed
@@ -11,6 +12,7 @@ from hpctrain.planner.layout.plan_conversion import CostedLayout, plan_of_layout
 from hpctrain.planner.make import PlanRequest, make_plan
 from hpctrain.planner.replan.replan import replan
 from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan, Predicted
 from hpctrain.records.plan.profile import CalibrationProfile
@@ -22,11 +24,12 @@ from hpctrain.schedule.generate import why_no_schedule
 
 def possible_answers(
     run: Run, spec: Spec, topology: Topology, lost: int, scene: CostedLayout, present: Plan,
-    profile: CalibrationProfile | None,
+    profile: CalibrationProfile | None, layers: tuple[LayerFigures, ...],
 ) -> list[Plan]:  # fmt: skip
-    """Return plans in rising order of what they change: other numbers of micro-batches; then other cuts, devices and
-    micro-batches with the same degrees on the same nodes; then anything, such as other degrees, a node that is left
-    out, or a spare that is taken. The last one is always there.
+    """Return plans in rising order of what they change: other numbers of micro-batches; other cuts, devices and
+    micro-batches with the same degrees on the same nodes; the same degrees on any nodes, such as spares; one replica
+    fewer; then anything. The last one is always there. For a plan by the paper's rules, there is only the one by the
+    same rules.
 
     Args:
         topology: the nodes that live, with the measured speeds.
@@ -34,10 +37,16 @@ def possible_answers(
         scene: the present plan's layout on the topology.
         present: the plan that runs.
         profile: factors on the cost model's constants from measured steps; None: no factors.
+        layers: what was measured of the layers, over all ranks; all plans but the first one choose a codec by it.
 
     Raises:
         RefusedError, InputError: as of `replan`.
     """
+    request = PlanRequest(neighbours=False, layers=layers)
+    if present.solver == "paper":
+        # The paper decides once more after the warm-up, by the same rules.
+        request = replace(request, solver="paper")
+        return [make_plan(run, spec, topology, request, previous=present, profile=profile)]
     plans = []
     layout = with_micro_batches_by_speed(scene.cost, scene.layout)
     counts = set(layout.micro_batches)
@@ -51,13 +60,17 @@ def possible_answers(
             predicted=Predicted(step_time_s=terms, memory_bytes=layout.memory(scene.cost.memory)),
         )  # fmt: skip
         plans.append(plan)
-    fixed = run.model_copy(update={"parallel": _same_degrees(run, present), "recovery": Recovery()})
-    with contextlib.suppress(HpctrainError):  # the search for any plan says why there is none
-        plan = make_plan(
-            fixed, spec, topology.only(present.nodes), PlanRequest(neighbours=False), previous=present, profile=profile
-        )
-        plans.append(plan.model_copy(update={"run_sha256": run.sha256()}))
-    return [*plans, replan(run, spec, topology, lost, present, profile)[0]]
+    same = _same_degrees(run, present)
+    places = [(topology.only(present.nodes), same)]
+    if run.parallel.mode != "fixed":
+        places += [(topology, same)] * (len(topology.nodes) > len(present.nodes))
+        places += [(topology, same.model_copy(update={"dp": present.dp - 1}))] * (present.dp > 1)
+    for nodes, parallel in places:
+        fixed = run.model_copy(update={"parallel": parallel, "recovery": Recovery()})
+        with contextlib.suppress(HpctrainError):  # the search for any plan says why there is none
+            plan = make_plan(fixed, spec, nodes, request, previous=present, profile=profile)
+            plans.append(plan.model_copy(update={"run_sha256": run.sha256()}))
+    return [*plans, replan(run, spec, topology, lost, present, profile, layers)[0]]
 
 
 def _same_degrees(run: Run, plan: Plan) -> FixedParallel:

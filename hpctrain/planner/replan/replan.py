@@ -10,6 +10,7 @@ from hpctrain.planner.devices.constants import DEFAULT_CODEC_S
 from hpctrain.planner.devices.pool import DEFAULT_BYTES_PER_S, DEFAULT_LAUNCH_S
 from hpctrain.planner.make import PlanRequest, make_plan
 from hpctrain.records.format.node_name import DeviceId
+from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
@@ -29,6 +30,7 @@ def replan(
     lost: int,
     previous: Plan | None = None,
     profile: CalibrationProfile | None = None,
+    layers: tuple[LayerFigures, ...] = (),
 ) -> tuple[Plan, str]:
     """Return the plan for a run after nodes were lost, and a remark; the remark is empty unless fixed degrees were
     dropped.
@@ -42,6 +44,7 @@ def replan(
         previous: the plan that ran on all nodes; as much of its state as possible stays on its device. None: there is
             none.
         profile: factors on the cost model's constants from measured steps; None: no factors.
+        layers: what was measured of the run's layers, over all ranks; empty: nothing.
 
     Raises:
         RefusedError: the model does not fit on the remaining nodes, or none of their devices is usable.
@@ -50,7 +53,7 @@ def replan(
     """
     run = with_fewer_spares(run, lost)
     # The run stands still during this search, so rejected neighbours are left to `hpctrain plan --previous`.
-    request = PlanRequest(neighbours=False)
+    request = PlanRequest(neighbours=False, layers=layers)
 
     def make(run: Run) -> Plan:
         return make_plan(run, spec, remaining, request, previous=previous, profile=profile)

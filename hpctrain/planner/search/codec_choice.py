@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hpctrain.base.units import format_seconds
@@ -14,7 +14,9 @@ from hpctrain.planner.cost.collectives import AllReduceTime, low_rank_width
 from hpctrain.planner.cost.model import CostModel, crosses_nodes
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.search.measured_gradients import adaptive_codec, priced_codec, why_loses_too_much
 from hpctrain.planner.simulate.predict import Prediction, overlapped_s, predict
+from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.plan.compression import (
     CODECS,
     Codec,
@@ -72,7 +74,7 @@ def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
         steps: steps of the run.
         lossy: whether codecs that leave out most of each gradient are allowed.
     """
-    warmup = min(math.ceil(WARMUP_SHARE * steps), PowerSgd.model_fields["warmup_steps"].default)
+    warmup = warmup_steps(steps)
     return [
         make_codec(
             {"mode": mode, **codec.auto_settings}
@@ -82,6 +84,11 @@ def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
         if codec.auto_settings is not None and (lossy or not codec.lossy)
         for mode in codec.modes()
     ]
+
+
+def warmup_steps(steps: int) -> int:
+    """Return how many of a run's steps are warm-up steps of low-rank and sparse codecs in mode auto."""
+    return min(math.ceil(WARMUP_SHARE * steps), PowerSgd.model_fields["warmup_steps"].default)
 
 
 def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
@@ -117,7 +124,9 @@ def compression_may_gain(prediction: Prediction) -> bool:
     return sum(terms[name] for name in waits) >= MIN_LOSSY_GAIN * terms["total"]
 
 
-def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> CodecDecision:
+def choose_codec(
+    cost: CostModel, layout: Layout, steps: int, lossy: bool, layers: Sequence[LayerFigures] = ()
+) -> CodecDecision:  # fmt: skip
     """Return the codec for a layout, and the predicted step with this codec.
 
     Codecs are tried in the order of `CODECS`, exact sums first. A codec is chosen if it shortens the run's mean step by
@@ -128,6 +137,8 @@ def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> Co
         cost: cost model with the layout's memory options; its codec does not matter.
         steps: steps of the run.
         lossy: whether codecs that leave out most of each gradient are allowed.
+        layers: figures of the run's layers, over all ranks, if steps were measured. Then mode adaptive is tried, too,
+            and a sparse codec with which too little of the gradients would arrive is not chosen.
     """
     if layout.dp == 1:
         exact = predict(cost.with_work(codec=NoCompression()), layout, whole=True)
@@ -136,12 +147,15 @@ def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> Co
     whys: dict[int, str] = {}
     tried: dict[int, _CodecTrial] = {}
     codecs = candidate_codecs(steps, lossy)
+    if lossy and (adaptive := adaptive_codec(layers, warmup_steps(steps))) is not None:
+        codecs.append(adaptive)
     chosen = 0
     for number, codec in enumerate(codecs):
-        if why := _why_not(cost, layout, codec):
+        if why := _why_not(cost, layout, codec) or why_loses_too_much(codec, layers):
             whys[number] = why
             continue
-        one = tried[number] = _try(cost, layout, codec, steps, tried.get(0))
+        trial = _try(cost, layout, priced_codec(codec, layers), steps, tried.get(0))
+        one = tried[number] = replace(trial, codec=codec)
         if number == 0:
             continue
         worth = min_gain(codec.lossy)

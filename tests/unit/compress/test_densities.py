@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.compress.select.sparse_counts import counts, sparsities
 from hpctrain.records.plan.compression import DensityMapping, VarianceForm
+from hpctrain.records.plan.sparsity import counts, sparsities
 
 MAPPINGS: list[DensityMapping] = ["linear", "log", "rank"]
 

@@ -16,6 +16,7 @@ from hpctrain.agent.generation_store import Proposal, ProposedGeneration
 from hpctrain.agent.worker_messages import ChangePlanOrder
 from hpctrain.node.generation_maker import GenerationMaker
 from hpctrain.node.plan_adviser import RunPlanAdviser
+from hpctrain.planner.adapt.decision import AdaptDecision, decide
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.calibration import passes_s
 from hpctrain.planner.replan.replan import TopologyChanges, apply_changes
@@ -257,7 +258,8 @@ def test_one_node_and_the_end_of_a_run_leave_the_plan_as_it_is(tmp_path: Path) -
 def test_a_plan_by_hand_runs_as_it_is_until_adapting_is_asked_for(tmp_path: Path) -> None:
     """Without the key `adapt`, no agent has an adviser; with it, the plan of a person changes like any other."""
     job = Job(tmp_path, ONLINE)
-    assert Run.model_validate(job.run.model_dump(exclude={"adapt"}, by_alias=True)).adapt.mode == "off"
+    silent = Run.model_validate(job.run.model_dump(exclude={"adapt"}, by_alias=True))
+    assert silent.adapt.mode_or_default == "off"
     plan = job.plan.model_copy(update={"notes": ["edited"]})
     assert plan.is_edited
     plan.write(tmp_path / "plan.json")
@@ -269,6 +271,38 @@ def test_a_plan_by_hand_runs_as_it_is_until_adapting_is_asked_for(tmp_path: Path
     job.new_agent()
     job.train(60, c=2.0)
     assert job.advise() is not None
+
+
+def test_steps_during_a_search_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search slows the node down on which it runs; without it, these steps would show a slow node."""
+    job = Job(tmp_path, ONLINE)
+
+    def busy(*arguments: Any) -> AdaptDecision:
+        if len(searches) == 0:
+            job.train(60, a=2.0)
+        searches.append(decide(*arguments))
+        return searches[-1]
+
+    searches: list[AdaptDecision] = []
+    monkeypatch.setattr("hpctrain.node.plan_adviser.decide", busy)
+    job.train(60)
+    assert job.advise() is None
+    job.train(60)
+    assert job.advise() is None
+    assert [search.made for search in searches] == [True, False]
+    job.train(60, a=2.0)
+    assert job.advise() is not None
+
+
+@pytest.mark.parametrize("mode", ["online", "off"])
+def test_a_plan_after_a_fault_is_made_for_the_measured_speeds(tmp_path: Path, mode: str) -> None:
+    job = Job(tmp_path, {"mode": mode})
+    job.train(60, c=3.0)
+    job.enter("lost b", lost="b")
+    assert not job.plan.is_edited
+    assert job.plan.topology_sha256 == job.topology.only(["a", "c"]).sha256()
+    shares = job.shares()
+    assert (shares.get("c", 0) < shares["a"]) == (mode == "online")
 
 
 def test_a_node_that_alone_holds_a_part_of_the_state_saves_it_before_it_is_left_out(tmp_path: Path) -> None:
