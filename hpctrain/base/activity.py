@@ -64,8 +64,8 @@ class Activity:
         self._spans_max = 0
         self._page: mmap.mmap | None = None
         self._waited: dict[WaitsFor, float] = {}
-        self._waited_s = 0.0
-        """Seconds of all waits so far."""
+        self.waited_s = 0.0
+        """Seconds of all waits that have ended so far."""
         self._waiting_since = 0.0
         self._hidden: list[tuple[float, float]] = []
 
@@ -119,16 +119,18 @@ class Activity:
         waited, self._waited = self._waited, {}
         return waited
 
-    def add_hidden(self, start_s: float, end_s: float) -> None:
+    def add_hidden(self, start_s: float, end_s: float, waited_s: float = 0.0) -> None:
         """Count a message that was under way while this process computed. Call it while this process waits for the
         message; what lies after the beginning of this wait does not count.
 
         Args:
             start_s: when the message was sent, in seconds on this machine's monotonic clock.
             end_s: when it was complete.
+            waited_s: seconds between the two in which this process waited for something else. They count as the first
+                ones.
         """
         until_s = min(end_s, self._waiting_since)
-        self._hidden.append((start_s, until_s))
+        self._hidden.append((start_s + waited_s, until_s))
         if until_s > start_s:
             self.add_span(ActivitySpan("messages under way", start_s, until_s, "hidden"))
 
@@ -149,9 +151,9 @@ class Activity:
             seconds: its time.
             before_s: the seconds of all waits when it began.
         """
-        inner = self._waited_s - before_s
+        inner = self.waited_s - before_s
         self._waited[waits] = self._waited.get(waits, 0.0) + seconds - inner
-        self._waited_s = before_s + seconds
+        self.waited_s = before_s + seconds
 
     def write(self, doing: ActivityRecord) -> None:
         """Replace the current activity record by `doing`, also in the shared memory."""
@@ -176,7 +178,7 @@ class _Operation:
     def __enter__(self) -> None:
         activity = self._activity
         self._before = activity.now
-        self._start_s, self._inner_s = time.monotonic(), activity._waited_s
+        self._start_s, self._inner_s = time.monotonic(), activity.waited_s
         if self._waits is not None and not self._before.waits:
             activity._waiting_since = self._start_s
         activity.write(ActivityRecord(self._before.step, self._operation, self._waits is not None, self._start_s))

@@ -88,27 +88,31 @@ def plain_run(corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: 
 
 def make_plan(
     pp: int, dp: int, layers: int, micro_batch: int, micro_batches: int, *, tp: int = 1, zero: ZeroLevel = 0,
-    devices: Sequence[str] = (),
+    chunks: int = 1, devices: Sequence[str] = (),
 ) -> Plan:  # fmt: skip
-    """Return a plan with equal stages, one per pipeline rank, and equal replicas.
+    """Return a plan with equal stages and equal replicas. Its schedule is 1f1b, or interleaved_1f1b with several stages
+    on a pipeline rank.
 
     Args:
         layers: number of blocks of the model.
         micro_batch: sequences of a micro-batch.
         micro_batches: micro-batches of a replica in a step.
         zero: ZeRO level.
+        chunks: stages of each pipeline rank.
         devices: pp × dp × tp devices, 'node:device'. Default: the CPUs of as many virtual nodes.
     """
     devices = list(devices) or [f"local{index}:cpu0" for index in range(pp * dp * tp)]
-    cuts = [(stage * layers // pp, (stage + 1) * layers // pp) for stage in range(pp)]
+    count = pp * chunks
+    cuts = [(stage * layers // count, (stage + 1) * layers // count) for stage in range(count)]
     replicas = [
         Replica(
             sequences=micro_batch * micro_batches,
             micro_batch=micro_batch,
             micro_batches=micro_batches,
-            devices=[devices[(stage * dp + replica) * tp :][:tp] for stage in range(pp)],
+            devices=[devices[(stage % pp * dp + replica) * tp :][:tp] for stage in range(count)],
         )
         for replica in range(dp)
     ]
     stages = [Stage(layers=cut) for cut in cuts]
-    return Plan(pp=pp, dp=dp, tp=tp, zero=zero, stages=stages, replicas=replicas, ranks=devices)
+    schedule = "1f1b" if chunks == 1 else "interleaved_1f1b"
+    return Plan(pp=pp, dp=dp, tp=tp, zero=zero, schedule=schedule, stages=stages, replicas=replicas, ranks=devices)

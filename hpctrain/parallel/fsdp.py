@@ -24,7 +24,8 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.build import build_reduce_scatters
 from hpctrain.compress.collectives.reduce_scatter import ReduceScatter, Residuals, ShardedParameter, residuals_of
 from hpctrain.model.imported.model import blocks_of
-from hpctrain.parallel.stage import InstrumentedStage, TrackedWork
+from hpctrain.parallel.stage import InstrumentedStage
+from hpctrain.parallel.tracked_work import TrackedWork
 from hpctrain.records.plan.compression import NO_COMPRESSION_CODEC
 from hpctrain.records.plan.plan import Plan
 
@@ -284,6 +285,8 @@ class ShardedStage(InstrumentedStage):
         """
         if self._zero == 1:
             super().perform_reduce_grad(grad_scale_factor)
+        else:
+            self.gradients_complete()
 
     def _backward(self, backward_type: str, bwd_kwargs: Any, last_backward: bool) -> Any:
         sharded, self.submod = self.submod, self._plain

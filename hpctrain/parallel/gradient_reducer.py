@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.build import build_reducer
@@ -14,30 +15,40 @@ from hpctrain.compress.collectives.reduce_scatter import residual_metrics
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.fsdp import ShardedStage
-from hpctrain.parallel.gradients import local_part
+from hpctrain.parallel.gradients import local_gradients, local_part
+from hpctrain.parallel.pipeline import Pipeline
 from hpctrain.parallel.stage import InstrumentedStage
 from hpctrain.records.plan.compression import LocalSteps
 from hpctrain.records.plan.plan import Plan
+from hpctrain.schedule.resolve import completion_order, schedule_of
 
-NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
-
-def build_plan_reducer(
-    plan: Plan, mesh: DeviceMesh, stages: Sequence[InstrumentedStage], parameters: NamedParameters
-) -> Reducer:
+def build_plan_reducer(plan: Plan, mesh: DeviceMesh, pipeline: Pipeline, early: bool = True) -> Reducer:
     """Return the reducer that sums the gradients of this rank's stages over replicas.
 
     Args:
         plan: the plan, which gives the codec and the sharding.
         mesh: the plan's mesh.
-        stages: this rank's stages.
-        parameters: name and parameter of each gradient, in the order in which `reduce` gets the gradients.
+        pipeline: this rank's part of the pipeline; `reduce` gets the gradients in the order of its parameters.
+        early: whether to begin with a stage's sums while the pipeline goes on with other stages, where the codec can do
+            so; otherwise all sums begin in `reduce`.
     """
     if plan.shards > 1 and not plan.codec_reduces_replicate_axis:
-        return ShardedReducer(stages)
+        return ShardedReducer(pipeline.stages)
+    reducer = _replica_reducer(plan, mesh, pipeline)
+    # On CUDA, the stream of a rank that encodes would wait for other replicas while stages of its own replica wait for
+    # the rank.
+    alone = len(pipeline.stages) == 1 or pipeline.device.type == "cpu" or plan.codec.exact
+    if plan.dp > 1 and early and alone:
+        pp = plan.stage_owner()[pipeline.stages[0].stage_index]
+        EarlySums(reducer, pipeline, completion_order(schedule_of(plan, 0)[0].ranks[pp]))
+    return reducer
+
+
+def _replica_reducer(plan: Plan, mesh: DeviceMesh, pipeline: Pipeline) -> Reducer:
     axis = "replicate" if plan.codec_reduces_replicate_axis else "dp"
-    names = [name for name, _ in parameters]
-    local = [local_part(parameter) for _, parameter in parameters]
+    names = [name for name, _ in pipeline.parameters()]
+    local = [local_part(parameter) for _, parameter in pipeline.parameters()]
     reducer: Reducer
     if isinstance(plan.codec, LocalSteps) and plan.dp > 1:
         first = mesh.get_local_rank(axis) * plan.shards
@@ -46,7 +57,37 @@ def build_plan_reducer(
         reducer = LocalSgdReducer(outer, plan.sequences / shard_sequences)
     else:
         reducer = build_reducer(mesh.get_group(axis), names, [part.shape for part in local], plan.compression[0])
-    return HybridShardReducer(ShardedReducer(stages), reducer) if plan.codec_reduces_replicate_axis else reducer
+    shard_reducer = ShardedReducer(pipeline.stages)
+    return HybridShardReducer(shard_reducer, reducer) if plan.codec_reduces_replicate_axis else reducer
+
+
+class EarlySums:
+    """Begins the sum of a stage's gradients when the stage's last backward of a step is done, as the observer of the
+    stages of this rank. If gradients are plain tensors, buckets of them are sent even within the last backward."""
+
+    def __init__(self, reducer: Reducer, pipeline: Pipeline, order: Sequence[int]) -> None:
+        """Become the observer of the pipeline's stages.
+
+        Args:
+            order: this rank's stages in the order in which all replicas sum their gradients.
+        """
+        self._reducer = reducer
+        members = pipeline.gradients_of_stages()
+        parameters = [parameter for _, parameter in pipeline.parameters()]
+        self._groups = {stage: number for number, stage in enumerate(order)}
+        self._parameters = [[parameters[index] for index in members[stage]] for stage in order]
+        # With tensor parallelism, gradients may still have to be summed over tp; shards are no leaves of autograd.
+        hooks = not any(isinstance(parameter, DTensor) for parameter in parameters)
+        reducer.overlap([local_part(each) for each in parameters], [members[stage] for stage in order], hooks)
+        for stage in pipeline.stages:
+            stage.observer = self
+
+    def action_ended(self) -> None:
+        self._reducer.proceed()
+
+    def gradients_complete(self, stage: int) -> None:
+        number = self._groups[stage]
+        self._reducer.group_done(number, local_gradients(self._parameters[number]))
 
 
 class ShardedReducer(Reducer):
@@ -132,6 +173,17 @@ class HybridShardReducer(Reducer):
 
     def reduce(self, gradients: list[Tensor]) -> int:
         return self._shard_reducer.reduce(gradients) + self._replicate_reducer.reduce(gradients)
+
+    def overlap(
+        self, parameters: Sequence[Tensor], groups: Sequence[Sequence[int]] | None = None, hooks: bool = True
+    ) -> None:
+        self._replicate_reducer.overlap(parameters, groups, hooks)
+
+    def group_done(self, number: int, gradients: list[Tensor]) -> None:
+        self._replicate_reducer.group_done(number, gradients)
+
+    def proceed(self) -> None:
+        self._replicate_reducer.proceed()
 
     def after_step(self, step: int) -> int:
         return self._replicate_reducer.after_step(step)

@@ -173,6 +173,11 @@ class TiedWeights:
         rank but the first one on this rank."""
         return [copy for name in self._held for copy in self.parameters(name)[1:]]
 
+    @property
+    def leaders(self) -> list[nn.Parameter]:
+        """Return this rank's copies to whose gradients `add_local_gradients` adds those of followers."""
+        return [copies[0] for name in self._held if len(copies := self.parameters(name)) > 1]
+
     def holders(self) -> dict[nn.Parameter, int]:
         """Return this rank's first copy of each shared weight that several pipeline ranks hold -> the number of these
         ranks.

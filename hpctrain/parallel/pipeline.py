@@ -1,9 +1,9 @@
 """Runs the pipeline of a plan with torch's schedule executor, from an action table without sends and receives, which
 torch adds.
 
-This file uses private names of torch.distributed.pipelining: `_PipelineScheduleRuntime`, `_Action`, `_ComputationType`
-and `_batch_p2p`. The stage overrides one more, `_get_init_p2p_neighbors_ops`. All were checked for torch 2.11 to 2.14.
-Every plan runs through this executor, also with pp = 1, so that there is one code path.
+This file and `action_table` use private names of torch.distributed.pipelining: `_PipelineScheduleRuntime`, `_Action`,
+`_ComputationType` and `_batch_p2p`. The stage overrides one more, `_get_init_p2p_neighbors_ops`. All were checked for
+torch 2.11 to 2.14. Every plan runs through this executor, also with pp = 1, so that there is one code path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining.schedules import _Action, _batch_p2p, _ComputationType, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import _batch_p2p, _PipelineScheduleRuntime
 from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.base.activity import ACTIVITY
@@ -28,6 +28,7 @@ from hpctrain.base.module_argv import set_safe_path
 from hpctrain.model.build import Fill, build_part
 from hpctrain.model.imported.model import blocks_of
 from hpctrain.model.layers import StageBlocks
+from hpctrain.parallel.action_table import ActionTable, actions_by_group_rank, forward_only, place_unshards
 from hpctrain.parallel.fsdp import ShardedStage, apply_sharding
 from hpctrain.parallel.gradients import TiedWeights, tie_weights
 from hpctrain.parallel.loss import LossScaler, make_loss
@@ -38,19 +39,16 @@ from hpctrain.parallel.stage import (
     Mark,
     RandomStream,
     StageCounters,
-    TrackedReceives,
     mark,
     seconds_between,
 )
 from hpctrain.parallel.tensor_parallel import apply_tensor_parallel, vocabulary_is_split
+from hpctrain.parallel.tracked_work import TrackedReceives
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.model.span_corruption import Lengths
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.schedule import Schedule
 from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, lengths
-
-ActionTable = dict[int, list[_Action]]
-"""Rank in the pipeline's process group -> its actions, including sends and receives."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class Pipeline:
         self._span: tuple[Mark, Mark] = (0.0, 0.0)
         self._runtime = runtime
         self._training: ActionTable = runtime.pipeline_order_with_comms
-        self._evaluation = _forward_only(self._training)
+        self._evaluation = forward_only(self._training)
         self._split_loss = vocabulary_is_split(inputs.spec, inputs.plan.tp)
         self._tied = tied
         self._scaler = inputs.scaler
@@ -195,6 +193,18 @@ class Pipeline:
         named = [item for stage in self.stages for item in stage.submod.named_parameters()]
         return [(name, parameter) for name, parameter in named if id(parameter) not in followers]
 
+    def gradients_of_stages(self) -> dict[int, list[int]]:
+        """Return stage -> indices, in the list that `parameters` returns, of the stage's parameters whose gradients are
+        complete after the stage's last backward pass. A gradient to which other stages' copies of the weight are added
+        is in no list."""
+        index_of = {parameter: index for index, (_, parameter) in enumerate(self.parameters())}
+        for leader in self._tied.leaders:
+            del index_of[leader]
+        return {
+            stage.stage_index: [index_of[each] for each in stage.submod.parameters() if each in index_of]
+            for stage in self.stages
+        }
+
     def tied_holders(self) -> dict[nn.Parameter, int]:
         """Return parameter -> number of pipeline ranks that hold it, for this rank's parameters that several ranks
         hold."""
@@ -264,8 +274,8 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
         loss = stages[-1].timed(loss)
     micro_batches = plan.replicas[coordinate.dp].micro_batches
     runtime = _PipelineScheduleRuntime(stages, micro_batches, loss_fn=loss, scale_grads=False)
-    runtime._prepare_schedule_with_comms(_actions_by_group_rank(inputs, mesh, coordinate))
-    _place_unshards(runtime, plan.zero, [stage.stage_index for stage in stages])
+    runtime._prepare_schedule_with_comms(actions_by_group_rank(plan, inputs.schedule, mesh, coordinate))
+    place_unshards(runtime, plan.zero, [stage.stage_index for stage in stages])
     members = runtime.stage_index_to_group_rank
     owners = [dist.get_global_rank(mesh.get_group("pp"), members[index]) for index in range(len(plan.stages))]
     runtime.fwd_recv_ops = TrackedReceives("output of", -1, owners, inputs.device, inputs.message_timeout)
@@ -346,55 +356,3 @@ def _logits(inputs: PipelineInputs, rows: int) -> Tensor:
         width //= inputs.plan.tp
     dtype = inputs.autocast or torch.float32
     return torch.empty(rows, inputs.lengths.outputs, width, dtype=dtype, device="meta", requires_grad=True)
-
-
-def _actions_by_group_rank(
-    inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordinate
-) -> dict[int, list[_Action | None]]:
-    """Return rank in the pipeline's process group -> the rank's actions as torch's objects, in order; no entry is None.
-
-    torch orders the members of a process group by global rank, so a rank in the group may differ from the pipeline
-    rank.
-    """
-    column = [pp_row[coordinate.dp] for pp_row in inputs.plan.mesh()]
-    actions: dict[int, list[_Action | None]] = {}
-    for pp, row in enumerate(inputs.schedule.ranks):
-        member = sorted(column[pp])[coordinate.tp]
-        actions[dist.get_group_rank(mesh.get_group("pp"), member)] = [_Action.from_str(str(action)) for action in row]
-    return actions
-
-
-def _place_unshards(runtime: _PipelineScheduleRuntime, zero: int, held: list[int]) -> None:
-    """Replace torch's choice of when the weights of whole stages are gathered and freed.
-
-    torch keeps up to three stages of a rank gathered, in the order of the action table. Replicas with different tables
-    would then wait for each other. With this function, ZeRO levels 1 and 2 gather all stages at the start; level 3
-    gathers only blocks, never whole stages.
-
-    Args:
-        runtime: torch's schedule executor; its action table is changed.
-        zero: ZeRO level.
-        held: numbers of this rank's stages.
-    """
-    order = runtime.pipeline_order_with_comms
-    for rank, row in order.items():
-        moved = (_ComputationType.UNSHARD, _ComputationType.RESHARD)
-        actions = [action for action in row if action.computation_type not in moved]
-        if zero < 3:
-            indices = sorted({action.stage_index for action in row})
-            gather, free = ([_Action(index, kind, None) for index in indices] for kind in moved)
-            actions = [*gather, *actions, *free]
-        order[rank] = actions
-    if zero == 3:
-        runtime.unsharded_stages.update(held)
-
-
-def _forward_only(order: ActionTable) -> ActionTable:
-    """Return the action table without backward actions and their messages.
-
-    torch adds sends and receives to a table by simulating it, each send next to its receive. Only whole pairs are
-    removed, which keeps the simulation valid, so the remaining table cannot deadlock either.
-    """
-    kinds = _ComputationType
-    kinds_to_run = (kinds.UNSHARD, kinds.FORWARD, kinds.SEND_F, kinds.RECV_F, kinds.RESHARD)
-    return {rank: [action for action in row if action.computation_type in kinds_to_run] for rank, row in order.items()}

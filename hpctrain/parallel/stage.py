@@ -16,108 +16,21 @@ from __future__ import annotations
 import hashlib
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from hpctrain.base.activity import ACTIVITY, WaitsFor
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.activation_codec import BoundaryCodec, build_activation_codec
+from hpctrain.parallel.tracked_work import TrackedWork
 from hpctrain.records.plan.gradient_codec import Messages
-
-ReceiveKey = tuple[int, int]
-"""(stage that needs the message, micro-batch)."""
-
-
-class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
-    """Pending receives of a torch schedule, by stage and micro-batch, whose waits are recorded in `ACTIVITY` with the
-    sender.
-
-    The schedule pops an entry when it begins to wait for the entry's messages.
-    """
-
-    def __init__(
-        self, what: str, step: int, owners: Sequence[int], device: torch.device, timeout: timedelta | None
-    ) -> None:
-        """Create the table of pending receives, without entries.
-
-        Args:
-            what: what is received, for the recorded text: 'output of' (the stage before) or 'gradient for' (the stage
-                itself).
-            step: number of the sending stage minus that of the receiving stage: -1 or 1.
-            owners: the global rank that holds each stage.
-            device: the device that receives the messages.
-            timeout: how long to wait for a message; None: the timeout of its process group.
-        """
-        super().__init__()
-        self._what = what
-        self._step = step
-        self._owners = owners
-        self._device = device
-        self._timeout = timeout
-
-    def pop(self, key: ReceiveKey, *default: list[dist.Work]) -> list[dist.Work]:  # type: ignore[override]
-        works = super().pop(key, *default)
-        stage, micro_batch = key
-        sender = self._owners[stage + self._step]
-        whose = min(stage, stage + self._step)
-        operation = f"recv {self._what} stage {whose} mb {micro_batch} from rank {sender}"
-        return [TrackedWork(works, operation, self._timeout, self._device)]
-
-
-class TrackedWork(dist.Work):
-    """Messages of one operation, such as the sends of a stage's output, as one `Work` for torch to wait for. The wait
-    is recorded in `ACTIVITY`."""
-
-    def __init__(
-        self,
-        works: Sequence[dist.Work],
-        operation: str,
-        timeout: timedelta | None = None,
-        device: torch.device | None = None,
-        waits: WaitsFor = "pp",
-    ) -> None:
-        """Combine messages that were started.
-
-        Args:
-            works: the messages.
-            operation: text that is recorded during the wait, as 'send output of stage 0 mb 1 to rank 2'.
-            timeout: how long to wait for a message; None: the timeout of its process group.
-            device: device of the messages. If it is a CUDA device, `wait` blocks until the messages themselves have
-                arrived, so that a hang shows which rank is waited for. Only the current stream is waited for, so this
-                rank's sends go on. None: `wait` does not block on CUDA.
-            waits: for whom `wait` waits.
-        """
-        super().__init__()
-        self._waits = waits
-        self._works = works
-        self._operation = operation
-        self._timeout = timeout
-        self._device = device
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all messages; return True if all of them are complete.
-
-        Args:
-            timeout: how long to wait for a message; None: the timeout that was given to the constructor.
-
-        Raises:
-            RuntimeError: a message failed, or on a CPU took longer than the timeout.
-        """
-        limit = self._timeout if timeout is None else timeout
-        with ACTIVITY.doing(self._operation, waits=self._waits):
-            # Without a timeout gloo uses that of the process group, which is half an hour for the groups of a mesh.
-            complete = [work.wait() if limit is None else work.wait(limit) for work in self._works]
-            if self._device is not None and self._device.type == "cuda":
-                torch.cuda.current_stream(self._device).synchronize()
-        return all(complete)
-
 
 Mark = float | torch.cuda.Event
 """A point in time: on a CPU in seconds; on CUDA as the event that the current stream records there."""
@@ -194,6 +107,20 @@ def stream_seed(seed: int, step: int, replica: int, stage: int, micro_batch: int
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
 
+class StageObserver(Protocol):
+    """Interface of an object that follows what a stage does in a training step."""
+
+    def action_ended(self) -> None:
+        """Take note that the stage has ended a forward or backward pass of a micro-batch."""
+
+    def gradients_complete(self, stage: int) -> None:
+        """Take note that the last backward pass of the step has added to the gradients of a stage.
+
+        Args:
+            stage: number of the stage.
+        """
+
+
 PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]
 """Function that starts sends as torch's schedules do, and returns them as pending works."""
 
@@ -209,7 +136,7 @@ class StageCounters:
     """Seconds of the backward pass, whole or in two actions.
 
     They include collectives of tensor parallelism and sharding, and the coding of compressed stage messages. If
-    gradients are summed during the backward pass, they also include waits for a buffer that an earlier sum still uses.
+    gradients are sent during the backward pass, they also include the time to copy and encode these gradients.
     """
     forwards: int = 0
     """Number of forward passes, one for each micro-batch."""
@@ -254,6 +181,7 @@ class InstrumentedStage(PipelineStage):
         self._post = post
         self._message_timeout = message_timeout
         self.random: RandomStream | None = None
+        self.observer: StageObserver | None = None
         self._autocast = autocast
         self._sends: list[TrackedWork] = []
         self._before, self._behind = (
@@ -282,18 +210,40 @@ class InstrumentedStage(PipelineStage):
                 raise raised from None
         if self.is_last and not torch.is_grad_enabled():
             self.fwd_cache.clear()  # torch would keep the logits of all micro-batches for backward passes
+        self._action_ended()
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         part = "backward" if kwargs.get("full_backward", True) else "backward of inputs,"
         with self._clock("backward", f"{part} stage {self.stage_index} mb {bwd_chunk_id}"):
             if self._behind is not None:
                 self._behind.read(bwd_chunk_id)
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self._action_ended()
 
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         with self._clock("backward", f"backward of weights, stage {self.stage_index} mb {bwd_chunk_id}"):
-            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+            super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self._action_ended()
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Tell the observer that the gradients are complete. torch calls this method after the stage's last backward of
+        a step, when the gradient for the stage before is already sent.
+
+        Args:
+            grad_scale_factor: number by which torch's method of this name divides the gradients.
+        """
+        super().perform_reduce_grad(grad_scale_factor)
+        self.gradients_complete()
+
+    def gradients_complete(self) -> None:
+        """Tell the observer that the last backward pass of the step has added to this stage's gradients."""
+        if self.observer is not None:
+            self.observer.gradients_complete(self.stage_index)
+
+    def _action_ended(self) -> None:
+        if self.observer is not None:
+            self.observer.action_ended()
 
     def timed(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the loss function with its time counted as forward, because the schedule calls the loss outside of the

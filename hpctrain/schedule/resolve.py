@@ -217,8 +217,18 @@ def collectives(row: Sequence[Action], zero: int) -> list[str]:
     yielding = [action for action in row if action.kind in "BW"]
     if zero == 2:
         return [f"{action.stage}{action.kind}" for action in yielding]
-    last = {action.stage: index for index, action in enumerate(yielding)}
-    return [f"stage {stage}" for stage in sorted(last, key=last.__getitem__)]
+    return [f"stage {stage}" for stage in completion_order(row)]
+
+
+def completion_order(row: Sequence[Action]) -> list[int]:
+    """Return the stages of a pipeline rank in the order in which their gradients are complete: that of their last
+    backward.
+
+    Args:
+        row: the actions of the pipeline rank.
+    """
+    last = {action.stage: index for index, action in enumerate(row) if action.kind in "BW"}
+    return sorted(last, key=last.__getitem__)
 
 
 def _first_difference(order: list[str], other: list[str]) -> str:

@@ -247,7 +247,9 @@ def build(folder: Path, order: StartOrder) -> Trainer:
             restored = RestoredState(manifest.step, manifest.loss_scale)
         if restored is not None:
             _set_progress(restored, named, optimizer, scaler)
-        reducer = _reducer(mesh, plan, pipeline, scaled=scaler is not None)
+        # Residuals must not contain the loss scale or an overflow, so these sums begin when both are known.
+        early = scaler is None or not plan.codec.has_state
+        reducer = build_plan_reducer(plan, mesh, pipeline, early)
         if manifest is not None:
             dropped = restore_reducer_state(reducer, coordinate, plan, manifest, reader, group)
         elif memory is not None:
@@ -323,17 +325,6 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
         [group for group in groups if group["params"]],
         lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=plan.tp == 1,
     )  # fmt: skip
-
-
-def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline, scaled: bool) -> Reducer:
-    reducer = build_plan_reducer(plan, mesh, pipeline.stages, pipeline.parameters())
-    # The reduction overlaps the backward pass only without pp and tp: otherwise the backward pass sends messages over
-    # the same links, gradients are split, or tied embeddings are summed after it. Residuals must not contain the loss
-    # scale or an overflow.
-    alone = plan.tp == len(plan.stages) == 1 and not (scaled and plan.codec.has_state)
-    if alone:
-        reducer.overlap([parameter for _, parameter in pipeline.parameters()])
-    return reducer
 
 
 def _set_progress(

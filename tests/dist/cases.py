@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from gloo_calls import early_sums, sums_and_actions
 from processes import largest, launch, process_group
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -224,6 +225,8 @@ PLANS |= {
     "pp2 V tied": (changed("pp2 V"), TIED),
     "pp2 full and selective": (changed("pp2 interleaved", ("full", "selective")), SPEC),
     "dp2 tied": (changed("dp2 uneven"), TIED),
+    "dp2, two stages, tied": (make_plan(1, 2, 1, HALF, EVEN, "interleaved_1f1b"), TIED),
+    "dp2 tp2, two stages": (make_plan(1, 2, 2, HALF, EVEN, "interleaved_1f1b"), SPEC),
     "tp2 tied": (changed("tp2 ranks turned"), TIED),
     "tp2 tied, odd vocabulary": (changed("tp2"), TIED_ODD),
     "tp2 full": (changed("tp2", ("full",)), SPEC),
@@ -402,7 +405,7 @@ def open_pipeline(
     schedule, _ = schedule_of(plan, coordinate.dp)
     inputs = PipelineInputs(plan, spec, schedule, SEQ, SEED, torch.device("cpu"), objective=objective)
     pipeline = build_pipeline(inputs, mesh, coordinate)
-    return pipeline, coordinate, build_plan_reducer(plan, mesh, pipeline.stages, pipeline.parameters())
+    return pipeline, coordinate, build_plan_reducer(plan, mesh, pipeline)
 
 
 def my_rows(plan: Plan, coordinate: Coordinate, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -433,7 +436,8 @@ def job_loss(share: float, coordinate: Coordinate) -> float:
 
 
 def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjective = NEXT_TOKEN) -> dict[str, float]:
-    """Largest deviations of a plan from one process, the same number on every rank; of the loss as a share of it."""
+    """Largest deviations of a plan from one process, the same number on every rank; of the loss as a share of it. Also
+    'early': minus the fewest sums that any rank began before its last action ended."""
     expected = reference(spec, objective)
     pipeline, coordinate, reducer = open_pipeline(plan, spec, rank, objective)
     named = pipeline.parameters()
@@ -443,7 +447,10 @@ def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjec
         rows = [part[my_part(plan, coordinate)] for part in samples(spec, step, objective)]
         # Before any training, and after some of it.
         valid = job_loss(pipeline.evaluate(*rows), coordinate) if step in (0, STEPS - 1) else None
-        loss = job_loss(float(pipeline.step(*rows)), coordinate)
+        with sums_and_actions(pipeline) as events:
+            loss = float(pipeline.step(*rows))
+        found["early"] = [-early_sums(events)]
+        loss = job_loss(loss, coordinate)
         reducer.reduce(local_gradients([p for _, p in named]))
         pipeline.all_reduce_tied_gradients()
         if valid is not None:

@@ -224,6 +224,8 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
             }
         found["integers, zero 1"] = sharded({"mode": "int4"}, rank, zero=1, **stages)
         found["integers, zero 3"] = sharded({"mode": "int8"}, rank, zero=3)
+        for mode in ("bf16", "int8"):
+            found[f"whole, four stages, {mode}"] = sharded({"mode": mode}, rank, **stages)
         found["sharded in pairs"] = sharded({"mode": "bf16"}, rank, zero=1, shard=2)
     return found | training(folder, rank, world)
 

@@ -1,12 +1,19 @@
-"""What gloo itself reports to torch's profiler."""
+"""What gloo itself reports to torch's profiler, and in which order sums and actions begin and end."""
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import torch.distributed as dist
 from torch.profiler import profile
+
+from hpctrain.parallel.pipeline import Pipeline
 
 
 def gloo_calls(trace: profile) -> list[tuple[str, list[list[int]]]]:
@@ -20,3 +27,38 @@ def gloo_calls(trace: profile) -> list[tuple[str, list[list[int]]]]:
         events = json.loads(path.read_text())["traceEvents"]
     calls = [event for event in events if event.get("name", "").startswith("gloo:")]
     return [(call["name"].removeprefix("gloo:"), call["args"].get("Input Dims", [])) for call in calls]
+
+
+@contextmanager
+def sums_and_actions(pipeline: Pipeline) -> Iterator[list[str]]:
+    """Yields a list that gets 'sum' when this rank begins an all-reduce or all-to-all without waiting for it, and
+    'action' when a forward or backward of the pipeline ends."""
+    events: list[str] = []
+
+    def recording(collective: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            events.extend(["sum"] * bool(kwargs.get("async_op")))
+            return collective(*args, **kwargs)
+
+        return call
+
+    ends = [patch.object(stage, "_action_ended", _before(stage, events)) for stage in pipeline.stages]
+    starts = [patch.object(dist, name, recording(getattr(dist, name))) for name in ("all_reduce", "all_to_all_single")]
+    for each in (*ends, *starts):
+        each.start()
+    try:
+        yield events
+    finally:
+        for each in (*ends, *starts):
+            each.stop()
+
+
+def _before(stage: Any, events: list[str]) -> Any:
+    ended = stage._action_ended
+    return lambda: (events.append("action"), ended())
+
+
+def early_sums(events: list[str]) -> int:
+    """How many sums began before the last action ended."""
+    last = max(index for index, event in enumerate(events) if event == "action")
+    return events[:last].count("sum")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from hpctrain.checkpoint.state import collect
 from hpctrain.compress.reducers.reducer import DenseReducer
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.parallel import gradient_reducer
 from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
@@ -39,22 +41,24 @@ def add_dropout(trainer: Trainer) -> None:
 
 
 class Departures:
-    """Counts the buckets of gradients that leave while the pipeline still works, and those that leave after it."""
+    """Counts the buckets of gradients that leave while the only stage still works, and those that leave when its
+    gradients are complete."""
 
     def __init__(self, trainer: Trainer) -> None:
-        reducer = DenseReducer(trainer.mesh.get_group("dp"), bucket_bytes=8192)
-        reducer.overlap(trainer.parameters)
-        trainer.reducer = reducer
         self.early, self.late, self._working = 0, 0, False
         self._step, self._send = trainer.pipeline.step, dist.all_reduce
         trainer.pipeline.step = self.step  # type: ignore[method-assign]
+        (self._stage,) = trainer.pipeline.stages
+        self._complete, self._stage.gradients_complete = self._stage.gradients_complete, self.complete
         dist.all_reduce = self.all_reduce
 
     def step(self, *rows: torch.Tensor) -> float:
         self._working = True
-        loss = self._step(*rows)
+        return self._step(*rows)
+
+    def complete(self) -> None:
         self._working = False
-        return loss
+        self._complete()
 
     def all_reduce(self, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
         self.early += async_op and self._working
@@ -67,7 +71,8 @@ class Departures:
 
 def departures(place: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
     """Replicas of unequal share whose gradients travel in many buckets."""
-    trainer = open_trainer(place, SAME["dp2 uneven"], 0, None, rank, meeting)
+    with patch.object(gradient_reducer, "build_reducer", lambda group, *_: DenseReducer(group, bucket_bytes=8192)):
+        trainer = open_trainer(place, SAME["dp2 uneven"], 0, None, rank, meeting)
     add_dropout(trainer)
     seen = Departures(trainer)
     train(trainer, StoppingOrders(END))  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ def open_plan(plan: Plan, rank: int, compute: torch.dtype | None = None) -> tupl
     schedule, _ = schedule_of(plan, coordinate.dp)
     inputs = PipelineInputs(plan, SPEC, schedule, SEQ, SEED, torch.device("cpu"), compute)
     pipeline = build_pipeline(inputs, mesh, coordinate)
-    return pipeline, coordinate, build_plan_reducer(plan, mesh, pipeline.stages, pipeline.parameters())
+    return pipeline, coordinate, build_plan_reducer(plan, mesh, pipeline)
 
 
 def model_bytes() -> int:

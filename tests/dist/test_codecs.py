@@ -87,6 +87,12 @@ def test_gradients_of_a_sharded_state_travel_in_bf16(found: dict[str, Any]) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("mode", "most"), [("bf16", 2**-7), ("int8", 2**-5)])
+def test_stages_are_rounded_one_after_the_other(mode: str, most: float, found: dict[str, Any]) -> None:
+    assert 0 < found[f"whole, four stages, {mode}"]["far"] <= most
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_a_sharded_state_gets_exact_sums_where_all_is_chosen(zero: int, found: dict[str, Any]) -> None:
     case = found[f"sharded, all of it, zero {zero}"]

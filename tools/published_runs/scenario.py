@@ -44,7 +44,7 @@ from tools.published_runs.table import MeasuredRun
 HALF = Framework(
     weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, residual_stream_bytes=2,
     blocking_sends=True, split_sends=True, selective_sends_again=False, process_bytes=5.71e9,
-    bucket_bytes=1e9, split_streams=0,
+    bucket_bytes=1e9, split_streams=0, early_sums=False,
 )  # fmt: skip
 """Megatron in fp16: weights and gradients in fp16, a master copy and moments in fp32 (Rajbhandari et al. 2020).
 `process_bytes` (context, communicators, workspaces, allocator cache) is the most that a GH200 of the Sailor runs

@@ -1,5 +1,5 @@
 """Trains a model with one of the methods that the compression bench compares: a gradient synchronisation, or a pipeline
-whose stage messages are compressed."""
+whose stage messages or gradients are compressed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,45 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpctrain.bench.compression.launch import LaunchSettings
+from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.launch.small_run import make_plan
-from hpctrain.parallel.gradients import clip_gradients, gradient_norm
+from hpctrain.parallel.gradient_reducer import build_plan_reducer
+from hpctrain.parallel.gradients import clip_gradients, gradient_norm, local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.records.model.decoder_spec import DecoderSpec
-from hpctrain.records.plan.compression import CodecSpec
+from hpctrain.records.plan.compression import CodecSpec, make_codec
 from hpctrain.records.plan.gradient_codec import Messages
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 
-PIPELINES: dict[str, Messages] = {"pp_fp32": "none", "pp_bf16": "bf16", "pp_int8": "int8"}
-"""Name of a pipeline in the comparison -> compression of its stage messages."""
+
+@dataclass(frozen=True)
+class PipelineMethod:
+    """A pipeline in the comparison."""
+
+    messages: Messages = "none"
+    """Compression of the stage messages."""
+    codec: str = "none"
+    """Mode of the compression of gradients."""
+    pp: int | None = None
+    """Pipeline ranks, each with two stages; None: as many as processes, each with one stage."""
+    early: bool = True
+    """Whether a stage's gradients are summed while the pipeline goes on."""
+
+
+PIPELINES = {
+    "pp_fp32": PipelineMethod(),
+    "pp_bf16": PipelineMethod("bf16"),
+    "pp_int8": PipelineMethod("int8"),
+}
+"""Name of a pipeline over all processes -> its settings."""
+HYBRIDS = {
+    f"hybrid_{codec}{'' if early else '_late'}": PipelineMethod(codec=codec, pp=2, early=early)
+    for codec in ("none", "bf16", "int8")
+    for early in (True, False)
+}
+"""Name of a plan with several replicas of a pipeline -> its settings. 'late': all sums begin after the pipeline."""
 PIPELINE_SPEC = DecoderSpec(layers=4, dim=256, heads=4, vocab=320)
 """A narrow model, in which stage messages weigh much: a message has `dim` values per token, and the products of a block
 take only about 12·dim² multiplications per token."""
@@ -106,15 +133,18 @@ def _loss(model: nn.Module, rows: Tensor) -> Tensor:
 
 
 class PipelineBenchTrainer:
-    """This process's stage of a pipeline with its optimizer. Each process has one stage, the schedule is 1F1B with
-    micro-batches of one sequence, and every process receives all sequences."""
+    """This process's stages of a pipeline with their optimizer. The schedule is 1F1B, interleaved with two stages a
+    process, with micro-batches of one sequence. Every process receives all sequences."""
 
     planned: CodecSpec | None = None
     """Always None: the planner chooses no codec for a pipeline of the bench."""
 
-    def __init__(self, plan: Plan, pipeline: Pipeline, lr: float) -> None:
+    def __init__(self, plan: Plan, pipeline: Pipeline, reducer: Reducer, replica: int, lr: float) -> None:
         self._plan = plan
         self._pipeline = pipeline
+        self._reducer = reducer
+        count = plan.replicas[replica].sequences
+        self._own = slice(replica * count, (replica + 1) * count)
         self._parameters = [parameter for _, parameter in pipeline.parameters()]
         self._optimizer = torch.optim.SGD(self._parameters, lr=lr)
 
@@ -124,11 +154,12 @@ class PipelineBenchTrainer:
         Args:
             rows: tokens of the global batch, int64 [sequences, seq_len + 1].
         """
-        self._pipeline.step(rows[:, :-1], rows[:, 1:])
+        self._pipeline.step(*self._examples(rows))
+        sent = self._reducer.reduce(local_gradients(self._parameters))
         clip_gradients(self._parameters, gradient_norm(self._parameters, self._plan), CLIP_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return sum(counters.sent_bytes for counters in self._pipeline.take_counters().values())
+        return sent + sum(counters.sent_bytes for counters in self._pipeline.take_counters().values())
 
     def validate(self, rows: Tensor) -> float:
         """Return the mean loss on the sequences `rows`, without the last ones, which do not fill a global batch.
@@ -138,23 +169,30 @@ class PipelineBenchTrainer:
             rows: tokens, int64 [sequences, seq_len + 1].
         """
         whole = [part for part in rows.split(self._plan.sequences) if len(part) == self._plan.sequences]
-        loss = torch.tensor([self._pipeline.evaluate(part[:, :-1], part[:, 1:]) for part in whole], dtype=torch.float64)
+        loss = torch.tensor([self._pipeline.evaluate(*self._examples(part)) for part in whole], dtype=torch.float64)
         dist.all_reduce(loss)
         return float(loss.mean())
 
+    def _examples(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return rows[self._own, :-1], rows[self._own, 1:]
 
-def open_pipeline(messages: Messages, settings: LaunchSettings, rank: int, world: int) -> PipelineBenchTrainer:
-    """Return this process's stage of a pipeline over all processes. Collective.
 
-    Args:
-        messages: compression of the stage messages.
-    """
-    plan = make_plan(world, 1, settings.spec.layers, 1, world * settings.rows)
+def open_pipeline(method: PipelineMethod, settings: LaunchSettings, rank: int, world: int) -> PipelineBenchTrainer:
+    """Return this process's part of a plan over all processes. Collective."""
+    pp = method.pp or world
+    replicas, chunks = world // pp, 1 if method.pp is None else 2
+    plan = make_plan(pp, replicas, settings.spec.layers, 1, pp * settings.rows, chunks=chunks)
     *first, last = plan.stages
+    codec = CodecSpec(codec=make_codec({"mode": method.codec}))
     plan = plan.model_copy(
-        update={"stages": [*(stage.model_copy(update={"messages": messages}) for stage in first), last]}
+        update={
+            "stages": [*(stage.model_copy(update={"messages": method.messages}) for stage in first), last],
+            "compression": [codec],
+        }
     )
     coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
     schedule, _ = schedule_of(plan, coordinate.dp)
     inputs = PipelineInputs(plan, settings.spec, schedule, settings.seq_len, settings.seed, torch.device("cpu"))
-    return PipelineBenchTrainer(plan, build_pipeline(inputs, mesh, coordinate), settings.lr)
+    pipeline = build_pipeline(inputs, mesh, coordinate)
+    reducer = build_plan_reducer(plan, mesh, pipeline, method.early)
+    return PipelineBenchTrainer(plan, pipeline, reducer, coordinate.dp, settings.lr)

@@ -20,7 +20,13 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from hpctrain.bench.compression.bench_trainer import PIPELINES, BenchTrainer, PipelineBenchTrainer, open_pipeline
+from hpctrain.bench.compression.bench_trainer import (
+    HYBRIDS,
+    PIPELINES,
+    BenchTrainer,
+    PipelineBenchTrainer,
+    open_pipeline,
+)
 from hpctrain.bench.compression.launch import LaunchResult, LaunchSettings, LaunchSpec, Samples
 from hpctrain.bench.compression.methods import METHODS, MethodContext, StepWorkload
 from hpctrain.corpus.read.tokens import Corpus
@@ -118,7 +124,7 @@ class MethodRunner:
 
     def _block(self, name: str, count: int, keep: bool) -> None:
         for _ in range(count):
-            rows = self._rows(self._steps[name], every=name in PIPELINES)
+            rows = self._rows(self._steps[name], every=name in PIPELINES | HYBRIDS)
             self._steps[name] += 1
             sample = self._timed(self.trainees[name], rows)
             if keep:
@@ -163,8 +169,8 @@ class MethodRunner:
 
 
 def _open(name: str, settings: LaunchSettings, rank: int, world: int) -> BenchTrainer | PipelineBenchTrainer:
-    if name in PIPELINES:
-        return open_pipeline(PIPELINES[name], settings, rank, world)
+    if (method := (PIPELINES | HYBRIDS).get(name)) is not None:
+        return open_pipeline(method, settings, rank, world)
     model = build_stage(settings.spec, 0, settings.spec.layers, settings.seed)
     group = dist.new_group(list(range(world)))
     work = StepWorkload(settings.spec, settings.rows, settings.seq_len)

@@ -76,6 +76,7 @@ PLANS: dict[str, Callable[[int, int], Plan]] = {
     "pp2": lambda layers, rows: small_run.make_plan(2, 1, layers, rows, 1),
     "tp2": lambda layers, rows: small_run.make_plan(1, 1, layers, rows, 1, tp=2),
     "pp2, 4 micro-batches": lambda layers, rows: small_run.make_plan(2, 1, layers, rows // 4, 4),
+    "dp2, 2 chunks": lambda layers, rows: small_run.make_plan(1, 2, layers, rows // 4, 2, chunks=2),
     "dp2, zero 1": lambda layers, rows: small_run.make_plan(1, 2, layers, rows // 2, 1, zero=1),
 }
 """Case -> function that makes its plan, from (blocks of the model, sequences in the batch)."""

@@ -28,8 +28,8 @@ nothing about compression."""
 _COMPRESSION_OPTIONS = {
     "--pieces": {"device"},
     "--convergence": {"rates", "seeds", "methods", "steps", "preset", "texts", "learning_rates", "output"},
-    "--lab": {"lab", "nodes", "rates", "methods", "steps", "together", "preset", "output", "activations"},
-    "": {"nodes", "methods", "steps", "together", "preset", "output", "activations"},
+    "--lab": {"lab", "nodes", "rates", "methods", "steps", "together", "preset", "output", "activations", "hybrid"},
+    "": {"nodes", "methods", "steps", "together", "preset", "output", "activations", "hybrid"},
 }
 """Parameters that each kind of `bench compression` takes, by the option that selects the kind; '' is the default kind:
 steps on this machine."""
@@ -52,6 +52,10 @@ steps on this machine."""
 @click.option(
     "--activations", is_flag=True,
     help="Instead: a pipeline over the nodes, with messages in fp32, bf16 and int8.  [--nodes: 2 and 4 in a lab]",
+)  # fmt: skip
+@click.option(
+    "--hybrid", is_flag=True,
+    help="Instead: replicas of pipelines of 2 nodes, with gradients summed beside the pipeline, and after it ('late').",
 )  # fmt: skip
 @click.option("--pieces", is_flag=True, help="Instead: time to choose and encode numbers, beside torch's top-k.")
 @click.option(
@@ -86,7 +90,8 @@ steps on this machine."""
 def compression(
     lab: Path | None, nodes: tuple[int, ...], rates: tuple[str, ...], methods: tuple[str, ...], steps: int | None,
     together: int | None, preset: str | None, output: Path | None, convergence: bool, activations: bool,
-    pieces: bool, device: str, seeds: str, texts: tuple[Any, ...], learning_rates: str, as_json: bool,
+    hybrid: bool, pieces: bool, device: str, seeds: str, texts: tuple[Any, ...], learning_rates: str,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Measure methods of summing gradients, which take turns: time of a step, processor seconds, and bytes at the
     network interface.
@@ -110,13 +115,14 @@ def compression(
         trained = _convergence_settings(steps or 2000, preset, texts, learning_rates)
         record = _measure_convergence(rates, methods, parse_seeds(seeds), trained, output, people)
     else:
-        record = _measure_steps(lab, nodes, rates, methods, steps or 20, together, preset, activations, output, people)
+        what = "activations" if activations else "hybrid" if hybrid else "sums"
+        record = _measure_steps(lab, nodes, rates, methods, steps or 20, together, preset, what, output, people)
     echo_json(record, as_json)
 
 
 def _measure_steps(
     lab: Path | None, nodes: Sequence[int], rates: Sequence[str], methods: Sequence[str], count: int,
-    together: int | None, preset: str | None, activations: bool, output: Path | None, people: Console,
+    together: int | None, preset: str | None, what: str, output: Path | None, people: Console,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the steps of each method, print the table, and return the record.
 
@@ -128,21 +134,29 @@ def _measure_steps(
         count: steps of each row of the table.
         together: number of methods that take turns in one launch; None: all of them.
         preset: preset of the model; None: the bench's own small model.
-        activations: measure pipelines over the nodes instead of gradient synchronisations.
+        what: what the methods are: sums (gradient synchronisations of whole replicas), activations (pipelines over the
+            nodes), or hybrid (replicas of pipelines).
         output: folder in which the rows are kept; None: nowhere.
         people: console that prints the table.
     """
     from hpctrain.base.process import SystemRunner
-    from hpctrain.bench.compression.bench_trainer import PIPELINE_SPEC, PIPELINES
+    from hpctrain.bench.compression.bench_trainer import HYBRIDS, PIPELINE_SPEC, PIPELINES
     from hpctrain.bench.compression.launch import BENCH_SPEC, LaunchSettings, as_json
     from hpctrain.bench.compression.methods import METHODS
     from hpctrain.bench.compression.step_times import lab_site, local_site, measure
     from hpctrain.bench.record import RowStore
     from hpctrain.lab.spec import read_lab_spec
 
-    usual = LaunchSettings(spec=PIPELINE_SPEC, rows=2, seq_len=128) if activations else LaunchSettings(spec=BENCH_SPEC)
+    usual = LaunchSettings(spec=BENCH_SPEC)
+    if what == "activations":
+        usual = LaunchSettings(spec=PIPELINE_SPEC, rows=2, seq_len=128)
+    if what == "hybrid":
+        usual = LaunchSettings(spec=BENCH_SPEC, rows=4, seq_len=128)
+        if unequal := [number for number in nodes if number % 2]:
+            raise InputError(f"--nodes {unequal[0]}: found an odd number with --hybrid; give an even one")
     settings = replace(usual, steps=count, spec=usual.spec if preset is None else _spec(preset))
-    table: dict[str, Any] = PIPELINES if activations else METHODS
+    tables: dict[str, dict[str, Any]] = {"sums": METHODS, "activations": PIPELINES, "hybrid": HYBRIDS}
+    table = tables[what]
     chosen = _known(methods, table) or list(table)
     path = output / ROWS_FILE if output else None
     if lab is None:
@@ -152,7 +166,7 @@ def _measure_steps(
     else:
         spec = read_lab_spec(lab)
         have = len(spec.nodes)
-        usual_sizes = (2, 4) if activations else (4, 8)
+        usual_sizes = {"sums": (4, 8), "activations": (2, 4), "hybrid": (4,)}[what]
         sizes = list(nodes) or [number for number in usual_sizes if number <= have] or [have]
         if max(sizes) > have:
             raise InputError(f"--nodes {max(sizes)}: {lab} has {have}; give at most that many")

@@ -194,6 +194,7 @@ def _bars(simulated: _Simulated) -> list[Bar]:
         end = simulated.step.all_reduced_at(rank)
         done = max(done, end)
         if simulated.step.sums[rank]:
+            # What passes during the rank's actions has no bar: it would hide them.
             bars.append(Bar(rank, "S", "sum over replicas", end - simulated.step.sums[rank], end))
     update = [
         Bar(rank, "U", "norm and optimizer", done, done + simulated.step.update) for rank in range(len(line.spans))
@@ -209,6 +210,14 @@ def _heading(simulated: _Simulated) -> str:
     )
 
 
+def _early_sums(simulated: _Simulated) -> str | None:
+    """Return a sentence about the sums that begin before the last backward; None if there are none."""
+    early_s = simulated.step.early_sums_s
+    if not early_s:
+        return None
+    return f"Sums over replicas begin {format_seconds(early_s)} before the last backward of their pipeline rank ends."
+
+
 def _tell(
     people: Console, before: _Simulated, after: _Simulated | None, drawn: dict[str, Any] | None,
     remarks: list[str],
@@ -218,6 +227,8 @@ def _tell(
         total = simulated.prediction.total
         for line in terminal_lines(_bars(simulated), simulated.plan.pp, total, people.width):
             people.print(line, soft_wrap=True)
+        if (sentence := _early_sums(simulated)) is not None:
+            people.print(sentence, soft_wrap=True)
         people.print()
     if after is not None:
         people.print(_comparison(before, after))

@@ -212,6 +212,8 @@ def _path(scene: CostedLayout) -> Table:
         waits = "" if following is None else format_seconds(following)
         table.add_row(str(leg.rank), _actions(leg), format_seconds(leg.end - leg.start), waits)
     after = max(step.all_reduced_at(rank) for rank in range(scene.layout.pp)) - step.lines[step.last].makespan
+    if step.early_sums_s:
+        table.add_row("all", "sums beside these", format_seconds(step.early_sums_s), "")
     table.add_row("all", "sums over replicas", format_seconds(after), "")
     table.add_row("all", "norm and optimizer", format_seconds(step.update), "")
     return table

@@ -52,5 +52,5 @@ def _spans(plan: Plan, step: SimulatedStep) -> Iterator[PredictedSpan]:
                     name = f"{names[action.kind]} stage {action.stage} mb {action.micro_batch}"
                     yield PredictedSpan(rank, name, start, end, "compute")
                 if step.sums[pipeline_rank]:
-                    yield PredictedSpan(rank, "reduce dp", end_s - step.sums[pipeline_rank], end_s, "dp")
+                    yield PredictedSpan(rank, "reduce dp", step.sum_starts[pipeline_rank], end_s, "dp")
                 yield PredictedSpan(rank, "optimizer", done_s, done_s + step.update, "compute")

@@ -12,18 +12,26 @@ from hpctrain.base.activity import ACTIVITY
 
 class OverlappedWork:
     """A collective that this rank has begun. On a CPU its seconds until the rank waits for it, or until it ends if that
-    is earlier, count as hidden (`Activity.add_hidden`); on CUDA the host does not know when a collective ends."""
+    is earlier, count as hidden (`Activity.add_hidden`), less those in which the rank waited for something else, as for
+    a stage message. On CUDA the host does not know when a collective ends."""
 
     def __init__(self, work: dist.Work, device: torch.device) -> None:
         self._work = work
         self._start_s = time.monotonic()
-        self._end_s: float | None = None
+        self._waited_before_s = ACTIVITY.waited_s
+        self._ended: tuple[float, float] | None = None
+        """When the collective ended, and the seconds of all waits by then; None: not yet."""
         self._is_counted = device.type == "cpu"
         if self._is_counted:
             work.get_future().add_done_callback(self._end)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether `wait` would not block the host: on a CPU whether the collective has ended, on CUDA always."""
+        return self._ended is not None or not self._is_counted
+
     def _end(self, _future: object) -> None:
-        self._end_s = time.monotonic()
+        self._ended = time.monotonic(), ACTIVITY.waited_s
 
     def wait(self) -> None:
         """Wait for the end of the collective. Call it within `ACTIVITY.doing` with `waits`.
@@ -32,5 +40,6 @@ class OverlappedWork:
             RuntimeError: the collective failed.
         """
         if self._is_counted:
-            ACTIVITY.add_hidden(self._start_s, self._end_s or time.monotonic())
+            end_s, waited_s = self._ended or (time.monotonic(), ACTIVITY.waited_s)
+            ACTIVITY.add_hidden(self._start_s, end_s, waited_s - self._waited_before_s)
         self._work.wait()

@@ -1,12 +1,12 @@
-"""Groups the gradients of a step into buckets and decides when each bucket is sent, if possible during the backward
+"""Puts the gradients of a step into buckets and decides when each bucket is sent, if possible during the backward
 pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpctrain.records.plan.compression import BUCKET_BYTES
 
@@ -14,44 +14,84 @@ from hpctrain.records.plan.compression import BUCKET_BYTES
 class BucketScheduler:
     """Sends the buckets of each step in the same order on every rank, whichever bucket is ready first.
 
-    With `register_hooks`, buckets are sent while the backward pass still runs. The first step counts the additions to
-    each gradient: one per micro-batch, none for parameters that the loss does not depend on. Every step has the same
-    schedule and so the same counts. From the second step on, a gradient is ready when its count is reached.
+    After `overlap`, buckets are sent before the end of the pipeline. The first step counts the additions to each
+    gradient: one per micro-batch, none for parameters that the loss does not depend on. Every step has the same
+    schedule and so the same counts. From the second step on, a gradient is ready when its count is reached; in every
+    step it is ready when its group is done.
     """
 
-    def __init__(self, send: Callable[[int, list[Tensor]], None], bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(
+        self,
+        send: Callable[[int, list[Tensor]], None],
+        bucket_bytes: int = BUCKET_BYTES,
+        make_room: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Create the scheduler before the first step.
 
         Args:
             send: called with the number of a bucket, counted from 0 in each step, and its gradients.
             bucket_bytes: largest size of a bucket; a larger gradient is a bucket of its own.
+            make_room: makes room for a bucket if that needs no wait for other ranks, and returns whether there is room.
+                Before `send_remaining`, no bucket is sent while it returns False.
         """
         self._send = send
         self._bucket_bytes = bucket_bytes
+        self._make_room = make_room
         self._sent = 0
         """Count of buckets sent in the current step."""
         self.buckets: list[list[int]] = []
-        """Indices into the list of gradients, by bucket in sending order; empty before the first step."""
-        self._parameters: list[nn.Parameter] = []
+        """Indices into the list of gradients, by bucket in sending order; empty before the first step, unless `overlap`
+        was called."""
+        self._groups: list[list[int]] = []
+        self._done: dict[int, Tensor] = {}
+        """Index -> gradient, for the groups that are done in the current step."""
+        self._parameters: Sequence[Tensor] = ()
         self._additions: list[int] = []
         """[index of a parameter] -> additions to its gradient in the current step."""
         self._expected: list[int] | None = None
         """The additions to each gradient in the first step; None during the first step."""
 
-    def register_hooks(self, parameters: list[nn.Parameter]) -> None:
-        """Register hooks that send each bucket as soon as the backward pass has finished its gradients, from the second
-        step on.
+    def overlap(
+        self, parameters: Sequence[Tensor], groups: Sequence[Sequence[int]] | None = None, hooks: bool = True
+    ) -> None:
+        """Send buckets before `send_remaining` from now on.
 
         Args:
-            parameters: in the order in which `send_remaining` gets their gradients.
+            parameters: in the order in which `send_remaining` gets their gradients, and in the gradients' shapes.
+            groups: indices of the parameters of each group, in the order in which groups are sent; None: all parameters
+                are one group. A bucket has gradients of one group. Gradients in no group are sent last, by
+                `send_remaining`.
+            hooks: whether a bucket is sent as soon as the backward pass has finished its gradients, from the second
+                step on; otherwise only when its group is done.
         """
         self._parameters = parameters
+        self._groups = [list(group) for group in (groups if groups is not None else [range(len(parameters))])]
+        grouped = frozenset(index for group in self._groups for index in group)
+        last = [index for index in range(len(parameters)) if index not in grouped]
+        for group in [*self._groups, last]:
+            buckets = bucket_indices([parameters[index] for index in group], self._bucket_bytes)
+            self.buckets += [[group[member] for member in bucket] for bucket in buckets]
         self._additions, self._expected = [0] * len(parameters), None
-        for index, parameter in enumerate(parameters):
-            parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._count_addition(index))
+        for index in grouped if hooks else ():
+            parameters[index].register_post_accumulate_grad_hook(lambda _, index=index: self._count_addition(index))
+
+    def group_done(self, number: int, gradients: list[Tensor]) -> None:
+        """Send the gradients of a group, to which nothing adds any more in this step, when it is their turn.
+
+        Args:
+            number: index of the group in `groups`.
+            gradients: all its gradients, in the order of its indices.
+        """
+        self._done |= zip(self._groups[number], gradients, strict=True)
+        self.proceed()
+
+    def proceed(self) -> None:
+        """Send the buckets that are ready and whose turn it is, without waiting for others."""
+        while self._sent < len(self.buckets) and self._is_ready(self.buckets[self._sent]) and self._make_room():
+            self._send_bucket([self._gradient(member) for member in self.buckets[self._sent]])
 
     def send_remaining(self, gradients: list[Tensor]) -> None:
-        """Send the buckets that were not sent during the backward pass, and prepare for the next step.
+        """Send the buckets that were not sent before, and prepare for the next step.
 
         Args:
             gradients: all gradients of the step, in the same order in every step.
@@ -64,6 +104,7 @@ class BucketScheduler:
         for bucket in self.buckets[self._sent :]:
             self._send_bucket([gradients[index] for index in bucket])
         self._sent = 0
+        self._done.clear()
         if self._expected is None:
             self._expected = self._additions
         elif any(now > then for now, then in zip(self._additions, self._expected, strict=True)):
@@ -72,15 +113,19 @@ class BucketScheduler:
 
     def _count_addition(self, index: int) -> None:
         self._additions[index] += 1
-        expected = self._expected
-        if expected is None or self._additions[index] != expected[index]:
-            return
-        for bucket in self.buckets[self._sent :]:
-            if not all(0 < expected[member] <= self._additions[member] for member in bucket):
-                return
-            self._send_bucket([self._gradient(member) for member in bucket])
+        if self._expected is not None and self._additions[index] == self._expected[index]:
+            self.proceed()
+
+    def _is_ready(self, bucket: list[int]) -> bool:
+        expected, additions = self._expected, self._additions
+        return all(
+            member in self._done or (expected is not None and 0 < expected[member] <= additions[member])
+            for member in bucket
+        )
 
     def _gradient(self, index: int) -> Tensor:
+        if index in self._done:
+            return self._done[index]
         grad = self._parameters[index].grad
         assert grad is not None, "asked for once it is complete"
         return grad

@@ -7,10 +7,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.buffers import BufferPool
@@ -95,21 +96,39 @@ class ReduceScatterAllGather(CodecReducer):
         """
         super().__init__(group, chosen)
         self._codec = self.holder = codec
-        self._scheduler = BucketScheduler(self._send, bucket_bytes)
+        self._scheduler = BucketScheduler(self._send, bucket_bytes, self._make_room)
+        self._is_chosen: list[list[bool]] = []
+        """For each group of `overlap`, which of its gradients the codec sends."""
         self._in_reduce_scatter: list[_BucketInFlight] = []
         self._in_all_gather: list[_BucketInFlight] = []
         self._pool = BufferPool()
         self._sent_bytes = 0
 
-    def overlap(self, parameters: list[nn.Parameter]) -> None:
+    def overlap(
+        self, parameters: Sequence[Tensor], groups: Sequence[Sequence[int]] | None = None, hooks: bool = True
+    ) -> None:
+        if self._world == 1:
+            return
+        groups = [range(len(parameters))] if groups is None else groups
+        place = {index: number for number, index in enumerate(self._chosen)}
+        self._is_chosen = [[index in place for index in group] for group in groups]
+        members = [[place[index] for index in group if index in place] for group in groups]
+        self._scheduler.overlap([parameters[index] for index in self._chosen], members, hooks)
+
+    def group_done(self, number: int, gradients: list[Tensor]) -> None:
         if self._world > 1:
-            self._scheduler.register_hooks([parameters[index] for index in self._chosen])
+            self._scheduler.group_done(number, list(compress(gradients, self._is_chosen[number])))
+
+    def proceed(self) -> None:
+        self._make_room()
+        self._scheduler.proceed()
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
             return 0
         tensors, exempt = self._split(gradients)
         self._scheduler.send_remaining(tensors)
+        self._make_room(wait=True)  # so that the exempt gradients have the same place on all ranks
         self._exempt.begin(exempt)
         while self._in_reduce_scatter:
             self._start_all_gather()
@@ -118,17 +137,33 @@ class ReduceScatterAllGather(CodecReducer):
         sent_bytes, self._sent_bytes = self._sent_bytes, 0
         return sent_bytes + self._exempt.finish()
 
-    def _send(self, number: int, tensors: list[Tensor]) -> None:
-        """Start the all-to-all of a bucket; then add up the oldest bucket, if enough others are on the wire.
+    def _make_room(self, wait: bool = False) -> bool:
+        """Go on with the buckets on the wire until another one may be sent; return whether it may.
 
-        All ranks do so in the same order, because collectives must start in the same order on all ranks.
+        Collectives start in one order on all ranks, because a bucket's all-gather always follows the all-to-all of the
+        second bucket after it.
+
+        Args:
+            wait: whether to wait for other ranks.
+        """
+        while len(self._in_reduce_scatter) > BUCKETS_SCATTERED_AHEAD:
+            if not (wait or self._in_reduce_scatter[0].work.has_ended):
+                return False
+            self._start_all_gather()
+        while len(self._in_reduce_scatter) + len(self._in_all_gather) >= BUCKETS_IN_FLIGHT:
+            if not (wait or self._in_all_gather[0].work.has_ended):
+                return False
+            self._finish_all_gather()
+        return True
+
+    def _send(self, number: int, tensors: list[Tensor]) -> None:
+        """Start the all-to-all of a bucket.
 
         Args:
             number: number of the bucket, counted from 0 in each step.
             tensors: the bucket's gradients.
         """
-        while len(self._in_reduce_scatter) + len(self._in_all_gather) >= BUCKETS_IN_FLIGHT:
-            self._finish_all_gather()
+        self._make_room(wait=True)
         numbers = sum(tensor.numel() for tensor in tensors)
         part_multiple = self._world * self._codec.part_multiple
         part_bytes = self._codec.bytes_of(-(-numbers // part_multiple) * self._codec.part_multiple)
@@ -140,8 +175,6 @@ class ReduceScatterAllGather(CodecReducer):
         overlapped = OverlappedWork(work, outgoing.device)
         self._in_reduce_scatter.append(_BucketInFlight(number, tensors, outgoing, incoming, overlapped))
         self._sent_bytes += 2 * (self._world - 1) * part_bytes
-        if len(self._in_reduce_scatter) > BUCKETS_SCATTERED_AHEAD:
-            self._start_all_gather()
 
     def _bucket(self, number: int) -> list[int]:
         """Return the indices of a bucket's gradients in the list that `reduce` gets."""

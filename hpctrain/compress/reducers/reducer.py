@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.buffers import BufferPool
@@ -40,16 +40,35 @@ class Reducer(StepState, ABC):
                 sent.
         """
 
-    def overlap(self, parameters: list[nn.Parameter]) -> None:
-        """From the second step on, send each bucket as soon as the backward pass has finished its gradients.
+    def overlap(
+        self, parameters: Sequence[Tensor], groups: Sequence[Sequence[int]] | None = None, hooks: bool = True
+    ) -> None:
+        """Send buckets before `reduce` is called: in every step when their group is done, and with `hooks` from the
+        second step on as soon as the backward pass has finished their gradients.
 
-        A reducer that needs all gradients before it can send any does nothing. Call this method once. Call it only if
-        nothing else is sent during the backward pass, and nothing changes gradients between the backward pass and
-        `reduce`.
+        A reducer that needs all gradients before it can send any does nothing. Call this method once, and only if
+        nothing changes gradients between the backward pass and `reduce`.
 
         Args:
-            parameters: plain tensors (no DTensors), in the order in which `reduce` gets their gradients.
+            parameters: plain tensors (no DTensors) in the shapes of the gradients, in the order in which `reduce` gets
+                their gradients.
+            groups: indices of the parameters whose gradients are complete together, as those of a stage; the groups in
+                the order in which all ranks send them. Gradients in no group are sent by `reduce`. None: all parameters
+                are one group.
+            hooks: whether the backward pass adds to the `grad` of `parameters` themselves, and by autograd.
         """
+
+    def group_done(self, number: int, gradients: list[Tensor]) -> None:
+        """Send the gradients of a group of `overlap`, to which nothing adds any more in this step. The call does not
+        wait for other ranks.
+
+        Args:
+            number: index of the group in `groups`.
+            gradients: all its gradients, in the order of its indices; they share memory with those that `reduce` gets.
+        """
+
+    def proceed(self) -> None:
+        """Go on with the sums under way as far as that is possible without waiting for other ranks."""
 
     def after_step(self, step: int) -> int:
         """Combine the replicas' weights if an outer sync of local SGD is due after this step. Collective over the
@@ -91,36 +110,42 @@ def residual_ratio_metric(residual: float, gradient: float) -> dict[str, float]:
 
 
 class DenseReducer(Reducer):
-    """Reducer that sums exactly, in the gradients' dtype, by ring all-reduce. After a call of `overlap`, it sums during
-    the backward pass.
+    """Reducer that sums exactly, in the gradients' dtype, by ring all-reduce. After a call of `overlap`, it sums while
+    the backward passes of the step go on.
     """
 
     def __init__(self, group: dist.ProcessGroup, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._group = group
         self._world = dist.get_world_size(group)
         self._bucket_bytes = bucket_bytes
-        self._scheduler = BucketScheduler(self._send, bucket_bytes)
+        self._scheduler = BucketScheduler(self._send, bucket_bytes, self._make_room)
         self._sent_bytes = 0
         self._in_flight: list[_BucketInFlight] = []
         self._pool = BufferPool()
-        self._parameters: list[nn.Parameter] = []
+        self._parameters: Sequence[Tensor] = ()
         self._flat_gradients: dict[int, Tensor] = {}
         """Number of a bucket -> memory that holds the bucket's gradients, from the moment they are sent until the next
         step.
         """
 
-    def overlap(self, parameters: list[nn.Parameter]) -> None:
-        """From the second step on, send each bucket as soon as the backward pass has finished its gradients.
+    def overlap(
+        self, parameters: Sequence[Tensor], groups: Sequence[Sequence[int]] | None = None, hooks: bool = True
+    ) -> None:
+        """Send buckets before `reduce` is called, as `Reducer.overlap` describes.
 
-        The parameters' `grad` moves into memory of the reducer, which the next step overwrites. So sums need not be
-        copied back.
-
-        Args:
-            parameters: plain tensors (no DTensors), in the order in which `reduce` gets their gradients.
+        With `hooks`, the parameters' `grad` moves into memory of the reducer, which the next step overwrites. So sums
+        need not be copied back.
         """
         if self._world > 1:
-            self._parameters = parameters
-            self._scheduler.register_hooks(parameters)
+            self._parameters = parameters if hooks else ()
+            self._scheduler.overlap(parameters, groups, hooks)
+
+    def group_done(self, number: int, gradients: list[Tensor]) -> None:
+        if self._world > 1:
+            self._scheduler.group_done(number, gradients)
+
+    def proceed(self) -> None:
+        self._scheduler.proceed()
 
     def reduce(self, gradients: list[Tensor]) -> int:
         self.begin(gradients)
@@ -151,8 +176,7 @@ class DenseReducer(Reducer):
         elif self._are_grads(number, tensors):
             flat = self._flatten_in_place(number, tensors)
         else:
-            while sum(flight.copy is not None for flight in self._in_flight) >= COPIES_IN_FLIGHT:
-                self._finish_bucket()
+            self._make_room(wait=True)
             like, numbers = tensors[0], sum(tensor.numel() for tensor in tensors)
             copy = self._pool.take(max(numbers, self._bucket_bytes // like.element_size()), like, like.dtype)
             flat = copy[:numbers]
@@ -160,6 +184,18 @@ class DenseReducer(Reducer):
         work = OverlappedWork(dist.all_reduce(flat, group=self._group, async_op=True), flat.device)
         self._in_flight.append(_BucketInFlight(number, tensors, flat, copy, work))
         self._sent_bytes += flat.numel() * flat.element_size()
+
+    def _make_room(self, wait: bool = False) -> bool:
+        """Finish buckets until another one may be copied into a buffer; return whether it may.
+
+        Args:
+            wait: whether to wait for other ranks; otherwise only buckets whose sums have arrived are finished.
+        """
+        while full := sum(flight.copy is not None for flight in self._in_flight) >= COPIES_IN_FLIGHT:
+            if not (wait or self._in_flight[0].work.has_ended):
+                break
+            self._finish_bucket()
+        return not full
 
     def _are_grads(self, number: int, tensors: list[Tensor]) -> bool:
         """Return whether the tensors of a bucket are the parameters' `grad` themselves, not views or copies.

@@ -10,6 +10,7 @@ program; the code solves it in closed form.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -20,7 +21,7 @@ from hpctrain.planner.bounds.unit_counts import (
     late_shard_bytes,
     shard_bytes_per_micro_batch,
 )
-from hpctrain.planner.cost.collectives import overlapped_share
+from hpctrain.planner.cost.collectives import begins_early, overlapped_share
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec, Workload
 from hpctrain.planner.devices.constants import CostConstants
@@ -73,7 +74,24 @@ class ClosedFormBound:
         """One entry a kind of tensor-parallel group, the fastest first: (speed, number of groups, seconds of the whole
         model).
         """
+        self.backward_s = self._most_backward_s()
+        """(a, b) such that a rank with one stage on one device takes at most a + b·parameters seconds for the backward
+        of a micro-batch."""
         self._cut_s = cache(self._slowest_rank_s)
+
+    def _most_backward_s(self) -> tuple[float, float]:
+        work = self.cost.work
+        if work.least_blocks != work.spec.layers:
+            return 0.0, math.inf  # a stage may hold blocks that are slower than the mean
+        sizes = [
+            work.parameters(ModelPart(*part), 1) for part in ((0, True, False), (1, False, False), (0, False, True))
+        ]
+        launches = [self.cost.constants[unit.kind].action_ops * unit.launch_s for unit, _ in self.unit_counts.kinds]
+        return max(launches), max(
+            seconds / size
+            for parts in self.timed
+            for seconds, size in zip((parts.embedding[1], parts.block[1], parts.head[1]), sizes, strict=True)
+        )
 
     def work_s(self, dims: ParallelDims) -> float:
         """Return a lower bound of the step time in seconds: what computation alone takes with any schedule.
@@ -153,24 +171,31 @@ class ClosedFormBound:
         )
         if not counts_all_reduce(work, dp):
             return 0.0, 0.0 if memory_options.shard == "node" else update
-        alpha, beta = self.unit_counts.ring(dp, 1)
+        alpha, beta = self.unit_counts.ring(dp)
         sent: tuple[float, ...] = (work.framework.summed_bytes,) * 2
         if memory_options.zero:
             sent = late_shard_bytes(work, units[0].kind)
         late = 1 - overlapped_share(work, option.stages, option.dims.tp)
+        if begins_early(work, option.stages) and option.virtual_stages > 1:
+            return 0.0, update  # a rank's other stages may hide the messages
         rounds = sum(size > 0 for size in sent)
         latencies = late * rounds * (dp - 1) * alpha
-        per_parameter = update + late * sum(sent) * (dp - 1) / dp * beta
+        messages = sum(sent) * (dp - 1) / dp * beta
+        if late < 1 and option.stages > 1:
+            # What passes during a rank's last backward is no longer than this backward.
+            launch_s, most = self.backward_s
+            return -launch_s, update + max(late * messages, messages - most)
+        per_parameter = update + late * messages
         if memory_options.zero > 1:
             return latencies, per_parameter
         if memory_options.zero:
-            most: float = max(work.parameters(ModelPart(*part), option.dims.tp) for part in LARGEST_PIECES)
+            largest: float = max(work.parameters(ModelPart(*part), option.dims.tp) for part in LARGEST_PIECES)
         else:
-            most = work.framework.bucket_bytes / work.framework.gradient_bytes
-        # Each bucket or piece takes the latencies: there is at least one, and at least one for each `most` parameters.
-        if work.spec.parameters() / option.dims.tp / option.dims.pp < most:
+            largest = work.framework.bucket_bytes / work.framework.gradient_bytes
+        # Each bucket or piece takes the latencies: there is at least one, and one for each `largest` parameters.
+        if work.spec.parameters() / option.dims.tp / option.dims.pp < largest:
             return latencies, per_parameter
-        return 0.0, per_parameter + latencies / most
+        return 0.0, per_parameter + latencies / largest
 
     def _shard_collectives_s(self, option: Option) -> float:
         """Return the least seconds that ZeRO's collectives beside the passes of micro-batches take in a step, on the
@@ -178,7 +203,7 @@ class ClosedFormBound:
         (pp, dp, tp), work = option.dims, self.cost.work
         if work.memory_options.zero < 2 or not counts_all_reduce(work, dp):
             return 0.0
-        _, beta = self.unit_counts.ring(dp, 1)
+        _, beta = self.unit_counts.ring(dp)
         sent = sum(shard_bytes_per_micro_batch(work)) * work.spec.parameters() / tp / pp
         return self.count // dp * (dp - 1) / dp * beta * sent
 

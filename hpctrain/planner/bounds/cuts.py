@@ -146,7 +146,7 @@ class ReplicaFinish:
     def __init__(self, ranks: RankTimes, cuts: IntArray, mixes: IntArray) -> None:
         self.ranks, self.cuts, self.mixes = ranks, cuts, mixes
         rank = np.arange(ranks.pp)
-        self.forward, self.backward, self.both, self.sums, update = (
+        self.forward, self.backward, self.both, self.sums, self.late, update = (
             seconds[rank, mixes, cuts] for seconds in ranks.times
         )
         self.update = update.max(axis=1)
@@ -211,7 +211,7 @@ class ReplicaFinish:
             trip = np.cumsum(both[:, ::-1], axis=1)[:, ::-1] + 2 * self.hops_from
             to_first = np.maximum(to_first, before + after + np.ceil(many / (pp - np.arange(pp))) * trip)
         last_sum = (before + busy + sums).max(axis=1)
-        return np.asarray(np.maximum(last_sum, to_first.max(axis=1) + sums[:, 0]))
+        return np.asarray(np.maximum(last_sum, to_first.max(axis=1) + self.late[at][:, 0]))
 
     def _interleaved(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """Return, for each of the replicas `at`, a lower bound of the seconds until it has done its micro-batches and
@@ -240,7 +240,7 @@ class ReplicaFinish:
             total = (first + second) * many * both + first * ahead + second * beside
             total = total + np.minimum(slope * halves.least, slope * halves.most)
             bound = np.maximum(bound, total.sum(axis=1))
-        return np.asarray(bound + self.sums[at][:, 0])
+        return np.asarray(bound + self.late[at][:, 0])
 
 
 REFERENCE_SPLIT = (1 / 3, 2 / 3)

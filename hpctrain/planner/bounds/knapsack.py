@@ -231,7 +231,7 @@ class KnapsackBound(RankTimes):
                 # The first backward also waits for the backward through all later ranks. With gpipe, all forwards of
                 # all ranks come before the last rank's first backward.
                 at_first = np.full_like(tail, self.first_sum_s)
-                at_first[self.first] = times.sums[self.first]
+                at_first[self.first] = times.late[self.first]
                 waits.append((limit_s - self.passes.both_s - at_first - times.update + backward, backward))
             for remaining, action_s in waits:
                 late = (remaining + early * forward) / both

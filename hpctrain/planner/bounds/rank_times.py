@@ -18,7 +18,7 @@ from hpctrain.planner.bounds.unit_counts import (
     shard_bytes_per_micro_batch,
     unit_classes,
 )
-from hpctrain.planner.cost.collectives import flat_copy_share, overlapped_share
+from hpctrain.planner.cost.collectives import begins_early, flat_copy_share, overlapped_share
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
 from hpctrain.planner.devices.links import scalar_all_reduce_s
@@ -39,7 +39,9 @@ class RankSeconds(NamedTuple):
     both: FloatArray
     """Forward and backward of a micro-batch, with split backwards if the schedule splits them."""
     sums: FloatArray
-    """The part of the gradients' all-reduce over the replicas that comes after the step's last backward."""
+    """The all-reduce of the gradients over the replicas, less the part that may pass during the rank's actions."""
+    late: FloatArray
+    """The part of the all-reduce that comes after the rank's last backward, also if the rank waits before that."""
     update: FloatArray
     """The optimizer's update and the gradient norm, once a step."""
 
@@ -78,7 +80,7 @@ class RankTimes:
         self.times = self._times()
         self.fill = self._fill()
         """[rank] -> the least seconds before the rank's first forward."""
-        self.first_sum_s = float(self.times.sums[self.first].min())
+        self.first_sum_s = float(self.times.late[self.first].min())
         self.inside = sum(units // self.dp for units in unit_counts.by_node)
         """The largest number of columns (see `_set_classes`) that can each lie within one node."""
         self.apart = self._times(apart=True) if 0 < self.inside < self.pp and self.dp > 1 else None
@@ -152,7 +154,7 @@ class RankTimes:
                 and hides_shard_collectives(work, c.kind)
             ):
                 # A pass takes at least as long as the collectives beside it.
-                _, beta = self.unit_counts.ring(self.dp, virtual_stages, apart)
+                _, beta = self.unit_counts.ring(self.dp, apart)
                 sent = (
                     (self.dp - 1) / self.dp * beta * each * parameters for each in shard_bytes_per_micro_batch(work)
                 )
@@ -160,12 +162,17 @@ class RankTimes:
                 both = np.maximum(both, sum(longer))
                 forward, backward = longer
             update = c.update(blocks, first, last) + c.once + self.norm_s
-            rows.append((forward, backward, both, self._sums(c, parameters, backward, apart), update))
+            rows.append((forward, backward, both, *self._sums(c, parameters, both - forward, apart), update))
         return tuple(np.array(values) for values in zip(*rows, strict=True))
 
-    def _sums(self, unit_class: UnitClass, parameters: FloatArray, backward: FloatArray, apart: bool) -> FloatArray:
-        """Return [number of blocks] -> seconds of the all-reduce of a pipeline rank with so many blocks after its last
-        backward, less the part that may overlap the backward.
+    def _sums(
+        self, unit_class: UnitClass, parameters: FloatArray, backward: FloatArray, apart: bool
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return two arrays [number of blocks], the fields `sums` and `late` of `RankSeconds` for a pipeline rank with
+        so many blocks.
+
+        If the rank has several stages, and so early sums, at most 2·pp backwards of each stage lie after the first
+        message of an all-reduce: 2·pp − 1 after the first stage's last backward, and this backward itself.
 
         Args:
             parameters: [number of blocks] -> parameters of the rank.
@@ -174,15 +181,19 @@ class RankTimes:
         """
         work, dp, stages = self.cost.work, self.dp, self.option.stages
         if not counts_all_reduce(work, dp):
-            return np.zeros_like(parameters)
+            return np.zeros_like(parameters), np.zeros_like(parameters)
         size = parameters * work.framework.summed_bytes
-        alpha, beta = self.unit_counts.ring(dp, self.option.virtual_stages, apart)
+        alpha, beta = self.unit_counts.ring(dp, apart)
         if work.memory_options.zero:
-            return (dp - 1) * beta * parameters * sum(late_shard_bytes(work, unit_class.kind)) / dp
+            late = (dp - 1) * beta * parameters * sum(late_shard_bytes(work, unit_class.kind)) / dp
+            return late, late
         buckets = np.maximum(1, np.ceil(size / work.framework.bucket_bytes))
         wire = 2 * (dp - 1) * (buckets * alpha + beta * size / dp)
-        early, copied = overlapped_share(work, stages, self.tp), flat_copy_share(work, stages, self.tp)
-        return wire - np.minimum(early * wire, backward) + copied * parameters * unit_class.copy
+        copies = flat_copy_share(work, stages, self.tp) * parameters * unit_class.copy
+        if self.option.virtual_stages > 1 and begins_early(work, stages):
+            return np.maximum(0.0, wire - 2 * self.pp * backward) + copies, copies
+        late = wire - np.minimum(overlapped_share(work, stages, self.tp) * wire, backward) + copies
+        return late, late
 
 
 class PipelinePasses:

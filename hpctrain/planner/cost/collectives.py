@@ -60,15 +60,12 @@ class StageGradients(NamedTuple):
     """Seconds per number of each codec on the slowest device; None for exact sums."""
 
 
-def all_reduce_time(
-    codec: Codec, rings: RingGroup, gradients: StageGradients, chunks: int, bucket_bytes: float
-) -> AllReduceTime:
+def all_reduce_time(codec: Codec, rings: RingGroup, gradients: StageGradients, bucket_bytes: float) -> AllReduceTime:
     """Return the time to all-reduce the gradients of a stage.
 
     Args:
         rings: the rings of all groups that all-reduce at the same time; for codecs with `all_to_all`, their links are
             those between all pairs of nodes.
-        chunks: stages whose gradients each device all-reduces at the same time.
         bucket_bytes: bytes of the largest bucket.
     """
     n = rings.size
@@ -78,53 +75,67 @@ def all_reduce_time(
     buckets = max(1, math.ceil(size_bytes / bucket_bytes))
     if gradients.codec_s is None:
         # Exact sums take this short path, because the search needs them most often.
-        wire_s = buckets * rings.all_reduce_s(size_bytes / buckets, chunks)
+        wire_s = buckets * rings.all_reduce_s(size_bytes / buckets)
         return AllReduceTime(2 * (n - 1) * size_bytes / n, wire_s, gradients.numbers * gradients.copy_s)
     sent_bytes = codec.wire_bytes(size_bytes, n, gradients.width) / n
     # The tensor size at which a ring all-reduce sends this many bytes.
     alike_bytes = sent_bytes * n / (2 * (n - 1))
     rounds = codec.rounds(buckets, n)
-    wire_s = rounds * rings.all_reduce_s(alike_bytes / rounds, chunks)
+    wire_s = rounds * rings.all_reduce_s(alike_bytes / rounds)
     number_s = gradients.copy_s if codec.measured_as is None else getattr(gradients.codec_s, codec.measured_as)
     return AllReduceTime(sent_bytes, wire_s, gradients.numbers * (number_s * codec.passes(n)))
 
 
-def overlaps_backward(work: Workload, stages: int, tp: int) -> bool:
-    """Return whether buckets may be sent before the backward pass ends.
+def begins_early(work: Workload, stages: int) -> bool:
+    """Return whether the sum of a stage's gradients begins when the stage's last backward is done, while the pipeline
+    goes on with other stages.
 
-    They may if a replica is one stage on one device and its state is not sharded. Otherwise the links are busy with
-    other messages.
+    It does if the state is not sharded and the codec can send some gradients before it has all of them. In fp16, codecs
+    with state wait until the loss scale is removed after the pipeline. Some frameworks begin early only if a replica is
+    one stage.
 
     Args:
         stages: stages of the model.
     """
-    return stages == tp == 1 and not work.memory_options.zero
+    if work.memory_options.zero or (stages > 1 and not work.framework.early_sums):
+        return False
+    return work.codec.overlap > 0 and not (work.precision == "fp16" and work.codec.has_state)
 
 
-def overlapped_share(work: Workload, stages: int, tp: int) -> float:
-    """Return the share of the all-reduce's messages that may be sent before the backward pass ends.
+def overlapped_share(work: Workload, stages: int, tp: int, part: ModelPart | None = None) -> float:
+    """Return the share of the messages of a stage's all-reduce that may be sent before the stage's last backward ends.
 
-    If the function `overlaps_backward` returns True, the share is the codec's `overlap`, less the share of the
-    embedding in the gradient, because the embedding's gradient is ready last. Otherwise the share is 0. In fp16 the
-    share is also 0 for a codec with state, which waits until the loss scale is removed after the backward pass.
+    If `begins_early` returns True, and gradients are not split over the devices of a tensor-parallel group, the share
+    is the codec's `overlap`, less the share of the gradients that are ready last: those of the embedding in the first
+    stage, and of the last bucket in others. Otherwise the share is 0.
 
     Args:
         stages: number of stages of the model.
+        part: what the stage holds; None: the part of the model with the largest share.
     """
-    if not overlaps_backward(work, stages, tp) or (work.precision == "fp16" and work.codec.has_state):
+    if tp > 1 or not begins_early(work, stages):
         return 0.0
-    return work.codec.overlap * (1 - work.spec.embedding_parameters() / work.spec.parameters())
+    if stages == 1:
+        late = work.spec.embedding_parameters() / work.spec.parameters()
+    elif part is None:
+        late = 0.0
+    else:
+        size = work.parameters(part, tp)
+        last = work.framework.bucket_bytes / work.framework.summed_bytes
+        late = min(1.0, max(last, work.spec.embedding_parameters() * part.first) / size) if size else 1.0
+    return work.codec.overlap * (1 - late)
 
 
 def flat_copy_share(work: Workload, stages: int, tp: int) -> float:
     """Return which share of two copies the reducer makes: of the gradients into flat buckets, and of the sums back.
 
-    The share is one half for exact sums that overlap the backward pass, because the sums are not copied back; else 1.
+    The share is one half for exact sums that begin early, because the sums are not copied back; else 1. With tensor
+    parallelism they are copied back.
 
     Args:
         stages: stages of the model.
     """
-    return 0.5 if work.codec.exact and overlaps_backward(work, stages, tp) else 1.0
+    return 0.5 if tp == 1 and work.codec.exact and begins_early(work, stages) else 1.0
 
 
 def low_rank_width(dim: int, tp: int) -> float:
@@ -195,7 +206,7 @@ def shard_collective_times(
     """
     placement = placement_links.placement
     groups, across = placement_links.shard_ring_groups(shards)
-    chunks, tp = len(shares) // len(placement[0]), len(placement[0][0].devices)
+    tp = len(placement[0][0].devices)
     times = []
     for share, rank in zip(shares, owner, strict=True):
         parameters = work.parameters(share, tp)
@@ -205,7 +216,7 @@ def shard_collective_times(
         def seconds(
             size: float, pieces: int = pieces, rings: RingGroup = groups[rank], speed: float = bytes_per_s
         ) -> float:
-            return pieces * rings.all_reduce_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
+            return pieces * rings.all_reduce_s(size / pieces) / 2 + COPY_PASSES * size / speed
 
         # Gradients are compressed within the backward pass only if one group shards over all replicas; see decision 45.
         width = work.codec.dense_bytes / FULL_BYTES if shards == len(placement) else 1.0
@@ -214,7 +225,7 @@ def shard_collective_times(
             ShardCollectiveTimes(
                 gather=seconds(work.gathered_bytes * parameters),
                 scatter=seconds(work.framework.summed_bytes * parameters * width),
-                copies=pieces * across[rank].all_reduce_s(part / pieces, chunks),
+                copies=pieces * across[rank].all_reduce_s(part / pieces),
                 pieces=pieces,
             )
         )

@@ -213,7 +213,8 @@ class CostModel:
         """Return [stage] -> time of the all-reduce of its gradients over the replicas; with hybrid sharding, over the
         shard groups.
 
-        All stages reduce at about the same time, so their rings share cards and uplinks.
+        All pipeline ranks reduce at about the same time, so their rings share cards and uplinks. The stages of one rank
+        reduce one after the other.
 
         Args:
             shares: [stage] -> the part of the model that the stage holds.
@@ -225,7 +226,6 @@ class CostModel:
         codec, tp = self.work.codec, len(placement[0][0].devices)
         framework, width = self.work.framework, low_rank_width(self.work.spec.dim, tp)
         rings = self.placement_links(placement).replicate_ring_groups(shards, codec.all_to_all)
-        chunks = len(shares) // len(placement[0])
         copied = flat_copy_share(self.work, len(shares), tp)
         sums = []
         for share, rank in zip(shares, owner, strict=True):
@@ -234,7 +234,7 @@ class CostModel:
             copy_s = copied * max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
             codec_s = None if codec.exact else slowest_codec(units)
             gradients = StageGradients(numbers, framework.summed_bytes, width, copy_s, codec_s)
-            sums.append(all_reduce_time(codec, rings[rank], gradients, chunks, framework.bucket_bytes))
+            sums.append(all_reduce_time(codec, rings[rank], gradients, framework.bucket_bytes))
         return sums
 
     def gradient_cast_s(self, placement: Placement, rank: int) -> float:
@@ -259,7 +259,7 @@ class CostModel:
             return 0.0
         numbers = self.work.spec.end_parameters(len(placement[0][first].devices), first=True, last=False)
         size = float(self.work.framework.summed_bytes * numbers)
-        return self.placement_links(placement).end_ring_group(first, last).all_reduce_s(size, 1)
+        return self.placement_links(placement).end_ring_group(first, last).all_reduce_s(size)
 
     def norm_all_reduce_s(self, placement: Placement) -> float:
         """Return the seconds of the all-reduce of one number over all devices, which clipping by the gradient's norm

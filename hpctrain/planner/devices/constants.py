@@ -200,6 +200,9 @@ class Framework:
     """Whether, on CUDA, ZeRO's collectives of one block overlap the computation of the block before or after it."""
     bucket_bytes: float = BUCKET_BYTES
     """Bytes of the largest bucket of gradients that is summed at once between replicas."""
+    early_sums: bool = True
+    """Whether a stage's gradients are summed while the pipeline goes on with other stages; if False, sums overlap the
+    backward only where a replica is one stage."""
     residual_stream_bytes: int = 4
     """Bytes per value of the residual stream, which is also sent between stages."""
     blocking_sends: bool = False

@@ -36,19 +36,17 @@ class RingGroup:
     together share cards and uplinks.
     """
 
-    def all_reduce_s(self, size_bytes: float, chunks: int) -> float:
+    def all_reduce_s(self, size_bytes: float) -> float:
         """Return the seconds of the slowest ring: 2(n−1)(alpha + beta·b/n), with the n = `self.size` devices of a ring,
-        b = `size_bytes`, and as beta the larger of the beta within nodes and `chunks` times the beta between nodes.
+        b = `size_bytes`, and as beta the larger of the beta within nodes and the beta between nodes.
 
         Args:
             size_bytes: bytes that are summed.
-            chunks: all-reduces that each rank runs at the same time, one for each of its stages; they share the links
-                between nodes.
         """
         if self.size == 1:
             return 0.0
         part = size_bytes / self.size
-        hop_s = max(a + max(within, chunks * between) * part for a, within, between in self.costs)
+        hop_s = max(a + max(within, between) * part for a, within, between in self.costs)
         return 2 * (self.size - 1) * hop_s
 
 

@@ -15,7 +15,8 @@ from hpctrain.planner.cost.model import CostModel, crosses_nodes
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.search.measured_gradients import adaptive_codec, priced_codec, why_loses_too_much
-from hpctrain.planner.simulate.predict import Prediction, overlapped_s, predict
+from hpctrain.planner.simulate.gradient_sums import overlapped_s
+from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.plan.compression import (
     CODECS,
@@ -184,11 +185,11 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Code
     """
     priced = cost.with_work(codec=codec)
     prediction = predict(priced, layout, whole=True)
-    longest = None
+    longest, hidden = None, 0.0
     if layout.shards < layout.dp:
         sums = priced.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage, layout.shards)
         longest = max(sums, key=lambda stage: stage.seconds)
-    hidden = overlapped_s(priced, layout, longest.wire_s) if longest is not None else 0.0
+        hidden = overlapped_s(priced, layout, longest.wire_s, sums.index(longest))
     mean_step_s = prediction.total
     if exact is not None and codec.has_state:
         # Warm-up steps are summed exactly, after the backward pass.

@@ -1,7 +1,7 @@
 """Timelines of a pipeline step: simulates, action by action, the table that the job will run. Pure arithmetic.
 
-`simulate` records when every action starts and ends. The search needs only the ends of the pipeline ranks
-(`rank_ends`), which are computed faster for long tables: after a few rounds, every two further rounds take equally
+`simulate` records when every action starts and ends. The search needs only the ends of the stages (`stage_ends`), which
+are computed faster for long tables: after a few rounds, every two further rounds take equally
 long, so two short tables are simulated and extrapolated linearly. The plan that is written is simulated in full.
 """
 
@@ -88,10 +88,13 @@ class Timeline:
     def makespan(self) -> float:
         return max((row[-1][2] for row in self.spans if row), default=0.0)
 
+    def stage_ends(self) -> dict[int, float]:
+        """Return stage -> seconds from the start of the step until its last backward ends, after which the stage's
+        gradients are complete."""
+        return {action.stage: end for row in self.spans for action, _, end in row if action.kind in "BW"}
+
     def rank_end(self, rank: int) -> float:
-        """Return the seconds from the start of the step until a pipeline rank ends its last action, after which its
-        gradients can be summed.
-        """
+        """Return the seconds from the start of the step until a pipeline rank ends its last action."""
         return self.spans[rank][-1][2] if self.spans[rank] else 0.0
 
 
@@ -115,8 +118,10 @@ class ActionProgram:
     actions: tuple[Action, ...]
     timed: tuple[TimedAction, ...]
     """The sorted actions as numbers, in the order of `actions`."""
+    ranks: int
+    """Number of pipeline ranks."""
     last: tuple[int, ...]
-    """[pipeline rank] -> index of its last action."""
+    """[stage] -> index of its last backward."""
 
 
 def simulate(schedule: Schedule, durations: StageDurations) -> Timeline:
@@ -138,10 +143,11 @@ def simulate(schedule: Schedule, durations: StageDurations) -> Timeline:
     return Timeline(tuple(map(tuple, spans)), senders)
 
 
-def rank_ends(
+def stage_ends(
     schedule: str, pp: int, stages: int, micro_batches: int, durations: StageDurations, whole: bool = False
 ) -> tuple[float, ...]:
-    """Return the seconds from the start of the step until each pipeline rank ends its last action.
+    """Return the seconds from the start of the step until each stage ends its last backward. A pipeline rank ends its
+    last action when the last of its stages does.
 
     Args:
         schedule: name of the schedule.
@@ -151,29 +157,28 @@ def rank_ends(
     Raises:
         ValueError: the schedule is unknown, or not defined for these numbers.
     """
-    if pp == 1:
-        return (_single_rank_s(schedule, stages, micro_batches, durations),)
+    if stages == 1:
+        return (_one_stage_s(schedule, micro_batches, durations),)
     remainder = micro_batches % pp
     short = pp * SIMULATED_ROUNDS + remainder * (pp + 1 if schedule in ROUND_BASED_SCHEDULES else 1)
     # The micro-batches after the short table have to be a whole number of periods.
     short += (micro_batches - short) // pp % PERIOD_ROUNDS * pp
     if whole or micro_batches <= short + PERIOD_ROUNDS * pp:
-        return _rank_ends(named_program(schedule, pp, stages, micro_batches), durations)
-    first = _rank_ends(named_program(schedule, pp, stages, short), durations)
-    second = _rank_ends(named_program(schedule, pp, stages, short + PERIOD_ROUNDS * pp), durations)
+        return _stage_ends(named_program(schedule, pp, stages, micro_batches), durations)
+    first = _stage_ends(named_program(schedule, pp, stages, short), durations)
+    second = _stage_ends(named_program(schedule, pp, stages, short + PERIOD_ROUNDS * pp), durations)
     periods = (micro_batches - short) / (PERIOD_ROUNDS * pp)
     return tuple(a + periods * (b - a) for a, b in zip(first, second, strict=True))
 
 
-def _single_rank_s(schedule: str, stages: int, micro_batches: int, durations: StageDurations) -> float:
-    """Return the seconds of a step with one pipeline rank, which never waits."""
-    kinds = dict.fromkeys(action.kind for action in make_schedule(schedule, 1, stages, 1).ranks[0])
+def _one_stage_s(schedule: str, micro_batches: int, durations: StageDurations) -> float:
+    """Return the seconds of a step with one stage, which never waits."""
+    kinds = dict.fromkeys(action.kind for action in make_schedule(schedule, 1, 1, 1).ranks[0])
     seconds = durations.by_action()
-    first = {kind: "FBIW".index(kind) * stages for kind in kinds}
-    return micro_batches * sum(sum(seconds[start : start + stages]) for start in first.values())
+    return micro_batches * sum(seconds["FBIW".index(kind)] for kind in kinds)
 
 
-def _rank_ends(program: ActionProgram, durations: StageDurations) -> tuple[float, ...]:
+def _stage_ends(program: ActionProgram, durations: StageDurations) -> tuple[float, ...]:
     _, ends = _start_and_end_times(program, durations)
     return tuple(ends[index] for index in program.last)
 
@@ -182,7 +187,7 @@ def _start_and_end_times(program: ActionProgram, durations: StageDurations) -> t
     """Return the start and the end of each action of the program, in seconds from the start of the step."""
     by_action, by_message, blocking = durations.by_action(), durations.by_message(), durations.blocking
     lanes, latency = durations.lane_of_message(), durations.latency_of_message()
-    free = [0.0] * len(program.last)
+    free = [0.0] * program.ranks
     sent = [0.0] * (max(lanes, default=0) + 1)
     starts, ends, arrivals = [0.0] * len(program.timed), [0.0] * len(program.timed), [0.0] * len(program.timed)
     for index, (rank, duration, needs, sends) in enumerate(program.timed):
@@ -227,7 +232,7 @@ def compile_schedule(schedule: Schedule) -> ActionProgram:
     index_of: dict[tuple[int, str, int], int] = {}
     actions: list[Action] = []
     timed: list[TimedAction] = []
-    last = [0] * len(schedule.ranks)
+    last = [0] * stages
     for index, (rank, action) in enumerate(execution_order(schedule, stages)):
         stage, kind, micro_batch = action
         needs = sends = -1
@@ -245,8 +250,9 @@ def compile_schedule(schedule: Schedule) -> ActionProgram:
             index_of[stage, "B", micro_batch] = index
         actions.append(action)
         timed.append(TimedAction(rank, "FBIW".index(kind) * stages + stage, needs, sends))
-        last[rank] = index
-    return ActionProgram(tuple(actions), tuple(timed), tuple(last))
+        if kind in "BW":
+            last[stage] = index
+    return ActionProgram(tuple(actions), tuple(timed), len(schedule.ranks), tuple(last))
 
 
 @dataclass(frozen=True)

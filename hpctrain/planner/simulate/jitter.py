@@ -158,7 +158,7 @@ def _rank_ends(
     """
     by_action, by_message, lanes = durations.by_action(), durations.by_message(), durations.lane_of_message()
     latency = durations.latency_of_message()
-    free: list[FloatArray] = [np.zeros(noise.draws) for _ in program.last]
+    free: list[FloatArray] = [np.zeros(noise.draws) for _ in range(program.ranks)]
     sent: list[FloatArray] = [np.zeros(noise.draws) for _ in range(max(lanes, default=0) + 1)]
     arrivals: dict[int, FloatArray] = {}
     for index, (action, (rank, duration, needs, sends)) in enumerate(zip(program.actions, program.timed, strict=True)):

@@ -9,11 +9,18 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from hpctrain.base.units import format_seconds
-from hpctrain.planner.cost.collectives import ShardCollectiveTimes, overlapped_share, shard_collective_times
+from hpctrain.planner.cost.collectives import ShardCollectiveTimes
 from hpctrain.planner.cost.model import CostModel, StageTime
 from hpctrain.planner.devices.tensor_parallel_group import class_numbers
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.simulate.engine import StageDurations, Timeline, rank_ends, simulate
+from hpctrain.planner.simulate.engine import StageDurations, Timeline, simulate, stage_ends
+from hpctrain.planner.simulate.gradient_sums import (
+    StageSum,
+    after_rank_s,
+    rank_sums,
+    shard_collective_seconds,
+    stage_sums,
+)
 from hpctrain.records.plan.gradient_codec import Messages
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, make_schedule
 
@@ -37,7 +44,7 @@ class Prediction:
 @dataclass(frozen=True, eq=False)
 class SimulatedStep:
     """A step simulated action by action, with a timeline for each replica, and with the all-reduces of gradients and
-    the optimizer's update that follow the actions."""
+    the optimizer's update."""
 
     durations_by_replica: list[StageDurations]
     lines: list[Timeline]
@@ -45,6 +52,9 @@ class SimulatedStep:
     sums: list[float]
     """[pipeline rank] -> seconds from the rank's last backward in any replica until its gradients are all-reduced. They
     include the wait for network cards that replicas share between different stages, which no timeline shows."""
+    sum_starts: list[float]
+    """[pipeline rank] -> seconds from the start of the step until the first of the rank's gradients are all-reduced. It
+    may be before the rank's last backward."""
     update: float
     """Seconds of the gradient norm and the optimizer after all all-reduces."""
 
@@ -53,16 +63,22 @@ class SimulatedStep:
         """Index of the replica whose pipeline ends last."""
         return max(range(len(self.lines)), key=lambda replica: self.lines[replica].makespan)
 
+    @property
+    def early_sums_s(self) -> float:
+        """Seconds by which the all-reduces of the pipeline rank that ends last begin before its last backward ends."""
+        rank = max(range(len(self.sums)), key=self.all_reduced_at)
+        return max(0.0, max(line.rank_end(rank) for line in self.lines) - self.sum_starts[rank])
+
     def all_reduced_at(self, rank: int) -> float:
         """Return the seconds from the start of the step until the all-reduce of a pipeline rank ends."""
         return max(line.rank_end(rank) for line in self.lines) + self.sums[rank]
 
 
 def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
-    """Return the simulated step of a layout: every replica's action table, then the all-reduce over replicas, then the
-    update.
+    """Return the simulated step of a layout: every replica's action table, the all-reduces over replicas, which begin
+    before the tables end, and the update.
     """
-    sharded = _shard_collective_times(cost, layout)
+    sharded = shard_collective_seconds(cost, layout)
     runs = _runs(cost, layout, sharded)
     lines = {
         run: simulate(make_schedule(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches), run.durations)
@@ -71,35 +87,38 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
     kinds = class_numbers(_replica_kinds(cost, layout))
     by_replica = [runs[number if len(runs) > 1 else 0] for number in kinds]
     wait = max(0.0, _busiest_port_s(cost, layout) - max(line.makespan for line in lines.values()))
+    by_stage = [line.stage_ends() for line in lines.values()]
+    ends = rank_sums(cost, layout, sharded, [[ended[stage] for stage in sorted(ended)] for ended in by_stage])
     return SimulatedStep(
         [run.durations for run in by_replica],
         [lines[run] for run in by_replica],
-        [wait + seconds for seconds in _all_reduce_by_rank_s(cost, layout, sharded)],
+        [wait + each.end_s - max(line.rank_end(rank) for line in lines.values()) for rank, each in enumerate(ends)],
+        [wait + each.start_s for each in ends],
         _update(cost, layout),
     )
 
 
 def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
-    """Return the predicted step time: every replica's action table, then the all-reduce over replicas, then the update.
+    """Return the predicted step time: every replica's action table, the all-reduces over replicas, which begin before
+    the tables end, and the update.
 
     The result's `terms` describe the replica that ends last. `compute` is the computation of its busiest pipeline
     rank; the other terms are what the step takes beyond that.
 
     Args:
-        whole: simulate long tables to their end (see `rank_ends`).
+        whole: simulate long tables to their end (see `stage_ends`).
     """
-    sharded = _shard_collective_times(cost, layout)
+    sharded = shard_collective_seconds(cost, layout)
     runs = _runs(cost, layout, sharded)
-    ends = {run: _rank_ends(layout, run, whole) for run in runs}
+    ends = {run: _stage_ends(layout, run, whole) for run in runs}
     last = max(runs, key=lambda run: max(ends[run]))
-    sums = _all_reduce_by_rank_s(cost, layout, sharded)
     unhindered = max(ends[last])
     wait = max(0.0, _busiest_port_s(cost, layout) - unhindered)
-    done = wait + max(max(ended[rank] for ended in ends.values()) + sums[rank] for rank in range(layout.pp))
+    done = wait + max(each.end_s for each in rank_sums(cost, layout, sharded, list(ends.values())))
 
     pipeline = wait + unhindered
     if layout.pp > 1:
-        unhindered = max(_rank_ends(layout, last._replace(durations=last.durations.without_sends()), whole))
+        unhindered = max(_stage_ends(layout, last._replace(durations=last.durations.without_sends()), whole))
     busy, busiest = max((_busy(layout, last, rank), -rank) for rank in range(layout.pp))
     times, stages = _stage_times(cost, layout, last.replica), layout.stages_by_rank[-busiest]
     shared = last.micro_batches * sum(times[stage].tensor_parallel for stage in stages)
@@ -166,8 +185,8 @@ def _runs(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) 
     return runs
 
 
-def _rank_ends(layout: Layout, run: _ReplicaRun, whole: bool) -> tuple[float, ...]:
-    return rank_ends(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches, run.durations, whole)
+def _stage_ends(layout: Layout, run: _ReplicaRun, whole: bool) -> tuple[float, ...]:
+    return stage_ends(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches, run.durations, whole)
 
 
 def _busy(layout: Layout, run: _ReplicaRun, rank: int) -> float:
@@ -189,11 +208,12 @@ def lower_bound(cost: CostModel, layout: Layout) -> float:
     The bound counts each rank's work and its messages to other nodes, what must come before its first forward and after
     its last backward, the all-reduce over replicas and the update.
     """
-    sharded = _shard_collective_times(cost, layout)
-    sums, bound = _all_reduce_by_rank_s(cost, layout, sharded), 0.0
+    sharded = shard_collective_seconds(cost, layout)
+    sums, bound = stage_sums(cost, layout, sharded), 0.0
     for run in _runs(cost, layout, sharded):
-        around = _around_ranks_s(layout, run.durations, sums)
-        bound = max(bound, *(around[rank] + _busy(layout, run, rank) for rank in range(layout.pp)))
+        busy = [_busy(layout, run, rank) for rank in range(layout.pp)]
+        around = _around_ranks_s(layout, run.durations, sums, busy)
+        bound = max(bound, *(map(sum, zip(around, busy, strict=True))))
         bound = max(bound, run.micro_batches * max(_lane_s(run.durations), default=0.0))
     return max(bound, _busiest_port_s(cost, layout)) + _update(cost, layout)
 
@@ -202,24 +222,35 @@ def least_around_ranks_s(cost: CostModel, layout: Layout) -> list[float]:
     """Return [pipeline rank] -> the least seconds of a step before the first action of the rank and after its last one,
     in any replica. They are a lower bound also for layouts on the same devices with more blocks in some stages.
     """
-    sharded = _shard_collective_times(cost, layout)
-    sums, update = _all_reduce_by_rank_s(cost, layout, sharded), _update(cost, layout)
-    around = (_around_ranks_s(layout, run.durations, sums) for run in _runs(cost, layout, sharded))
+    sharded = shard_collective_seconds(cost, layout)
+    sums, update = stage_sums(cost, layout, sharded), _update(cost, layout)
+    # Other layouts may hide more of a rank's messages behind its computation.
+    busy = [float("inf")] * layout.pp
+    around = (_around_ranks_s(layout, run.durations, sums, busy) for run in _runs(cost, layout, sharded))
     return [min(seconds) + update for seconds in zip(*around, strict=True)]
 
 
-def _around_ranks_s(layout: Layout, durations: StageDurations, sums: list[float]) -> list[float]:
+def _around_ranks_s(layout: Layout, durations: StageDurations, sums: list[StageSum], busy: list[float]) -> list[float]:
     """Return [pipeline rank] -> lower bound in seconds of what comes before its first forward and after its last
     backward, except the update.
 
     Args:
-        sums: [pipeline rank] -> seconds of its all-reduce.
+        sums: [stage] -> its all-reduce.
+        busy: [pipeline rank] -> the seconds that its actions take in a step.
     """
     pp, split = layout.pp, layout.schedule in SPLIT_BACKWARD_SCHEDULES
     way_in = [0.0, *accumulate(durations.forward[s] + durations.send[s] for s in range(pp - 1))]
     way_out = [0.0, *accumulate(durations.backward[s] + durations.send_back[s] for s in range(pp - 1))]
+    held = [[sums[stage] for stage in stages] for stages in layout.stages_by_rank]
+    after = [after_rank_s(stages) for stages in held]
+    # The messages of a rank's stages may pass while the rank computes, but they take their time.
+    own = [
+        max(after[rank], sum(each.wire_s + each.late_s for each in stages) - busy[rank])
+        if len(stages) > 1 else after[rank]
+        for rank, stages in enumerate(held)
+    ]  # fmt: skip
     # With split backwards, a rank's last action may be a W, which no other rank waits for.
-    return [way_in[rank] + (sums[rank] if split else max(sums[rank], way_out[rank] + sums[0])) for rank in range(pp)]
+    return [way_in[rank] + (own[rank] if split else max(own[rank], way_out[rank] + after[0])) for rank in range(pp)]
 
 
 def _busiest_port_s(cost: CostModel, layout: Layout) -> float:
@@ -316,63 +347,6 @@ def _stage_times(cost: CostModel, layout: Layout, replica: int) -> list[StageTim
         cost.stage(layout.unit(replica, stage), layout.micro_batch, share)
         for stage, share in enumerate(layout.model_parts)
     ]
-
-
-def _shard_collective_times(cost: CostModel, layout: Layout) -> list[ShardCollectiveTimes]:
-    """Return [stage] -> seconds of its ZeRO collectives; 0 without sharding."""
-    if layout.shards == 1:
-        return [ShardCollectiveTimes(0.0, 0.0, 0.0)] * len(layout.blocks)
-    placement, work = layout.placement, cost.work
-    times = shard_collective_times(
-        cost.placement_links(placement), work, layout.model_parts, layout.rank_of_stage, layout.shards
-    )
-    if layout.shards < layout.dp and not work.codec.exact:
-        sums = cost.all_reduce_times(placement, layout.model_parts, layout.rank_of_stage, layout.shards)
-        return [stage._replace(copies=copies.seconds) for stage, copies in zip(times, sums, strict=True)]
-    if work.codec.reduce_scatter_share:
-        numbers = [work.parameters(share, layout.tp) for share in layout.model_parts]
-        return [
-            stage._replace(scatter=stage.scatter + count * cost.gradient_cast_s(placement, rank))
-            for stage, count, rank in zip(times, numbers, layout.rank_of_stage, strict=True)
-        ]
-    return times
-
-
-def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[float]:
-    """Return [pipeline rank] -> seconds from its last backward until its gradients are summed over the replicas, and
-    those of a tied embedding over the ranks that hold it.
-
-    Args:
-        sharded: [stage] -> seconds of its ZeRO collectives.
-    """
-    if layout.shards == 1:
-        sums = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage)
-        by_stage = [stage_time.seconds - overlapped_s(cost, layout, stage_time.wire_s) for stage_time in sums]
-    else:
-        by_stage = [stage_time.per_step(layout.memory_options.zero) for stage_time in sharded]
-    ends = (layout.rank_of_stage[0], layout.rank_of_stage[-1])
-    tied = cost.tied_all_reduce_s(layout.placement, *ends)
-    return [
-        sum(by_stage[stage] for stage in held) + tied * (rank in ends)
-        for rank, held in enumerate(layout.stages_by_rank)
-    ]
-
-
-def overlapped_s(cost: CostModel, layout: Layout, wire_s: float) -> float:
-    """Return the seconds of an all-reduce's messages that overlap the backward pass of a replica's last micro-batch; 0
-    where `overlapped_share` is 0, as with several stages.
-
-    Args:
-        wire_s: seconds of the all-reduce's messages.
-    """
-    share = overlapped_share(cost.work, len(layout.blocks), layout.tp)
-    if share == 0.0:
-        return 0.0
-    backward = (
-        cost.stage(layout.unit(replica, 0), layout.micro_batch, layout.model_parts[0]).backward
-        for replica in layout.placement.representatives
-    )
-    return min(wire_s * share, *backward)
 
 
 def _update(cost: CostModel, layout: Layout) -> float:

@@ -22,7 +22,7 @@ class Station:
         self.parameters = a_model()
         self.sent: list[tuple[int, list[float]]] = []
         self.scheduler = BucketScheduler(self._send, bucket_bytes=2 * 4 * NUMBERS)
-        self.scheduler.register_hooks(self.parameters)
+        self.scheduler.overlap(self.parameters)
 
     def step(self, used_last_to_first: list[int], times: int = 1) -> int:
         """Finish gradients in this order, and those of all others never; how many buckets left before the end."""

@@ -13,7 +13,8 @@ import torch
 from hpctrain.parallel import pipeline
 from hpctrain.parallel.host_copy import HostCopy
 from hpctrain.parallel.pipeline import PipelineInputs
-from hpctrain.parallel.stage import Mark, TrackedWork, mark, seconds_between, stopwatch
+from hpctrain.parallel.stage import Mark, mark, seconds_between, stopwatch
+from hpctrain.parallel.tracked_work import TrackedWork
 
 CUDA = torch.device("cuda", 0)
 

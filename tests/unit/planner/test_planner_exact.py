@@ -21,7 +21,7 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tenso
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.placement import all_placements
 from hpctrain.planner.search.symmetry import PlacementSymmetry
-from hpctrain.planner.simulate.engine import StageDurations, rank_ends, simulate
+from hpctrain.planner.simulate.engine import StageDurations, simulate, stage_ends
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule, why_no_schedule
 
@@ -155,7 +155,9 @@ def test_one_rank_takes_the_time_of_its_table_also_without_times_of_split_passes
     inputs, weights = (times[:stages] for times in halves)
     durations = StageDurations((0.25, 0.5)[:stages], (1.0, 2.0)[:stages], (0.0,), (0.0,), inputs, weights)
     line = simulate(make_schedule(name, 1, stages, 6), durations)
-    assert rank_ends(name, 1, stages, 6, durations) == pytest.approx((line.makespan,))
+    ends = stage_ends(name, 1, stages, 6, durations)
+    assert max(ends) == pytest.approx(line.makespan)
+    assert dict(enumerate(ends)) == pytest.approx(line.stage_ends())
 
 
 @settings(max_examples=40, deadline=None)
@@ -179,9 +181,10 @@ def test_fast_times_are_those_of_the_simulated_table(name, pp, count, blocking, 
         tuple(0.1 for _ in range(stages)), tuple(0.2 for _ in range(stages)), blocking,
     )  # fmt: skip
     line = simulate(make_schedule(name, pp, stages, count), durations)
-    whole = rank_ends(name, pp, stages, count, durations, whole=True)
-    if pp > 1:
-        assert whole == pytest.approx([line.rank_end(rank) for rank in range(pp)])
-    short = rank_ends(name, pp, stages, count, durations)
+    whole = stage_ends(name, pp, stages, count, durations, whole=True)
+    ends = line.stage_ends()
+    assert whole == pytest.approx([ends[stage] for stage in range(stages)])
+    assert max(whole) == pytest.approx(max(line.rank_end(rank) for rank in range(pp)))
+    short = stage_ends(name, pp, stages, count, durations)
     # Stages ten times as long as others, and messages as long as stages: 2.1 % is the most that was ever seen.
     assert max(short) == pytest.approx(max(whole), rel=0.05)

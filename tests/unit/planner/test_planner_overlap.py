@@ -7,8 +7,11 @@ from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.layout.partition import why_no_layout
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
-from hpctrain.planner.simulate.predict import overlapped_s, predict, simulate_step
+from hpctrain.planner.simulate.gradient_sums import overlapped_s
+from hpctrain.planner.simulate.predict import predict, simulate_step
 from hpctrain.records.plan.plan import ParallelDims
+from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule, why_no_schedule
+from hpctrain.schedule.resolve import completion_order
 
 DIMS = {"layers": 4, "dim": 256, "heads": 4, "vocab": 512}
 
@@ -40,7 +43,6 @@ def test_messages_of_whole_replicas_pass_during_the_last_backward(plan, run, top
 @pytest.mark.parametrize(
     ("degrees", "asked"),
     [
-        ({"dp": 2, "pp": 2}, {}),
         ({"dp": 2, "tp": 2}, {}),
         ({"dp": 4, "zero": 1}, {}),
         ({"dp": 4}, {"compression": {"mode": "topk"}}),
@@ -52,6 +54,51 @@ def test_others_wait_for_its_end(plan, run, topology, degrees, asked):
     assert overlapped_s(found.cost, found.layout, 1.0) == 0.0
     stages, tp = len(found.layout.blocks), found.layout.tp
     assert overlapped_share(found.cost.work, stages, tp) == 0.0
+
+
+SLOW_LINK = (1e-4, 1e-7)
+
+
+@pytest.mark.parametrize("mode", ["none", "bf16"])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv"])
+def test_a_stage_is_summed_while_the_pipeline_goes_on(plan, run, topology, schedule, mode):
+    asked = {"parallel": fixed(dp=2, pp=2, schedule=schedule), "compression": {"mode": mode}}
+    found = scene(plan, run, topology((1, 1, 1, 1), default=SLOW_LINK), **asked)
+    cost, layout = found.cost, found.layout
+    sums = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage)
+    step = simulate_step(cost, layout)
+    for rank, held in enumerate(layout.stages_by_rank):
+        ends = [max(line.stage_ends()[stage] for line in step.lines) for stage in held]
+        wires, processors = (sum(getattr(sums[stage], part) for stage in held) for part in ("wire_s", "processor_s"))
+        done = step.all_reduced_at(rank)
+        # No later than after the rank's last action, no earlier than the messages alone take.
+        assert done <= max(ends) + wires + processors + 1e-9
+        assert done >= max(step.sum_starts[rank] + wires, max(ends)) + processors - 1e-9
+        # A rank's only stage fits into one bucket, which can be sent only at the end.
+        assert (step.sum_starts[rank] < max(ends) - 1e-9) == (len(held) > 1)
+    total = predict(cost, layout, whole=True).total
+    assert max(map(step.all_reduced_at, range(layout.pp))) + step.update == pytest.approx(total)
+
+
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_few_backwards_follow_the_first_stage_that_is_done(name):
+    """At most 2·pp − 1 of each stage, and no forward: the bounds count on it."""
+    looked_at = 0
+    for pp in range(1, 6):
+        for chunks in (1, 2, 3):
+            for micro_batches in range(1, 4 * pp + 2):
+                if why_no_schedule(name, pp, pp * chunks, micro_batches):
+                    continue
+                for row in make_schedule(name, pp, pp * chunks, micro_batches).ranks:
+                    first = completion_order(row)[0]
+                    last = max(i for i, action in enumerate(row) if action.stage == first and action.kind in "BW")
+                    after = row[last + 1 :]
+                    assert all(action.kind != "F" for action in after)
+                    for stage in {action.stage for action in after}:
+                        kinds = [action.kind for action in after if action.stage == stage]
+                        assert max(kinds.count("B") + kinds.count("I"), kinds.count("B") + kinds.count("W")) < 2 * pp
+                    looked_at += 1
+    assert looked_at
 
 
 @pytest.mark.parametrize(("zero", "mode", "refused"), [(2, "topk", True), (1, "topk", False), (2, "bf16", False)])

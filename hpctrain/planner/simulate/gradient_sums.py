@@ -1,0 +1,130 @@
+"""When the gradients of stages are summed over the replicas in a simulated step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hpctrain.planner.cost.collectives import (
+    ShardCollectiveTimes,
+    begins_early,
+    overlapped_share,
+    shard_collective_times,
+)
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
+
+
+class StageSum(NamedTuple):
+    """The all-reduce of a stage's gradients over the replicas."""
+
+    wire_s: float
+    """Seconds of the messages that may pass while the rank goes on with other stages."""
+    hidden_s: float
+    """Seconds of these messages that may pass during the stage's last backward."""
+    late_s: float
+    """Seconds of all else, which comes after the rank's last backward."""
+
+
+class RankSum(NamedTuple):
+    """When the all-reduces of a pipeline rank's gradients begin and end, in seconds from the start of the step."""
+
+    start_s: float
+    end_s: float
+
+
+def shard_collective_seconds(cost: CostModel, layout: Layout) -> list[ShardCollectiveTimes]:
+    """Return [stage] -> seconds of its ZeRO collectives; 0 without sharding."""
+    if layout.shards == 1:
+        return [ShardCollectiveTimes(0.0, 0.0, 0.0)] * len(layout.blocks)
+    placement, work = layout.placement, cost.work
+    times = shard_collective_times(
+        cost.placement_links(placement), work, layout.model_parts, layout.rank_of_stage, layout.shards
+    )
+    if layout.shards < layout.dp and not work.codec.exact:
+        sums = cost.all_reduce_times(placement, layout.model_parts, layout.rank_of_stage, layout.shards)
+        return [stage._replace(copies=copies.seconds) for stage, copies in zip(times, sums, strict=True)]
+    if work.codec.reduce_scatter_share:
+        numbers = [work.parameters(share, layout.tp) for share in layout.model_parts]
+        return [
+            stage._replace(scatter=stage.scatter + count * cost.gradient_cast_s(placement, rank))
+            for stage, count, rank in zip(times, numbers, layout.rank_of_stage, strict=True)
+        ]
+    return times
+
+
+def stage_sums(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[StageSum]:
+    """Return [stage] -> the all-reduce of its gradients over the replicas. Those of a tied embedding over the ranks
+    that hold it are added to the first and the last stage.
+
+    Args:
+        sharded: [stage] -> seconds of its ZeRO collectives.
+    """
+    ends = (layout.rank_of_stage[0], layout.rank_of_stage[-1])
+    tied = cost.tied_all_reduce_s(layout.placement, *ends)
+    if layout.shards == 1:
+        sums = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage)
+        if begins_early(cost.work, len(layout.blocks)):
+            by_stage = [
+                StageSum(each.wire_s, overlapped_s(cost, layout, each.wire_s, stage), each.processor_s)
+                for stage, each in enumerate(sums)
+            ]
+        else:
+            by_stage = [StageSum(0.0, 0.0, each.seconds) for each in sums]
+    else:
+        by_stage = [StageSum(0.0, 0.0, each.per_step(layout.memory_options.zero)) for each in sharded]
+    for stage in {layout.rank_of_stage.index(rank) for rank in ends}:
+        by_stage[stage] = by_stage[stage]._replace(late_s=by_stage[stage].late_s + tied)
+    return by_stage
+
+
+def rank_sums(
+    cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes], ends: Sequence[Sequence[float]]
+) -> list[RankSum]:
+    """Return [pipeline rank] -> when its gradients are summed over the replicas. The messages of a stage begin when all
+    replicas have done its last backward, less what passes during it, and when those of the stage before are over.
+
+    Args:
+        sharded: [stage] -> seconds of its ZeRO collectives.
+        ends: by replica, [stage] -> seconds from the start of the step until the stage's last backward ends.
+    """
+    sums, done = stage_sums(cost, layout, sharded), [max(seconds) for seconds in zip(*ends, strict=True)]
+    ranks = []
+    for held in layout.stages_by_rank:
+        starts, wire_end = [], 0.0
+        for stage in sorted(held, key=done.__getitem__):
+            starts.append(max(wire_end, done[stage] - sums[stage].hidden_s))
+            wire_end = starts[-1] + sums[stage].wire_s
+        last = max(done[stage] for stage in held)
+        end = max(wire_end, last) + sum(sums[stage].late_s for stage in held)
+        ranks.append(RankSum(starts[0] if wire_end > starts[0] else last, end))
+    return ranks
+
+
+def after_rank_s(stages: Sequence[StageSum]) -> float:
+    """Return the least seconds of a pipeline rank's all-reduces after its last backward, in any order of actions.
+
+    Args:
+        stages: the all-reduces of its stages.
+    """
+    wires = stages[0].wire_s - stages[0].hidden_s if len(stages) == 1 else 0.0
+    return wires + sum(each.late_s for each in stages)
+
+
+def overlapped_s(cost: CostModel, layout: Layout, wire_s: float, stage: int = 0) -> float:
+    """Return the seconds of an all-reduce's messages that pass during the stage's backward of a replica's last
+    micro-batch; 0 where `overlapped_share` is 0, and for a backward that is split.
+
+    Args:
+        wire_s: seconds of the all-reduce's messages.
+    """
+    share = overlapped_share(cost.work, len(layout.blocks), layout.tp, layout.model_parts[stage])
+    # Of a schedule with split backwards, only the first stage has whole ones.
+    if share == 0.0 or (stage and layout.schedule in SPLIT_BACKWARD_SCHEDULES):
+        return 0.0
+    backward = (
+        cost.stage(layout.unit(replica, stage), layout.micro_batch, layout.model_parts[stage]).backward
+        for replica in layout.placement.representatives
+    )
+    return min(wire_s * share, *backward)
