@@ -61,8 +61,8 @@ def test_dense_sums_leave_beside_the_backward_pass_and_keep_what_rounding_took(
     assert case["unequal"] == 0, "beside or behind the backward pass, resumed or in one go"
     first, *later = case["early"]
     assert first == 0
-    assert set(later) == {case["early"][1]}
-    assert later[0] > 2
+    # Three leave in any case; further ones if the messages of the first have arrived by then.
+    assert min(later) > 2
     assert case["errors"] < (2**-7 if mode == "bf16" else 1e-6)
     assert case["kept"] == (0 if mode == "bf16" else 6)
     assert case["broken are finite"] == case["others are not"] == case["touched"] == 0
