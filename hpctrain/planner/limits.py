@@ -14,7 +14,7 @@ class SearchLimits:
     option, a sampled one only a few of them.
     """
 
-    best_first_work: tuple[tuple[int, int], ...] = ((16, 350), (32, 160), (64, 80))
+    best_first_work: tuple[tuple[float, int], ...] = ((16, 350), (32, 160), (inf, 80))
     """(largest number of devices, work in checks of a knapsack bound) after which a search on at most
     `EXHAUSTIVE_DEVICES` devices (`planner/search/space.py`) no longer goes by the bounds, and searches near the best
     options instead.

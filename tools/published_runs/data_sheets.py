@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+A100_SHARE = 267.9 / 312
+"""Share of its data sheet's FLOP/s that an A100 SXM reaches in large bf16 matrix products (Bekman, ml-engineering,
+"Maximum Achievable Matmul FLOPS")."""
+
 
 @dataclass(frozen=True)
 class DataSheet:
-    """One kind of GPU according to its data sheet."""
+    """One kind of GPU according to its data sheet, and the share of the sheet's FLOP/s that others measured."""
 
     half_flops: float
     """Peak FLOP/s of fp16 matrix products, dense, on tensor cores."""
@@ -21,6 +25,9 @@ class DataSheet:
     """Bandwidth to another GPU of the node in one direction, in bytes per second: NVLink, else PCIe."""
     node_bytes_per_s: float = 4 * 25e9
     """Bandwidth of a node whose table row states no network; by default that of four HDR InfiniBand ports."""
+    sustained_share: float = A100_SHARE
+    """Share of the sheet's FLOP/s in large matrix products alone, as a probe measures it; by default that of an A100,
+    where no measurement was published."""
 
 
 SHEETS = {
@@ -28,12 +35,13 @@ SHEETS = {
     "A100-40": DataSheet(312e12, 156e12, 40e9, 1.555e12, 300e9),
     "A100": DataSheet(312e12, 156e12, 80e9, 2.039e12, 300e9),
     # NVIDIA H100 SXM datasheet: 989 / 495 TFLOP/s, 3.35 TB/s, NVLink 900 GB/s both ways.
-    # A DGX H100 has eight ports of 400 Gb/s.
-    "H100": DataSheet(989e12, 495e12, 80e9, 3.35e12, 450e9, 8 * 50e9),
+    # A DGX H100 has eight ports of 400 Gb/s. Shares of H100 and GH200: Bekman, as for the A100.
+    "H100": DataSheet(989e12, 495e12, 80e9, 3.35e12, 450e9, 8 * 50e9, sustained_share=792.1 / 989),
     # NVIDIA GH200 datasheet, 96 GB HBM3: 990 / 494 TFLOP/s, 4 TB/s; of four in a node each pair has 150 GB/s.
-    "GH-96": DataSheet(990e12, 494e12, 96e9, 4.0e12, 450e9),
-    # NVIDIA V100 datasheet, SXM2 16 GB: 125 / 15.7 TFLOP/s, 900 GB/s, NVLink 300 GB/s both ways.
-    "V100": DataSheet(125e12, 15.7e12, 16e9, 900e9, 150e9),
+    "GH-96": DataSheet(990e12, 494e12, 96e9, 4.0e12, 450e9, sustained_share=821.0 / 989),
+    # NVIDIA V100 datasheet, SXM2 16 GB: 125 / 15.7 TFLOP/s, 900 GB/s, NVLink 300 GB/s both ways. Share: 83 TFLOP/s
+    # (Markidis et al. 2018, "NVIDIA Tensor Core Programmability, Performance & Precision").
+    "V100": DataSheet(125e12, 15.7e12, 16e9, 900e9, 150e9, sustained_share=83 / 125),
     # NVIDIA T4 datasheet: 65 / 8.1 TFLOP/s, 320 GB/s, PCIe 3.0 x16 32 GB/s both ways.
     "T4": DataSheet(65e12, 8.1e12, 16e9, 320e9, 16e9),
     # NVIDIA Ampere GA102 and Turing TU102 whitepapers, tensor rates with fp32 sums; PCIe 4.0 and 3.0 x16.

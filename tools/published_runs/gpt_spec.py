@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from hpctrain.records.model.decoder_spec import DecoderSpec
 
-KERNEL_PASSES = 4.0
-"""Reads and writes of the scores in the forward pass: the product of queries and keys writes them, the softmax kernel
-reads and writes them, the product with the values reads them."""
-PLAIN_PASSES = 8.0
-"""`KERNEL_PASSES`, and a read and a write each of the operations that scale and mask the scores."""
-DROPOUT_PASSES = 2.5
-"""What dropout adds: a read, a write, and the write of a mask of half as many bytes."""
+KERNEL_PASSES = (4.0, 7.0)
+"""Reads and writes of the scores in the forward and in the backward pass with Megatron's softmax kernel. Forward: the
+product of queries and keys writes them, the kernel reads and writes them, the product with the values reads them.
+Backward: four products read or write them, the kernel reads two tensors of them and writes one."""
+PLAIN_PASSES = (6.0, 20.0)
+"""The same where mask and softmax are operations of their own, counted in a trace of torch 2.13. The forward pass masks
+a view of the scores in place, so the backward pass of the mask copies their gradient six times."""
+DROPOUT_PASSES = (2.5, 2.5)
+"""What dropout adds: a read, a write, and the write or read of a mask of half as many bytes."""
 
 WITHOUT_TENSOR_CORES = 16.0
 """FLOP/s of an A100 with tensor cores, divided by those without: 312 / 19.5 TFLOP/s (data sheet)."""
@@ -96,11 +98,17 @@ class GptSpec(DecoderSpec):
     def attention_products(self, rows: int, seq_len: int) -> float:
         return rows * seq_len * seq_len * self.query_width / (2 if self.fused else 1)
 
-    def touched_score_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> float | None:
+    def touched_score_bytes(
+        self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4
+    ) -> tuple[float, float] | None:
         if self.fused:
             return None
-        passes = (PLAIN_PASSES if self.plain else KERNEL_PASSES) + DROPOUT_PASSES * self.dropout
-        return passes * rows * seq_len * seq_len * self.heads * bytes_per_value / tp
+        passes = PLAIN_PASSES if self.plain else KERNEL_PASSES
+        once = rows * seq_len * seq_len * self.heads * bytes_per_value / tp
+        forward, backward = (
+            (count + more * self.dropout) * once for count, more in zip(passes, DROPOUT_PASSES, strict=True)
+        )
+        return forward, backward
 
     def kept_score_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         return self.selective_bytes(rows, seq_len, tp, bytes_per_value)

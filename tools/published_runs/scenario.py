@@ -221,7 +221,7 @@ def _stated_cells(run: MeasuredRun) -> Placement | str:
 @lru_cache(maxsize=4096)
 def _device_spec(name: str, kind: str, half: bool) -> DeviceSpec:
     sheet = SHEETS[kind]
-    flops = sheet.half_flops if half else sheet.single_flops
+    flops = sheet.sustained_share * (sheet.half_flops if half else sheet.single_flops)
     launch_s = DEFAULT_LAUNCH_S["cuda"]
     return DeviceSpec(DeviceId(name), "cuda", kind, flops, sheet.memory_bytes, sheet.bytes_per_s, launch_s)
 

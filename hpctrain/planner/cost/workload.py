@@ -170,7 +170,7 @@ class Workload:
 
     def attention_bytes(self, fused_passes: tuple[float, float], micro_batch: int, tp: int, side: int) -> float:
         """Return the bytes of memory traffic of attention in a pass of a block on one of `tp` devices, without what it
-        keeps of queries, keys and values. A backward pass touches scores in memory twice as often as a forward pass.
+        keeps of queries, keys and values.
 
         Args:
             fused_passes: (forward, backward) numbers for each product, which stand for the time of fused attention.
@@ -179,7 +179,7 @@ class Workload:
         """
         touched = self.spec.touched_score_bytes(micro_batch, self.seq_len, tp, self.value_bytes)
         if touched is not None:
-            return (1 + side) * touched
+            return touched[side]
         return fused_passes[side] * self.value_bytes * self.spec.attention_products(micro_batch, self.seq_len) / tp
 
     @property

@@ -126,9 +126,12 @@ class BlockStack(Part):
         heads; 0 if it is not known."""
         return 0.0
 
-    def touched_score_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> float | None:
-        """Return the bytes of attention scores in memory that the forward pass of a block reads and writes, on one of
-        `tp` devices; None if one kernel computes attention (fused attention) and keeps no scores in memory."""
+    def touched_score_bytes(
+        self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4
+    ) -> tuple[float, float] | None:
+        """Return the bytes of attention scores in memory that the forward and the backward pass of a block read and
+        write, on one of `tp` devices; None if one kernel computes attention (fused attention) and keeps no scores in
+        memory."""
         return None
 
     def kept_score_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:

@@ -26,9 +26,9 @@ from hpctrain.records.topology.topology import Topology
 
 RUN = {
     "steps": 10,
-    "model": {"dims": {"layers": 4, "dim": 64, "heads": 4, "vocab": 256}},
+    "model": {"dims": {"layers": 2, "dim": 64, "heads": 4, "vocab": 256}},
     "data": {"train": ["data"], "seq_len": 64},
-    "batch": {"global": 8},
+    "batch": {"global": 2},
 }
 FIGURES = {
     "latency_s": {"min": 4e-6, "p50": 5e-6, "p95": 9e-6}, "isolated_bytes_per_s": 1e9, "loaded_bytes_per_s": 9e8,
@@ -150,14 +150,9 @@ def test_the_good_file_is_planned_on(plan: Callable[[bytes], str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_broken_topology_gives_a_plan_or_one_line_for_each_mistake(plan: Callable[[bytes], str]) -> None:
-    _check(plan, itertools.islice(_broken_files(), 0, None, 19))
-
-
-@pytest.mark.slow
 def test_a_topology_broken_in_hundreds_of_ways_gives_a_plan_or_one_line(plan: Callable[[bytes], str]) -> None:
-    # Of 2,256 files each fifth, so that every field has its turn; all of them take minutes.
-    _check(plan, itertools.islice(_broken_files(), 1, None, 5))
+    # Of 2,256 files each seventh, so that every field has its turn three times; all of them take minutes.
+    _check(plan, itertools.islice(_broken_files(), 1, None, 7))
 
 
 def test_a_topology_file_cut_off_or_in_another_encoding_is_one_line(plan: Callable[[bytes], str]) -> None:
