@@ -89,7 +89,8 @@ def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
 
 def warmup_steps(steps: int) -> int:
     """Return how many of a run's steps are warm-up steps of low-rank and sparse codecs in mode auto."""
-    return min(math.ceil(WARMUP_SHARE * steps), PowerSgd.model_fields["warmup_steps"].default)
+    most: int = PowerSgd.model_fields["warmup_steps"].default
+    return min(math.ceil(WARMUP_SHARE * steps), most)
 
 
 def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
