@@ -29,7 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("commands.train", "Train as local processes: the same run without a queue."),
     "submit": ("commands.submit", "Submit a run as one job: probe if needed, plan, train, recover."),
     "status": ("commands.follow", "Say how a run is doing."),
-    "watch": ("commands.follow", "Watch a run until it ends."),
+    "watch": ("commands.follow", "Watch a run until it ends: figures, slow ranks, events; or a sweep."),
     "logs": ("commands.follow", "Print the end of the logs of a run, merged by time; -f follows them."),
     "list": ("commands.follow", "List the runs here, and those you started elsewhere, with their state."),
     "cancel": ("commands.manage", "Stop a run for good, with a checkpoint first."),

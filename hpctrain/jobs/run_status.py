@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.base.clock import Clock, SystemClock
@@ -15,7 +16,7 @@ from hpctrain.jobs.successors import is_cancelled
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.run.run import run_of
 from hpctrain.report.live_run import LiveRun, with_job, with_remark
-from hpctrain.report.status import RunStatus, read_status
+from hpctrain.report.status import RunStatus, State, read_status
 from hpctrain.runs.locate import job_id, open_jobs
 from hpctrain.runs.started_runs import on_other_clusters
 from hpctrain.slurm.commands import NO_COMMANDS, Slurm
@@ -123,13 +124,16 @@ def _with_slurm(open_runs: dict[Path, tuple[RunStatus, list[str]]], slurm: Slurm
 class WatchedRun:
     """The status of a run that is watched. Each `look` reads the run's files; Slurm is asked every 10 to 30 seconds."""
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
+    def __init__(self, folder: Path, clock: Clock, all_rows: bool = False) -> None:
         """Open the run in `folder`.
+
+        Args:
+            all_rows: as of `LiveRun`.
 
         Raises:
             FileError: run.yaml is missing or wrong.
         """
-        self.live = LiveRun(folder)
+        self.live = LiveRun(folder, all_rows)
         self.new: list[Event | MetricRow] = []
         """Events and metrics that were written between the last two looks."""
         self._clock = clock
@@ -159,6 +163,12 @@ class WatchedRun:
         if self._trouble is not None:
             return with_remark(status, NO_ANSWER.format(self._trouble))
         return with_job(status, self._info(), self._clock.wall(), is_cancelled(self.live.folder))
+
+    @property
+    def job(self) -> JobInfo | None:
+        """What Slurm said last of the job that determines the run's state; None if it was not asked, or knows no such
+        job."""
+        return self._info() if self._jobs and self._asks and self._trouble is None else None
 
     def is_over(self, status: RunStatus) -> bool:
         """Whether the run will do nothing more, given the status of the last look."""
@@ -205,6 +215,62 @@ class WatchedRun:
         if newest not in self._remembered:
             self._remembered[newest] = self._slurm.ended_jobs([newest]).get(newest)
         return self._remembered[newest]
+
+
+class WatchedSweep:
+    """The statuses of the runs of a sweep that is watched. Each `look` reads the new lines of their files; Slurm is
+    asked about all of them at once, every 10 seconds. What has ended is not read again."""
+
+    def __init__(self, folders: Sequence[Path], clock: Clock) -> None:
+        """Open the runs in `folders`.
+
+        Raises:
+            FileError: a run.yaml is missing or wrong.
+        """
+        self.runs = [LiveRun(folder) for folder in folders]
+        self.new: list[list[Event | MetricRow]] = [[] for _ in folders]
+        """Events and metrics of each run that were written between the last two looks."""
+        self._clock = clock
+        self._slurm = Slurm(SystemRunner())
+        self._asked: dict[Path, tuple[State, RunStatus]] = {}
+        self._next_s = clock.now()
+        self._ended: dict[Path, RunStatus] = {}
+
+    def look(self) -> list[RunStatus]:
+        """Read what is new, ask Slurm if its next request is due, and return the status of each run, in order."""
+        now = self._clock.wall()
+        by_files: dict[Path, RunStatus] = {}
+        for index, live in enumerate(self.runs):
+            is_ended = live.folder in self._ended
+            self.new[index] = [] if is_ended else live.read()
+            by_files[live.folder] = self._ended[live.folder] if is_ended else live.status(now)
+        going = {folder: status for folder, status in by_files.items() if folder not in self._ended}
+        if self._clock.now() >= self._next_s:
+            self._next_s = self._clock.now() + ASK_SLURM_S
+            self._ask(going, now)
+        return [self._ended.get(folder) or self._status(folder, status) for folder, status in by_files.items()]
+
+    def is_over(self) -> bool:
+        """Whether no run will do anything more, by the last answer of Slurm."""
+        return len(self._ended) == len(self.runs)
+
+    def _ask(self, going: Mapping[Path, RunStatus], now: float) -> None:
+        open_runs = {folder: (status, _open_jobs(folder, status)) for folder, status in going.items()}
+        asked = {folder: run for folder, run in open_runs.items() if run[1]}
+        answers = _with_slurm(asked, self._slurm, now) if asked else {}
+        for folder, status in going.items():
+            combined = answers.get(folder, status)
+            self._asked[folder] = status.state, combined
+            if combined.state in _OVER and NO_ANSWER.partition("{")[0] not in combined.reason:
+                self._ended[folder] = combined
+
+    def _status(self, folder: Path, status: RunStatus) -> RunStatus:
+        """Return the status by the files, with what Slurm said last if the files say no other state since then."""
+        state, combined = self._asked.get(folder, (status.state, status))
+        if state != status.state or combined.state == status.state:
+            return status
+        parts = {key: getattr(combined, key) for key in ("state", "reason", "job_state", "expected_start_s")}
+        return replace(status, **parts, needs_action=combined.needs_action)
 
 
 def _open_jobs(folder: Path, status: RunStatus) -> list[str]:

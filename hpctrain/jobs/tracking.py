@@ -48,7 +48,7 @@ def track(
         FileError: run.yaml is missing or wrong.
         UntrustedError: a file of the run belongs to another user, or others can write to it.
     """
-    watched = WatchedRun(folder, clock)
+    watched = WatchedRun(folder, clock, all_rows=True)
     status = watched.look()
     trackings = [_Tracking(folder, name, output / name) for name in dict.fromkeys(names)]
     settings = flat_values(watched.live.run.to_json())

@@ -147,20 +147,77 @@ class EnergyCurve:
         return joules, self._seconds[index] + self._is_counted[index] * later_s
 
 
-def _uses(rows: Sequence[NodeRow]) -> Iterator[EnergyUse]:
-    """Yield what each counter counted. Several nodes may have read a counter at the same time: virtual nodes of one
-    machine, or the agents of two attempts. Each second of a counter counts once."""
-    counted: dict[tuple[str, str], float] = {}
-    for row in sorted(rows, key=lambda row: row.time_s - row.seconds):
-        readings = [(gpu.address, GPU, gpu.energy_j) for gpu in row.gpus or []]
-        for counter, kind, joules in [*readings, (HOST, HOST, row.host_j())]:
-            if joules is None:
-                continue
-            start = max(round(row.time_s - row.seconds, 3), counted.get((row.machine, counter), float("-inf")))
-            if start >= row.time_s:
-                continue
-            counted[row.machine, counter] = row.time_s
-            yield EnergyUse(kind, start, row.time_s, joules * (row.time_s - start) / row.seconds)
+class _Counters:
+    """Until when each counter has been counted. Several nodes may have read a counter at the same time: virtual nodes
+    of one machine, or the agents of two attempts. Each second of a counter counts once."""
+
+    def __init__(self) -> None:
+        self._until_s: dict[tuple[str, str], float] = {}
+
+    def uses(self, rows: Iterable[NodeRow]) -> Iterator[EnergyUse]:
+        """Yield what each counter counted in `rows`, except in times that were counted before."""
+        for row in sorted(rows, key=lambda row: row.time_s - row.seconds):
+            readings = [(gpu.address, GPU, gpu.energy_j) for gpu in row.gpus or []]
+            for counter, kind, joules in [*readings, (HOST, HOST, row.host_j())]:
+                if joules is None:
+                    continue
+                until_s = self._until_s.get((row.machine, counter), float("-inf"))
+                start = max(round(row.time_s - row.seconds, 3), until_s)
+                if start >= row.time_s:
+                    continue
+                self._until_s[row.machine, counter] = row.time_s
+                yield EnergyUse(kind, start, row.time_s, joules * (row.time_s - start) / row.seconds)
+
+
+def _uses(rows: Iterable[NodeRow]) -> Iterator[EnergyUse]:
+    return _Counters().uses(rows)
+
+
+class EnergyMeter:
+    """The energy of a run while its nodes write metrics-nodes.jsonl: each row is added once, none is kept but the
+    newest of each node."""
+
+    def __init__(self, settings: Energy) -> None:
+        self._settings = settings
+        self._counters = _Counters()
+        self._newest: dict[str, NodeRow] = {}
+        self._total_j = 0.0
+        self._carbon_g: float | None = None
+        self._is_complete = False
+
+    def add(self, rows: Iterable[NodeRow], is_complete: bool) -> None:
+        """Add new rows.
+
+        Args:
+            is_complete: whether all rows that were written have been added.
+        """
+        new = list(rows)
+        uses = list(self._counters.uses(new))
+        self._total_j += sum(use.joules for use in uses)
+        grams = carbon_g(uses, self._settings)
+        self._carbon_g = None if grams is None else grams + (self._carbon_g or 0.0)
+        self._newest |= {row.node: row for row in new}
+        self._is_complete = is_complete
+
+    @property
+    def power_w(self) -> float | None:
+        """Watts of the newest rows, as in `RunEnergy`; None if nothing was measured."""
+        return _power(list(self._newest.values())) if self._newest else None
+
+    @property
+    def newest(self) -> list[NodeRow]:
+        """The newest row of each node."""
+        return list(self._newest.values())
+
+    @property
+    def total_j(self) -> float | None:
+        """Joules of all attempts; None if nothing was measured, or some rows have not been added yet."""
+        return self._total_j if self._total_j and self._is_complete else None
+
+    @property
+    def carbon_g(self) -> float | None:
+        """Grams of CO2 equivalent of `total_j`; None if they are not known."""
+        return None if self.total_j is None else self._carbon_g
 
 
 def carbon_g(uses: Iterable[EnergyUse], settings: Energy) -> float | None:

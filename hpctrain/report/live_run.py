@@ -4,18 +4,22 @@ is added to the run's status."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError
-from hpctrain.records.format.file_tail import FileTail, rows_of
+from hpctrain.records.format.file_tail import FileTail, rows_of, sampled_values
 from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.ledger import ATTEMPTS_FILE
+from hpctrain.records.history.node_log import NODE_LOG, NodeRow
+from hpctrain.records.history.rank_log import RANK_LOG, RankRow
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.report.rank_times import read_last_rank_rows, slow_rank_text
+from hpctrain.report.curve import Curve
+from hpctrain.report.energy import EnergyMeter
+from hpctrain.report.rank_times import TAIL_BYTES, newest_rows, slow_rank_text
 from hpctrain.report.status import RunStatus, State, decide_status, lock_held
 from hpctrain.slurm.job import JobInfo, needs_action, pending_job_text
 
@@ -51,13 +55,23 @@ def follow(
 
 ROWS = 2000
 """Most metrics rows that a live view keeps in memory; the view shows figures of the last rows only."""
+METRICS_BYTES = 1 << 22
+"""Bytes at the end of metrics.jsonl that are read at first: more than `ROWS` rows of a run of few ranks."""
+SAMPLED_ROWS = 256
+"""Rows before these bytes from which the curves of a long run begin."""
+NODE_BYTES = 1 << 19
+"""Most bytes of metrics-nodes.jsonl that one `read` takes."""
 
 
 class LiveRun:
     """A run with all events and the last `ROWS` rows of metrics that `read` has found in its files so far."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, all_rows: bool = False) -> None:
         """Open the run in `folder`.
+
+        Args:
+            all_rows: whether the first `read` returns all rows of metrics.jsonl, not only those of its last
+                `METRICS_BYTES`.
 
         Raises:
             FileError: run.yaml is missing or invalid.
@@ -69,7 +83,16 @@ class LiveRun:
         self.rows: deque[MetricRow] = deque(maxlen=ROWS)
         self.held = False
         """Whether a process held the folder at the last read."""
-        self._tails = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
+        self.ranks: list[RankRow] = []
+        """The newest row of each rank, in the order of ranks."""
+        self.loss, self.tokens_per_s = Curve(), Curve()
+        self.energy = EnergyMeter(self.run.energy)
+        metrics = FileTail(folder / "metrics.jsonl", None if all_rows else METRICS_BYTES)
+        self._tails = FileTail(folder / "events.jsonl"), metrics
+        self._rank_tail = FileTail(folder / RANK_LOG, TAIL_BYTES)
+        self._node_tail = FileTail(folder / NODE_LOG, call_bytes=NODE_BYTES)
+        if not all_rows:
+            self._add_to_curves(rows_of(MetricRow, sampled_values(metrics.path, SAMPLED_ROWS, METRICS_BYTES)))
 
     def read(self) -> list[Event | MetricRow]:
         """Return the events and metrics that were written since the last call of `read`, sorted by time. The object
@@ -83,8 +106,17 @@ class LiveRun:
         events, rows = (tail.values() for tail in self._tails)
         new: list[Event | MetricRow] = [*rows_of(Event, events), *rows_of(MetricRow, rows)]
         self.events += [item for item in new if isinstance(item, Event)]
-        self.rows.extend(item for item in new if isinstance(item, MetricRow))
+        steps = [item for item in new if isinstance(item, MetricRow)]
+        self.rows.extend(steps)
+        self._add_to_curves(steps)
+        self.ranks = newest_rows(self._rank_tail.values()) or self.ranks
+        self.energy.add(rows_of(NodeRow, self._node_tail.values()), self._node_tail.is_at_end)
         return sorted(new, key=lambda item: item.time_s)
+
+    def _add_to_curves(self, rows: Iterable[MetricRow]) -> None:
+        for row in rows:
+            self.loss.add(row.step, row.loss)
+            self.tokens_per_s.add(row.step, row.tokens_per_s)
 
     def read_run(self) -> None:
         """Read run.yaml again, because a run that was resubmitted may have other settings. A damaged file changes
@@ -108,7 +140,7 @@ class LiveRun:
             FileError, UntrustedError: attempts.jsonl cannot be read, or is not trusted.
         """
         attempts = read_jsonl(self.folder / ATTEMPTS_FILE)
-        slow_rank = slow_rank_text(read_last_rank_rows(self.folder))
+        slow_rank = slow_rank_text(self.ranks)
         return decide_status(self.run, self.events, list(self.rows), now, self.held, attempts, slow_rank=slow_rank)
 
 

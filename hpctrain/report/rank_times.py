@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.errors import FileError
+from hpctrain.records.format.file_tail import rows_of
 from hpctrain.records.format.input_file import read_jsonl_tail
 from hpctrain.records.history.layer_figures import LayerFigures, layers_of_ranks
 from hpctrain.records.history.rank_log import RANK_LOG, RankRow
@@ -26,8 +25,7 @@ def read_last_rank_rows(folder: Path) -> list[RankRow]:
     Raises:
         UntrustedError: the file or its folder belongs to somebody else, or others can write to it.
     """
-    values = _tail(folder)
-    return _rows_like(values, values[-1]) if values else []
+    return newest_rows(_tail(folder))
 
 
 def read_last_layers(folder: Path) -> list[LayerFigures]:
@@ -37,9 +35,7 @@ def read_last_layers(folder: Path) -> list[LayerFigures]:
     Raises:
         UntrustedError: the file or its folder belongs to somebody else, or others can write to it.
     """
-    values = _tail(folder)
-    newest = next((value for value in reversed(values) if "layers" in value), None)
-    return layers_of_ranks(row.layers or [] for row in _rows_like(values, newest)) if newest is not None else []
+    return newest_layers(_tail(folder))
 
 
 def _tail(folder: Path) -> list[dict[str, Any]]:
@@ -49,14 +45,28 @@ def _tail(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _rows_like(values: Sequence[dict[str, Any]], one: dict[str, Any]) -> list[RankRow]:
+def newest_rows(values: Sequence[Mapping[str, Any]]) -> list[RankRow]:
+    """Return the rows of the steps that the last line is about, in the order of ranks; [] without lines. Lines that
+    this version of hpctrain cannot read are left out.
+
+    Args:
+        values: JSON objects of lines of metrics-ranks.jsonl, the oldest first.
+    """
+    return _rows_like(values, values[-1]) if values else []
+
+
+def newest_layers(values: Sequence[Mapping[str, Any]]) -> list[LayerFigures]:
+    """Return the newest figures of each layer in lines of metrics-ranks.jsonl, over all ranks; [] if there are none.
+    The argument is that of `newest_rows`."""
+    newest = next((value for value in reversed(values) if "layers" in value), None)
+    return layers_of_ranks(row.layers or [] for row in _rows_like(values, newest)) if newest is not None else []
+
+
+def _rows_like(values: Sequence[Mapping[str, Any]], one: Mapping[str, Any]) -> list[RankRow]:
     """Return the rows of the step and generation of `one`, in the order of ranks."""
-    rows: list[RankRow] = []
-    for value in values:
-        if (value.get("step"), value.get("generation")) == (one.get("step"), one.get("generation")):
-            with contextlib.suppress(FileError):
-                rows.append(RankRow.from_json(value))
-    return sorted(rows, key=lambda row: row.rank)
+    steps = one.get("step"), one.get("generation")
+    same = [value for value in values if (value.get("step"), value.get("generation")) == steps]
+    return sorted(rows_of(RankRow, same), key=lambda row: row.rank)
 
 
 def slowness(row: RankRow, rows: Sequence[RankRow]) -> float | None:

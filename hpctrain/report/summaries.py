@@ -59,6 +59,21 @@ def restored_step(start: Event) -> int:
     return int(number[1]) if number else 0
 
 
+def restore_point(events: Sequence[Event]) -> int:
+    """Return the step of the newest checkpoint from which the run could start again; 0 without one.
+
+    A checkpoint that turned out to be damaged, or was put aside, does not count: the next generation starts from an
+    earlier step.
+    """
+    step = 0
+    for event in events:
+        if event.kind == "checkpoint_saved":
+            step = int(event.data.get("step") or step)
+        elif event.kind == "generation_started" and not event.data.get("memory"):
+            step = restored_step(event)
+    return step
+
+
 def recoveries(events: Sequence[Event]) -> list[FaultRecovery]:
     """Return the recoveries of a run, in order; the last one may be incomplete.
 

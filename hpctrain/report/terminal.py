@@ -1,25 +1,18 @@
-"""A run on the terminal: progress lines and events of `train`, the lines of `status`, and the views of `watch`."""
+"""A run on the terminal: progress lines and events of `train`, and the lines of `status`."""
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Any, TextIO
-
-from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from typing import TextIO
 
 from hpctrain.base.clock import utc_text
 from hpctrain.base.output_streams import control
 from hpctrain.base.units import format_age, format_count, format_seconds, format_si
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.report.event_text import describe_event
-from hpctrain.report.status import AT_WORK, RunStatus
+from hpctrain.report.status import RunStatus
 from hpctrain.report.summaries import loss_words, losses_by_set
 
 _RECENT = 20
@@ -173,133 +166,3 @@ def queue_lines(status: RunStatus, now: float) -> list[str]:
         return []  # the run pauses, and the reason says for how long
     wait = format_seconds(max(0.0, status.expected_start_s - now))
     return [f"  Slurm expects to start it in {wait} ({utc_text(status.expected_start_s)})"]
-
-
-EVENTS = 8
-"""Number of newest events that `hpctrain watch` shows."""
-PROGRESS_EVERY_S = 10.0
-"""Fewest seconds between two progress lines of `PlainView`, by the times of the metrics."""
-BAR_WIDTH = 40
-
-_NUMBER = re.compile(r"\d[\d.]*( (us|ms|s|min|h)\b)?")
-_COLOURS = {"done": "green", "running": "green", "failed": "red", "cancelled": "red", "recovering": "yellow"}
-
-
-def node_states(events: Sequence[Event]) -> dict[str, str]:
-    """Return the state of each node of the newest attempt in words, such as 'takes part' or 'lost', by name.
-
-    A spare takes part, too.
-    """
-    states: dict[str, str] = {}
-    for event in events:
-        if event.kind == "attempt_started":
-            states = dict.fromkeys(event.data.get("nodes", []), "starts")
-        elif event.kind == "generation_started":
-            members = event.data.get("members", [])
-            lost = {node: state if state == "lost" else "left out" for node, state in states.items()}
-            states = {**lost, **dict.fromkeys(members, "takes part")}
-        elif event.kind in ("node_lost", "node_returned"):
-            states[str(event.data.get("node", event.node))] = "lost" if event.kind == "node_lost" else "back"
-    return states
-
-
-def render_watch_view(status: RunStatus, events: Sequence[Event], job: str | None, now: float) -> RenderableType:
-    """Return the whole view of `hpctrain watch` on a terminal.
-
-    Args:
-        events: events of the run, of which the newest are shown.
-        job: id of the run's newest job; None for a local run.
-        now: wall clock, seconds since 1970.
-    """
-    colour = _COLOURS.get(status.state, "cyan")
-    head = Text.assemble((status.name, "bold"), "  ", (status.state, f"bold {colour}"), f"  {status.reason}")
-    bar = Table.grid(padding=(0, 2))
-    remaining = f"{format_seconds(status.eta_s)} left" if status.eta_s is not None else ""
-    done = ProgressBar(total=status.steps, completed=min(status.step, status.steps), width=BAR_WIDTH)
-    bar.add_row(done, f"step {status.step}/{status.steps}", remaining)
-    further = [f"  {words}" for words in status.further_words]
-    numbers = "  ".join(["", *figures(status)])
-    job_text = f"  job {job}" if job is not None else ""
-    place = f"  attempt {status.attempt}  generation {status.generation}{job_text}"
-    nodes = ", ".join(f"{node} {state}" for node, state in node_states(events).items())
-    lines = [*further, *queue_lines(status, now), numbers, place, f"  {nodes}" if nodes else ""]
-    recent = [f"  {_clock_time(event.time_s)}  {describe_event(event)}" for event in events[-EVENTS:]]
-    return Group(head, bar, *(Text(line) for line in lines if line), *(Text(line, style="dim") for line in recent))
-
-
-class PlainView:
-    """The view of `hpctrain watch` if stdout is no terminal: plain lines about what is new."""
-
-    def __init__(self) -> None:
-        self._first = True
-        self._state = ("", "")
-        self._shown_end: str | None = None
-        self._progress_s = float("-inf")
-
-    def lines(self, status: RunStatus, new: Sequence[Event | MetricRow], now: float) -> list[str]:
-        """Return the lines to print after a poll of the run.
-
-        Args:
-            new: events and metrics since the last poll; at the first poll all past ones, of which only the last
-                `EVENTS` events are shown.
-            now: wall clock, seconds since 1970.
-        """
-        items = [item for item in new if isinstance(item, Event)][-EVENTS:] if self._first else new
-        self._first = False
-        lines = [line for item in items for line in self._item(item, status.steps)]
-        if status.last_end is not None and status.last_end != self._shown_end:
-            self._shown_end = status.last_end
-            lines.append(status.last_end)
-        state = _without_numbers(status)
-        if state != self._state:
-            self._state = state
-            lines += [f"{status.state}: {status.reason}", *queue_lines(status, now)]
-        return lines
-
-    def _item(self, item: Event | MetricRow, steps: int) -> list[str]:
-        moment = _clock_time(item.time_s)
-        if isinstance(item, Event):
-            return [f"{moment}  {describe_event(item)}"]
-        if item.step < steps and not losses_by_set(item) and item.time_s - self._progress_s < PROGRESS_EVERY_S:
-            return []
-        self._progress_s = item.time_s
-        return [f"{moment}  {progress_line(item, steps)}"]
-
-
-class JsonView:
-    """The view of `hpctrain watch --json`: JSON values about what is new."""
-
-    def __init__(self) -> None:
-        self._first = True
-        self._status: tuple[str, str] | None = None
-
-    def values(self, status: RunStatus, new: Sequence[Event | MetricRow]) -> list[dict[str, Any]]:
-        """Return what to print after a poll of the run, each as an object with one key: `event`, `metrics` or `status`.
-
-        Args:
-            new: events and metrics since the last poll; at the first poll all past ones, of which only the last
-                `EVENTS` events are shown.
-        """
-        items = [item for item in new if isinstance(item, Event)][-EVENTS:] if self._first else new
-        self._first = False
-        values = [{"event" if isinstance(item, Event) else "metrics": item.to_json()} for item in items]
-        state = _without_numbers(status)
-        if state != self._status:
-            self._status = state
-            values.append({"status": status.to_json()})
-        return values
-
-
-def _without_numbers(status: RunStatus) -> tuple[str, str]:
-    """Return (state, reason without its numbers) of a run: the time to the start always changes. The events of an
-    active run say the rest."""
-    return status.state, "" if status.state in AT_WORK else " ".join(_NUMBER.sub(" ", status.reason).split())
-
-
-def _clock_time(moment: float) -> str:
-    """Return the UTC time of day with a Z after it: '13:05:00Z'.
-
-    Args:
-        moment: seconds since 1970.
-    """
-    return f"{datetime.fromtimestamp(moment, timezone.utc):%H:%M:%S}Z"

@@ -6,26 +6,26 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import click
-from rich.live import Live
 
-from hpctrain.base.clock import Clock, SystemClock
+from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_FAILED, HpctrainError, InputError
 from hpctrain.base.units import format_age
 from hpctrain.cli.answers import JSON_LINES_OPTION, print_json, say, warn
 from hpctrain.cli.options.parameters import RUN, RUNS
 from hpctrain.cli.views.console import Console
+from hpctrain.cli.views.watching import watch_run, watch_sweep
 from hpctrain.jobs.run_status import WatchedRun, run_status, run_statuses
 from hpctrain.report.event_text import log_line_text
 from hpctrain.report.logs import LogLine, find_logs, follow_lines, last_lines
 from hpctrain.report.status import RunStatus, State
-from hpctrain.report.terminal import JsonView, PlainView, cost_text, render_watch_view, status_lines
+from hpctrain.report.terminal import cost_text, status_lines
 from hpctrain.runs.locate import job_id, past_folders, run_name, scan_runs, sorted_by_age, untrusted_folders_text
 from hpctrain.runs.sweeps import NamedRuns, sweeps_of
 
@@ -233,61 +233,36 @@ def _sweep_status(named: NamedRuns, as_json: bool) -> None:
         _list_row(row)
 
 
-LOOK_S = 1.0
 EXIT_INTERRUPTED = 130
 """Exit code of `hpctrain watch` after Ctrl-C, the same as that of shells: 128 + SIGINT. The run goes on."""
 
 
 @click.command()
-@click.argument("folder", metavar="RUN", type=RUN)
+@click.argument("named", metavar="RUN|SWEEP", type=RUNS)
 @JSON_LINES_OPTION
-def watch_command(folder: Path, as_json: bool) -> None:
-    """Watch a run until it ends: state, step, loss, nodes, the last event, and the reason why the run waits.
+def watch_command(named: NamedRuns, as_json: bool) -> None:
+    """Watch a run until it ends: its progress, figures, slowest ranks, and last events, and why it waits.
 
-    RUN is a run folder, a run's name or a job's id. On a terminal the view is redrawn in place; elsewhere each change
-    is a line. With --json, each new event, each new step and each change of the state is a line: an object with one
-    key, `event`, `metrics` or `status`, whose value is that of events.jsonl, metrics.jsonl or `status --json`.
+    RUN is a run folder, a run's name or a job's id. On a terminal the view is redrawn each second; elsewhere each
+    change is a line. With --json, each new event, each new step and each change of the state is a line: an object with
+    one key, `event`, `metrics` or `status`, whose value is that of events.jsonl, metrics.jsonl or `status --json`.
 
-    Watching goes on when the run is requeued or continues in a new job. The exit code is 0 when the run is done, 1 when
-    it failed or was cancelled. Ctrl-C ends the watching, not the run. Times of day are UTC, which the Z after them
-    means.
+    SWEEP is the name or the folder of a sweep, or the id of its job array. Its view has a line for each run. A change
+    begins with the name of its run; in the JSON form it has a key `run`, the name of the run folder.
+
+    Watching goes on when the run is requeued or continues in a new job. The exit code is 0 when the run is done, or all
+    runs of the sweep are, and 1 when one failed or was cancelled. The key q and Ctrl-C end the watching, not the run.
+    Times of day are UTC, which the Z after them means.
     """
     clock, console = SystemClock(), Console()
-    watched = WatchedRun(folder, clock)
+    is_drawn = not as_json and console.is_terminal and not console.is_dumb_terminal
     try:
-        if as_json:
-            changes = JsonView()
-            status = _show_until_over(watched, clock, lambda now: _print_each(changes.values(now, watched.new)))
-        elif console.is_terminal and not console.is_dumb_terminal:
-            status = _draw_until_over(watched, clock, console)
+        if named.is_sweep:
+            is_done = watch_sweep(named, clock, as_json, console if is_drawn else None)
         else:
-            plain = PlainView()
-            status = _show_until_over(watched, clock, lambda now: say(plain.lines(now, watched.new, clock.wall())))
+            is_done = watch_run(named.folder, clock, as_json, console if is_drawn else None)
     except KeyboardInterrupt:
-        click.echo(f"\nno longer watched; the run goes on (`hpctrain cancel {folder.name}` stops it)", err=True)
+        name = named.folder.name
+        click.echo(f"\nno longer watched; the run goes on (`hpctrain cancel {name}` stops it)", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    sys.exit(EXIT_DONE if status.state == "done" else EXIT_FAILED)
-
-
-def _print_each(values: Iterable[dict[str, Any]]) -> None:
-    for value in values:
-        print_json(value)
-
-
-def _draw_until_over(watched: WatchedRun, clock: Clock, console: Console) -> RunStatus:
-    with Live(console=console, auto_refresh=False) as live:
-
-        def draw(status: RunStatus) -> None:
-            view = render_watch_view(status, watched.live.events, job_id(watched.live.folder), clock.wall())
-            live.update(view, refresh=True)
-
-        return _show_until_over(watched, clock, draw)
-
-
-def _show_until_over(watched: WatchedRun, clock: Clock, show: Callable[[RunStatus], None]) -> RunStatus:
-    while True:
-        status = watched.look()
-        show(status)
-        if watched.is_over(status):
-            return status
-        clock.sleep(LOOK_S)
+    sys.exit(EXIT_DONE if is_done else EXIT_FAILED)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from run_folders import event, submitted_run
@@ -15,8 +16,11 @@ from run_folders import event, submitted_run
 from hpctrain.base.output_streams import EscapedStream, format_timestamp
 from hpctrain.cli import main
 from hpctrain.cli.views.console import Console
+from hpctrain.report.live_run import LiveRun
 from hpctrain.report.status import read_status
-from hpctrain.report.terminal import TerminalLine, render_watch_view, show
+from hpctrain.report.terminal import TerminalLine, show
+from hpctrain.report.watch.run_view import WatchedFigures, run_view
+from hpctrain.report.watch.text_fit import Screen
 
 ATTACK = "\x1b]0;owned\x07\x1b[2J\r\x9b1A"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\r\x9b1A"
@@ -73,7 +77,10 @@ def test_a_view_that_is_drawn_styles_its_own_text_only(folder: Path) -> None:
     out = Terminal()
     console = Console(file=out, force_terminal=True, width=200, color_system="truecolor")
     status = read_status(folder, 0.0)
-    console.print(render_watch_view(status, [event("failed", reason=ATTACK)], f"7{ATTACK}", 0.0))
+    live = LiveRun(folder)
+    live.events = [event("failed", reason=ATTACK)]
+    figures = WatchedFigures(live, status, None, f"7{ATTACK}", 0.0)
+    console.print(Group(*run_view(figures, Screen(200, 24))))
     table = Table()
     table.add_column("name")
     table.add_row(Text(ATTACK))

@@ -13,6 +13,7 @@ from run_folders import event, submitted_run
 
 from hpctrain.base.output_streams import format_timestamp
 from hpctrain.records.history.run_log import BytesSent, Event, MetricRow
+from hpctrain.records.history.sweep import Sweep, SweptRun
 
 
 @pytest.fixture
@@ -148,6 +149,33 @@ def test_ctrl_c_leaves_the_run_alone(fake, runs, hpctrain, clock):
     assert "no longer watched; the run goes on" in result.stderr
     assert fake.jobs[int(job)].state == "RUNNING"
     assert fake.signals == []
+
+
+def test_a_sweep_is_watched_until_all_its_runs_are_over(fake, runs, hpctrain, clock):
+    jobs = [fake.submit("--nodes=1") for _ in range(2)]
+    start = event("generation_started", 0, members=["gpu1"], pp=1, dp=1, tp=1)
+    folders = [submitted_run(runs, job, start, name=f"gpt-{job}-20260101T000000Z-00ff") for job in jobs]
+    sweep = runs / "sizes-20260101T000000Z-00aa"
+    sweep.mkdir()
+    tasks = [SweptRun(name=folder.name, folder=folder.name, settings={}) for folder in folders]
+    Sweep(name="sizes", runs=tasks).write(sweep / "sweep.json")
+
+    def story() -> Iterator[None]:
+        yield from wait(3)
+        append(folders[0], row(1, fake.now), row(10, fake.now), event("finished", 0, step=10))
+        yield from wait(20)
+        append(folders[1], event("failed", 0, "no node left"))
+        fake.finish(jobs[1], code=1)
+
+    asked = clock(story())
+    result = hpctrain("watch", "sizes", "--json")
+    assert result.exit_code == 1, result.output
+    values = [json.loads(line) for line in result.stdout.splitlines()]
+    states = [(value["run"], value["status"]["state"]) for value in values if "status" in value]
+    ends = [(folder.name, state) for folder, state in zip(folders, ("done", "failed"), strict=True)]
+    assert [pair for pair in states if pair[1] in ("done", "failed")] == ends
+    assert [value["metrics"]["step"] for value in values if "metrics" in value] == [1, 10]
+    assert min(later - earlier for earlier, later in itertools.pairwise(asked)) >= 10
 
 
 def test_logs_are_followed_into_the_next_attempt(fake, runs, hpctrain, clock):

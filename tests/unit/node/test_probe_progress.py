@@ -11,7 +11,7 @@ from hpctrain.probe.protocol.coordinator import Coordinator
 from hpctrain.records.history.run_log import read_events
 from hpctrain.records.run.run import Run
 from hpctrain.report.status import decide_status
-from hpctrain.report.terminal import PlainView
+from hpctrain.report.watch.changes import PlainView
 from tools.probe_simulation.fabric import FabricSpec, SimulatedFabric
 from tools.probe_simulation.tables import node_names
 from tools.probe_simulation.transport import SimulatedClock, SimulatedTransport
