@@ -17,6 +17,7 @@ from hpctrain.cli.bench.lab import on_lab
 from hpctrain.cli.bench.output import bench_console, check_kind, check_rates, echo_json, machine_text, say
 from hpctrain.cli.bench.plan import plan
 from hpctrain.cli.bench.recovery import recovery
+from hpctrain.cli.bench.views import views
 from hpctrain.cli.views.console import Console
 
 
@@ -235,5 +236,5 @@ def _table(record: dict[str, Any]) -> Table:
     return table
 
 
-for _command in (plan, probe, compression, recovery, adapt):
+for _command in (plan, probe, compression, recovery, adapt, views):
     bench_command.add_command(_command)

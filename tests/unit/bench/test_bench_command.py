@@ -50,3 +50,12 @@ def test_an_unknown_case_is_answered_with_those_there_are() -> None:
     done = bench("runtime", "--case", "pp3")
     assert done.returncode == 2
     assert "'one_process', 'dp2', 'pp2', 'layers', 'layers_dp2'" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_bench_of_views_lists_and_watches_its_own_runs() -> None:
+    done = bench("views", "--runs", "3", "--steps", "200", "--repeats", "1", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["case"] for row in rows] == ["list of 3 ended runs", "watch of a run of 200 steps"]
+    assert all(row["again_s"] > 0 for row in rows)
