@@ -29,10 +29,10 @@ def why_loses_too_much(codec: Codec, layers: Sequence[LayerFigures]) -> str | No
     energy = sum(weight for _, weight in known)
     if energy <= 0:
         return None
-    kept = sum(share * weight for share, weight in known) / energy
-    if kept >= LEAST_ENERGY_KEPT:
+    arriving = sum(share * weight for share, weight in known) / energy
+    if arriving >= LEAST_ENERGY_KEPT:
         return None
-    return f"{kept:.0%} of the gradients' energy would arrive, as measured, and {LEAST_ENERGY_KEPT:.0%} are needed"
+    return f"{arriving:.0%} of the gradients' energy would arrive, as measured, and {LEAST_ENERGY_KEPT:.0%} are needed"
 
 
 def adaptive_codec(layers: Sequence[LayerFigures], warmup_steps: int) -> Adaptive | None:
