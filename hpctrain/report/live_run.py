@@ -12,14 +12,15 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError
 from hpctrain.records.format.file_tail import FileTail, rows_of, sampled_values
 from hpctrain.records.format.input_file import read_jsonl
+from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.history.ledger import ATTEMPTS_FILE
 from hpctrain.records.history.node_log import NODE_LOG, NodeRow
 from hpctrain.records.history.rank_log import RANK_LOG, RankRow
 from hpctrain.records.history.run_log import Event, MetricRow
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.report.curve import Curve
+from hpctrain.report.binned_curve import BinnedCurve
 from hpctrain.report.energy import EnergyMeter
-from hpctrain.report.rank_times import TAIL_BYTES, newest_rows, slow_rank_text
+from hpctrain.report.rank_times import TAIL_BYTES, newest_layers, newest_rows, slow_rank_text
 from hpctrain.report.status import RunStatus, State, decide_status, lock_held
 from hpctrain.slurm.job import JobInfo, needs_action, pending_job_text
 
@@ -85,7 +86,9 @@ class LiveRun:
         """Whether a process held the folder at the last read."""
         self.ranks: list[RankRow] = []
         """The newest row of each rank, in the order of ranks."""
-        self.loss, self.tokens_per_s = Curve(), Curve()
+        self.layers: list[LayerFigures] = []
+        """The newest figures of each layer over all ranks."""
+        self.loss, self.tokens_per_s = BinnedCurve(), BinnedCurve()
         self.energy = EnergyMeter(self.run.energy)
         metrics = FileTail(folder / "metrics.jsonl", None if all_rows else METRICS_BYTES)
         self._tails = FileTail(folder / "events.jsonl"), metrics
@@ -109,7 +112,9 @@ class LiveRun:
         steps = [item for item in new if isinstance(item, MetricRow)]
         self.rows.extend(steps)
         self._add_to_curves(steps)
-        self.ranks = newest_rows(self._rank_tail.values()) or self.ranks
+        ranks = self._rank_tail.values()
+        self.ranks = newest_rows(ranks) or self.ranks
+        self.layers = newest_layers(ranks) or self.layers
         self.energy.add(rows_of(NodeRow, self._node_tail.values()), self._node_tail.is_at_end)
         return sorted(new, key=lambda item: item.time_s)
 

@@ -19,7 +19,8 @@ from hpctrain.cli.bench.output import GIVEN, bench_console, check_rates, echo_js
 from hpctrain.cli.options.starting import parse_seeds
 from hpctrain.cli.views.console import Console
 
-ROWS_FILE, TRAININGS_FILE, PAGE_FILE = "steps.jsonl", "trainings.jsonl", "convergence.html"
+ROWS_FILE, TRAININGS_FILE = "steps.jsonl", "trainings.jsonl"
+PAGE_FILE, PARETO_FILE = "convergence.html", "pareto.md"
 ALONE = "none"
 """Name of the bench's method without communication. Each worker then trains a model of its own, so its losses say
 nothing about compression."""
@@ -209,7 +210,7 @@ def _measure_convergence(
         methods: names of methods; (): all but `ALONE`.
         seeds: seeds of each method.
         settings: `ConvergenceSettings` of the trainings.
-        output: folder for the rows and a page with the curves; None: they are not kept.
+        output: folder for the rows, and pages with curves and with the Pareto front; None: they are not kept.
         people: console that prints the tables.
     """
     import tempfile
@@ -217,6 +218,7 @@ def _measure_convergence(
     from hpctrain.bench.compression.convergence import REFERENCE, compare
     from hpctrain.bench.compression.convergence_summary import summarise, write_page
     from hpctrain.bench.compression.methods import AUTO, METHODS
+    from hpctrain.bench.compression.pareto import write_pareto
     from hpctrain.bench.record import machine_and_versions
     from hpctrain.lab.spec import rate_bits_per_s
 
@@ -237,7 +239,8 @@ def _measure_convergence(
             people.print(table)
     if output is not None:
         write_page(output / PAGE_FILE, done.rows, list(bits))
-        people.print(f"curves: {output / PAGE_FILE}", soft_wrap=True)
+        write_pareto(output / PARETO_FILE, summary[text], bits, settings.spec.parameters())
+        people.print(f"curves: {output / PAGE_FILE}; what is worth its loss: {output / PARETO_FILE}", soft_wrap=True)
     return machine_and_versions("compression-convergence", settings.as_json()) | {
         "rows": done.rows,
         "searched": done.searched,

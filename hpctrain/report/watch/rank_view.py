@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from hpctrain.base.units import format_seconds
 from hpctrain.records.history.rank_log import RankRow
 from hpctrain.records.history.run_log import MetricRow
-from hpctrain.report.curve import block
+from hpctrain.report.binned_curve import block
 from hpctrain.report.rank_times import SLOW, slowness
 from hpctrain.report.watch.text_fit import LABEL, RankedLine, Screen, label, line
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
 
 from rich.text import Text
 
 from hpctrain.base.units import format_bytes, format_count, format_seconds, format_si
 from hpctrain.records.history.run_log import Event
-from hpctrain.report.curve import Curve, sparkline
+from hpctrain.report.binned_curve import BinnedCurve, sparkline
 from hpctrain.report.event_text import describe_event
 from hpctrain.report.live_run import LiveRun
 from hpctrain.report.status import RunStatus
@@ -28,6 +27,8 @@ COLOURS = {
     "done": "green", "running": "green", "failed": "red", "cancelled": "red", "recovering": "yellow",
 }  # fmt: skip
 """State of a run -> colour of its name in a view; others are cyan."""
+LAYERS_MOST = 24
+"""Most layers whose densities are drawn; the sentence is about all."""
 LAST_EVENTS = 10
 """Lines of a view from this rank on are events; the further ones, the older they are."""
 
@@ -106,7 +107,7 @@ def _time_limit(figures: WatchedFigures) -> Iterator[RankedLine]:
 
 
 def _curves(figures: WatchedFigures, screen: Screen) -> Iterator[RankedLine]:
-    status, drawn = figures.status, list[tuple[int, str, str, Curve]]()
+    status, drawn = figures.status, list[tuple[int, str, str, BinnedCurve]]()
     if status.loss is not None:
         words = "  ".join([f"{status.loss:.4f}", *loss_words(status.valid_losses)])
         drawn.append((6, "loss", words, figures.live.loss))
@@ -158,7 +159,7 @@ def _sent(figures: WatchedFigures) -> Iterator[RankedLine]:
     row = figures.live.rows[-1] if figures.live.rows else None
     if row is None:
         return
-    sent = _sent_words(row.bytes_sent.model_dump(exclude_none=True))
+    sent = sent_words(row.bytes_sent.model_dump(exclude_none=True))
     compression = row.compression
     density = compression.density if compression else None
     residual = compression.residual_norm_ratio if compression else None
@@ -167,18 +168,25 @@ def _sent(figures: WatchedFigures) -> Iterator[RankedLine]:
     words += [] if residual is None else [f"residual {residual:.2f}"]
     if words:
         yield line(13, label("sent"), "  ".join(words))
+    densities = [layer.gradient_density for layer in figures.live.layers if layer.gradient_density is not None]
+    if densities:
+        low, high = (f"{100 * share:.2g} %" for share in (min(densities), max(densities)))
+        words = [f"  90 % of a layer's gradient is in {low} to {high} of its numbers"]
+        yield line(20, label("layers"), (sparkline(densities[:LAYERS_MOST]), "cyan"), *words)
 
 
-def _sent_words(sent: dict[str, Any]) -> str:
-    """Return bytes by mesh axis as text, and those by level within an axis in brackets; parts without bytes are left
-    out."""
+def sent_words(sent: Mapping[str, int]) -> str:
+    """Return bytes by mesh axis as text, with the parts of an axis in brackets: 'dp 3.0 MiB (inter node 1.0 MiB)'.
+    What has no bytes is left out.
+
+    Args:
+        sent: name of an axis, or of an axis and a part of it joined by '_' -> bytes.
+    """
     words = []
-    for name, count in sent.items():
-        if isinstance(count, dict):
-            inner = _sent_words(count)
-            words += [f"{name} ({inner})"] if inner else []
-        elif count:
-            words.append(f"{name} {format_bytes(count)}")
+    for axis in (name for name in sent if "_" not in name and sent[name]):
+        parts = {name.partition("_")[2]: count for name, count in sent.items() if name.startswith(f"{axis}_") and count}
+        inner = ", ".join(f"{part.replace('_', ' ')} {format_bytes(count)}" for part, count in parts.items())
+        words.append(f"{axis} {format_bytes(sent[axis])}" + (f" ({inner})" if inner else ""))
     return ", ".join(words)
 
 

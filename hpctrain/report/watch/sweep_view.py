@@ -9,7 +9,7 @@ from typing import get_args
 from rich.text import Text
 
 from hpctrain.base.units import format_seconds
-from hpctrain.report.curve import sparkline
+from hpctrain.report.binned_curve import sparkline
 from hpctrain.report.live_run import LiveRun
 from hpctrain.report.status import AT_WORK, RunStatus, State
 from hpctrain.report.watch.run_view import COLOURS

@@ -22,15 +22,16 @@ from run_folders import RUN, event, submitted_run
 from hpctrain.base.owned_files import owner_only
 from hpctrain.cli.views.console import Console
 from hpctrain.records.format.file_tail import sampled_values
+from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.history.node_log import NODE_LOG, GpuFigures, NodeRow
 from hpctrain.records.history.rank_log import RANK_LOG, RankRow
 from hpctrain.records.history.run_log import BytesSent, CompressionFigures, Event, MetricRow
-from hpctrain.report.curve import BINS_MAX, Curve, sparkline
+from hpctrain.report.binned_curve import BINS_MAX, BinnedCurve, sparkline
 from hpctrain.report.live_run import METRICS_BYTES, LiveRun
 from hpctrain.report.status import RunStatus
 from hpctrain.report.watch.changes import PlainView
 from hpctrain.report.watch.rank_view import slowest_text, waits_text
-from hpctrain.report.watch.run_view import WatchedFigures, node_states, run_view
+from hpctrain.report.watch.run_view import WatchedFigures, node_states, run_view, sent_words
 from hpctrain.report.watch.sweep_view import sweep_view
 from hpctrain.report.watch.text_fit import Screen
 from hpctrain.slurm.job import JobInfo, job_of_columns
@@ -96,7 +97,12 @@ def made_run(runs: Path) -> Path:
     ]
     append(folder / "events.jsonl", [item.model_copy(update={"time_s": START_S + at}) for at, item in story])
     append(folder / "metrics.jsonl", [step_row(step) for step in range(1, STEPS + 1)])
-    append(folder / RANK_LOG, [rank_row(rank, 0.34 if rank == 5 else 0.02 * (rank == 2)) for rank in range(8)])
+    layers = [LayerFigures(layer=str(block), numbers=1000, gradient_density=0.1 + 0.05 * block) for block in range(6)]
+    slow = {5: 0.34, 2: 0.02}
+    append(
+        folder / RANK_LOG,
+        [rank_row(rank, slow.get(rank, 0.0), layers=layers[3 * (rank % 2) :][:3]) for rank in range(8)],
+    )
     gpu = GpuFigures(device="cuda0", address="0000:4e:00.0", energy_j=3000.0, use=0.93, temperature_c=71.0)
     append(
         folder / NODE_LOG,
@@ -168,6 +174,12 @@ def test_waits_of_a_gpu_are_no_exposed_communication() -> None:
     assert waits_text([rank_row(0)], []) == ""
 
 
+def test_bytes_of_an_axis_stand_with_their_parts() -> None:
+    sent = {"dp": 3 << 20, "pp": 0, "tp": 512, "dp_intra_node": 0, "dp_inter_node": 1 << 20}
+    assert sent_words(sent) == "dp 3.0 MiB (inter node 1.0 MiB), tp 512 B"
+    assert sent_words({"dp": 0}) == ""
+
+
 def test_the_slowest_ranks_stand_with_their_excess_over_their_peers() -> None:
     rows = [rank_row(rank, excess, stages=1) for rank, excess in enumerate((0.0, 0.34, 0.0, 0.1, -0.1))]
     assert slowest_text(rows) == "rank 1 gpu1:cpu1 +34 %  rank 3 gpu1:cpu3 +10 %"
@@ -219,7 +231,7 @@ def test_a_sweep_has_a_line_for_each_run_and_those_at_work_remain_where_there_is
 
 
 def test_a_curve_of_any_length_keeps_its_shape_and_repeated_steps_count_once() -> None:
-    curve = Curve()
+    curve = BinnedCurve()
     for step in [*range(1, 20_001), *range(15_001, 20_001)]:
         curve.add(step, 1.0 if step <= 10_000 else 3.0)
     curve.add(20_001, math.nan)
@@ -230,7 +242,7 @@ def test_a_curve_of_any_length_keeps_its_shape_and_repeated_steps_count_once() -
     assert len(curve.columns(10**6)) <= BINS_MAX + 1
     assert sparkline(columns) == "▁▁▁▁▁█████"
     assert sparkline([2.0, 2.0]) == "▅▅"
-    assert Curve().columns(10) == []
+    assert BinnedCurve().columns(10) == []
 
 
 def test_the_curve_of_a_long_run_begins_with_sampled_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 """Characters of a sparkline, from the smallest value to the largest."""
 
 
-class Curve:
+class BinnedCurve:
     """The means of a figure over bins of equally many steps. A step that is done again replaces all later bins."""
 
     def __init__(self) -> None:
