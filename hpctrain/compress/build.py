@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
+from hpctrain.compress.codecs.indexed_numbers import IndexedCode
 from hpctrain.compress.codecs.sparse_message import ValueCode
 from hpctrain.compress.collectives.reduce_scatter import DenseReduceScatter, ReduceScatter, ShardedParameter
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback, SparseSettings, SparseState
@@ -20,21 +21,22 @@ from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.compress.reducers.sparse import SparseReducer
 from hpctrain.compress.reducers.sparse_reduce_scatter import SparseReduceScatter
 from hpctrain.compress.reducers.tagc import TagcReducer
+from hpctrain.compress.reducers.tagc_reduce_scatter import TagcReduceScatter
 from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, SendCounts
 from hpctrain.records.plan.compression import (
     MIN_COMPRESSED_ELEMENTS,
     Adaptive,
     Bf16,
     CodecSpec,
-    Layers,
-    LocalSteps,
     NoCompression,
-    PowerSgd,
     Quantized,
     Reset,
     Tagc,
     TopK,
 )
+from hpctrain.records.plan.gradient_codec import Layers
+from hpctrain.records.plan.local_sgd import LocalSteps
+from hpctrain.records.plan.low_rank import PowerSgd
 
 
 def build_reducer(
@@ -74,14 +76,15 @@ def build_reducer(
 
 
 def _sparse_state(
-    codec: TopK | Adaptive, group: dist.ProcessGroup, positions: Sequence[int], sizes: Sequence[int]
+    codec: TopK | Adaptive | Tagc, group: dist.ProcessGroup, positions: Sequence[int], sizes: Sequence[int]
 ) -> SparseState:
     counts = (
-        SendCounts(group, codec.density, codec.warmup_steps)
-        if isinstance(codec, TopK)
-        else AdaptiveSendCounts(group, len(sizes), codec)
+        AdaptiveSendCounts(group, len(sizes), codec)
+        if isinstance(codec, Adaptive)
+        else SendCounts(group, codec.density, codec.warmup_steps)
     )
-    return SparseState(positions, sizes, counts, _feedback(codec, codec.reset, codec.reset_every))
+    feedback = _feedback(codec) if isinstance(codec, Tagc) else _feedback(codec, codec.reset, codec.reset_every)
+    return SparseState(positions, sizes, counts, feedback)
 
 
 def _feedback(codec: TopK | Adaptive | Tagc, reset: Reset = "none", reset_every: int = 1) -> ErrorFeedback:
@@ -123,18 +126,33 @@ def build_reduce_scatters(
                 for number, pieces in enumerate(parts)
                 for indices in [_compressible_indices(pieces, codec.layers)]
             ]
-        case TopK() | Adaptive():
-            chosen = [_compressible_indices(pieces, codec.layers) for pieces in parts]
-            pairs = list(zip(parts, chosen, strict=True))
-            sizes = [math.prod(pieces[index].shape) for pieces, indices in pairs for index in indices]
-            state, settings = _sparse_state(codec, group, range(len(sizes)), sizes), _sparse_settings(codec)
-            firsts = accumulate((len(indices) for indices in chosen), initial=0)
-            return [
-                SparseReduceScatter(pieces, indices, first, state, settings) if indices else exact
-                for (pieces, indices), first in zip(pairs, firsts, strict=False)
-            ]
-        case Tagc() | PowerSgd() | LocalSteps():
+        case TopK() | Adaptive() | Tagc():
+            return _sparse_reduce_scatters(codec, parts, group, exact)
+        case PowerSgd() | LocalSteps():
             raise ValueError(f"compression {codec.mode} cannot sum the gradients of a sharded state")
+
+
+def _sparse_reduce_scatters(
+    codec: TopK | Adaptive | Tagc,
+    parts: Sequence[Sequence[ShardedParameter]],
+    group: dist.ProcessGroup,
+    exact: ReduceScatter | None,
+) -> list[ReduceScatter | None]:
+    chosen = [_compressible_indices(pieces, codec.layers) for pieces in parts]
+    pairs = list(zip(parts, chosen, strict=True))
+    sizes = [math.prod(pieces[index].shape) for pieces, indices in pairs for index in indices]
+    state = _sparse_state(codec, group, range(len(sizes)), sizes)
+    firsts = accumulate((len(indices) for indices in chosen), initial=0)
+    scatters: list[ReduceScatter | None] = []
+    for (pieces, indices), first in zip(pairs, firsts, strict=False):
+        if not indices:
+            scatters.append(exact)
+        elif isinstance(codec, Tagc):
+            code = IndexedCode(codec.ratio, codec.index)
+            scatters.append(TagcReduceScatter(pieces, indices, first, state, code))
+        else:
+            scatters.append(SparseReduceScatter(pieces, indices, first, state, _sparse_settings(codec)))
+    return scatters
 
 
 def _compressible_indices(pieces: Sequence[ShardedParameter], layers: Layers) -> list[int]:
@@ -150,5 +168,17 @@ def is_compressible(shape: Sequence[int], name: str, layers: Layers) -> bool:
     if layers == "all":
         return True
     if layers == "non_attention":
-        return not any(part.startswith("attention") or part in ("attn", "self_attn") for part in name.split("."))
+        return not _in_attention(name)
+    if layers == "non_attention_linear":
+        return not _in_attention(name) or any(part in _ATTENTION_OUTPUTS for part in name.split("."))
     return any(fnmatchcase(name, pattern) for pattern in layers)
+
+
+_ATTENTION_OUTPUTS = frozenset({"wo", "o_proj", "out_proj", "c_proj", "dense", "o", "proj"})
+"""Names of the projection after an attention: here, in Llama, OPT, GPT-2, GPT-NeoX and BERT, T5, and vision models."""
+
+
+def _in_attention(name: str) -> bool:
+    """Return whether a parameter belongs to a self-attention or cross-attention, by the name of its module. Models of
+    your own count too: their attentions have names such as 'self_attn' or 'EncDecAttention'."""
+    return any("attention" in part or "attn" in part for part in name.lower().split("."))

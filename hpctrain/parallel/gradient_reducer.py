@@ -18,7 +18,7 @@ from hpctrain.parallel.fsdp import ShardedStage
 from hpctrain.parallel.gradients import local_gradients, local_part
 from hpctrain.parallel.pipeline import Pipeline
 from hpctrain.parallel.stage import InstrumentedStage
-from hpctrain.records.plan.compression import LocalSteps
+from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import completion_order, schedule_of
 

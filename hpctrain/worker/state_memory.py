@@ -24,7 +24,8 @@ from hpctrain.compress.build import is_compressible
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.fsdp import padded_shards
 from hpctrain.parallel.pipeline import Pipeline
-from hpctrain.records.plan.compression import Layers, LocalSteps
+from hpctrain.records.plan.gradient_codec import Layers
+from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 

@@ -44,7 +44,7 @@ CODECS: dict[str, dict[str, Any]] = {
     "tagc, all of it": {"mode": "tagc", "density": 1, "layers": "all", "warmup_steps": 0},
     "power_sgd, whole rank": {"mode": "power_sgd", "rank": 64, "min_compression": 1, "warmup_steps": 0},
 }
-LOW_RANK = {"mode": "power_sgd", "rank": 2, "warmup_steps": 1}
+LOW_RANK = {"mode": "power_sgd", "rank": 2, "remainder": "int2", "warmup_steps": 1}
 ADAPTIVE = {"mode": "adaptive", "warmup_steps": 1}
 LOCAL = {"mode": "local_steps", "every": 2}
 ALL_OF_IT = {"mode": "topk", "density": 1, "selector": "exact", "values": "fp32", "warmup_steps": 0}
@@ -54,6 +54,8 @@ SPARSE_SCATTERS = {
     "values of int8": {**SOME_OF_IT, "values": "int8"},
     "profiles": {"mode": "adaptive", "warmup_steps": 2, "reprofile_every": 3},
     "flush": {**SOME_OF_IT, "reset": "flush", "reset_every": 4},
+    "tagc": {"mode": "tagc", "density": 0.1, "warmup_steps": 1, "layers": "all"},
+    "tagc, sketch": {"mode": "tagc", "density": 0.1, "warmup_steps": 1, "layers": "all", "ratio": 4},
 }
 ONE_EACH = [(2, 1)] * 4
 WIDE = SPEC.model_copy(update={"dim": 64, "vocab": 320})

@@ -32,7 +32,7 @@ from hpctrain.worker.loop import train
 
 INT4 = {"mode": "int4"}
 TOPK = {"mode": "topk", "density": 0.1, "warmup_steps": 1}
-LOW_RANK = {"mode": "power_sgd", "rank": 2, "warmup_steps": 1, "min_compression": 1}
+LOW_RANK = {"mode": "power_sgd", "rank": 2, "remainder": "int1", "warmup_steps": 1, "min_compression": 1}
 NO_HEAD = {"mode": "int4", "layers": ["layers.*"]}
 WIDE = SPEC.model_copy(update={"dim": 64, "vocab": 320, "tied": True})
 Case = tuple[Plan, Plan, set[int]]

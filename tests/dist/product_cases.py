@@ -16,17 +16,21 @@ import torch.distributed as dist
 from processes import largest, launch, process_group
 from torch import Tensor, nn
 
+from hpctrain.compress.collectives.agreed_index import agreed_index
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.power_sgd import PowerSgdReducer
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.compress.reducers.tagc import TagcReducer
 from hpctrain.compress.select.selectors import select
-from hpctrain.records.plan.compression import LocalSteps, PowerSgd, Tagc
+from hpctrain.records.plan.compression import Tagc
+from hpctrain.records.plan.local_sgd import LocalSteps
+from hpctrain.records.plan.low_rank import PowerSgd
 
 SHAPES = [(48, 96), (48, 96), (96, 48), (17,), (4, 12, 64), (5, 6), (80, 64)]
 CHOSEN = [0, 1, 2, 4, 5, 6]
 RANK = 4
+REMAINDERS = ("int2", "int1")
 EVERY_TWO = LocalSteps(mode="local_steps", every=2, outer_lr=0.7, outer_momentum=0.9)
 SIDES = [(48, 96), (48, 96), (96, 48), (80, 64)]
 """Of the matrices that rank 4 pays for: the fourth, of four rows, and the fifth, small one are not among them."""
@@ -151,7 +155,9 @@ def low_rank_cases() -> dict[str, Any]:
     sums = exact(mine)
     sent = low_rank().reduce(mine)
     dense = sum(math.prod(SHAPES[index]) for index in (3, 4, 5))
-    numbers = dense + RANK * sum(rows + columns for rows, columns in SIDES)
+    # P in one bf16 ring; Q in three parts, which are sent to their owner and back.
+    factors = [RANK * sum(side[number] for side in SIDES) for number in (0, 1)]
+    expected = 2 * 2 * (4 * dense + 2 * factors[0]) // 3 + 2 * 2 * 2 * math.ceil(factors[1] / 3)
     warming = gradients(6)
     warmed = exact(warming)
     low_rank(warmup_steps=1).reduce(warming)
@@ -167,16 +173,18 @@ def low_rank_cases() -> dict[str, Any]:
     norms = [float((mean - sums).norm() / sums.norm()) for mean, sums in zip(means, target, strict=True)]
     return {
         "low rank": {
-            "spanned": apart([mine[0], mine[1], *mine[3:6]], [sums[0], sums[1], *sums[3:6]]),
+            "spanned": apart([mine[0]], [sums[0]]) / float(sums[0].abs().max()),
+            "exempt": apart([mine[1], *mine[3:6]], [sums[1], *sums[3:6]]),
             "bf16": apart([mine[6]], [sums[6]]) / float(sums[6].abs().max()),
-            "bytes": [sent, 2 * 2 * 4 * numbers // 3],
+            "bytes": [sent, expected],
             "warm-up": apart(warming, warmed),
             "mean of steps": largest(norms),
             "state": sorted(steady.state()),
         },
         "low rank, conserved": conserved(low_rank()),
-        "low rank, not finite": not_finite(low_rank()),
-        "low rank, resumed": resumed(lambda: low_rank(warmup_steps=2)),
+        **{f"low rank, {rest}, conserved": conserved(low_rank(remainder=rest)) for rest in REMAINDERS},
+        "low rank, not finite": not_finite(low_rank(remainder="int2")),
+        "low rank, resumed": resumed(lambda: low_rank(warmup_steps=2, remainder="int2")),
     }
 
 
@@ -206,6 +214,32 @@ def chosen_sums() -> dict[str, Any]:
     return found
 
 
+def published_indices() -> dict[str, Any]:
+    """The published forms of the index, where ranks share some positions and have some of their own."""
+    rank, numel = dist.get_rank(), 999
+    positions = torch.tensor(sorted({5, 6, 500 + 7 * rank, 990 + rank}))
+    every = sorted({place for member in range(3) for place in (5, 6, 500 + 7 * member, 990 + member)})
+    found = {form: agreed_index(form, positions, numel, dist.group.WORLD) for form in ("union", "4bit", "1bit")}
+    # Three bits at position 5 are 1 and a carry; with the carry, those at position 6 are 0, and the byte overflows.
+    wrong = sorted({*every} - {6})
+    exact_places = {form: index.tolist() == every for form, (index, _) in found.items()}
+    reducer = tagc(ratio=2.0, density=0.05, index="4bit")
+    other = tagc(ratio=2.0, density=0.05)
+    mine, same = gradients(12), gradients(12)
+    reducer.reduce(mine)
+    other.reduce(same)
+    spoilt = tagc(ratio=2.0, density=0.3, index="1bit")
+    spoilt_case = conserved(spoilt)
+    return {
+        "exact": exact_places,
+        "1bit": found["1bit"][0].tolist() == wrong,
+        "bytes": [sent for _, sent in found.values()],
+        "4bit, sums": apart(mine, same),
+        "1bit, error": spoilt_case["error"],
+        "1bit, differing": spoilt_case["differing"],
+    }
+
+
 def tagc_cases() -> dict[str, Any]:
     flushing = tagc(reset="flush")
     for step in range(3):
@@ -215,6 +249,7 @@ def tagc_cases() -> dict[str, Any]:
     return {
         "tagc": chosen_sums(),
         "tagc, conserved": conserved(tagc()),
+        "published": published_indices(),
         "tagc, overloaded": {**case, "unread": overloaded.metrics()["unread"]},
         "tagc, not finite": not_finite(tagc()),
         "tagc, resumed": resumed(lambda: tagc(warmup_steps=2)),
@@ -289,9 +324,89 @@ def local_steps_cases() -> dict[str, Any]:
     }
 
 
+def outer(codec: dict[str, Any], parameters: list[nn.Parameter]) -> OuterOptimizer:
+    settings = LocalSteps.model_validate({"mode": "local_steps", "outer_lr": 1.0, "outer_momentum": 0.0, **codec})
+    return OuterOptimizer(dist.group.WORLD, parameters, settings)
+
+
+def fresh(count: int) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(11)
+    return [nn.Parameter(torch.randn(64, 66 + index, generator=generator)) for index in range(count)]
+
+
+def integer_changes() -> dict[str, Any]:
+    """Means of weights by integers of 4 bits: what was applied and what the residuals hold, beside all changes."""
+    weights = [*fresh(2), nn.Parameter(torch.zeros(5))]
+    starts = [weight.detach().clone() for weight in weights]
+    given = [torch.zeros_like(start) for start in starts]
+    local = outer({"every": 1, "values": "int4"}, weights)
+    sent = 0
+    for step in range(1, 5):
+        before = [weight.detach().clone() for weight in weights]
+        for weight in weights:
+            walk(weight, step)
+        given = [total + one - other for total, one, other in zip(given, before, weights, strict=True)]
+        sent = local.after_step(step)
+    world = dist.get_world_size()
+    kept = {key: value.clone() for key, value in local.state().items()}
+    applied = [world * (start - weight.detach()) for start, weight in zip(starts, weights, strict=True)]
+    held = exact([kept[f"residual.{index}"].view_as(start) for index, start in enumerate(starts[:2])])
+    whole = [done + left for done, left in zip(applied, [*held, torch.zeros(5)], strict=True)]
+    again = [nn.Parameter(weight.detach().clone()) for weight in weights]
+    other = outer({"every": 1, "values": "int4"}, again)
+    other.load_state(kept)
+    for optimizer, parameters in ((local, weights), (other, again)):
+        for parameter in parameters:
+            walk(parameter, 5)
+        optimizer.after_step(5)
+    numbers = 64 * (66 + 67)
+    part = math.ceil(numbers / (3 * 256)) * 256
+    return {
+        "error": apart(whole, exact([change.detach() for change in given])),
+        "held": min(float(tensor.abs().max()) for tensor in held),
+        "differing": between_ranks([weight.detach() for weight in weights]),
+        "resumed": apart([weight.detach() for weight in again], [weight.detach() for weight in weights]),
+        # Integers to two owners and back; five exact numbers in a ring.
+        "bytes": [sent, 2 * 2 * part * (4 + 128) // 256 + 2 * 2 * 4 * 5 // 3],
+    }
+
+
+def streaming() -> dict[str, Any]:
+    """Two parts of four parameters, the first at each second step, the other at each fourth."""
+    weights = fresh(4)
+    local = outer({"every": 4, "parts": 2}, weights)
+    spread, sent = [], []
+    for step in range(1, 7):
+        for weight in weights:
+            walk(weight, step)
+        sent.append(local.after_step(step))
+        spread.append([between_ranks([weight.detach()]) > 0 for weight in weights])
+    local.outer_sync()
+    return {"spread": spread, "sent": sent, "met": between_ranks([weight.detach() for weight in weights])}
+
+
+def overlapping() -> dict[str, float]:
+    """A sync that begins after step 2 and ends after step 3, on exact sums and on integers of 8 bits."""
+    found = {}
+    for values in ("fp32", "int8"):
+        (weight,) = fresh(1)
+        local = outer({"every": 2, "overlap_steps": 1, "values": values}, [weight])
+        for step in (1, 2):
+            walk(weight, step)
+            local.after_step(step)
+        then = weight.detach().clone()
+        mean = exact([then])[0] / dist.get_world_size()
+        walk(weight, 3)
+        moved = weight.detach() - then
+        local.after_step(3)
+        found[values] = apart([weight.detach()], [mean + moved])
+    return found
+
+
 def cases(folder: Path, rank: int, world: int) -> dict[str, Any]:
     with process_group(folder, rank, world):
-        return {**low_rank_cases(), **tagc_cases(), **local_steps_cases()}
+        found = {**low_rank_cases(), **tagc_cases(), **local_steps_cases()}
+        return found | {"integers": integer_changes(), "streaming": streaming(), "overlapping": overlapping()}
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def test_a_sharded_state_gets_exact_sums_where_all_is_chosen(zero: int, found: d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["warm-up and bf16", "values of int8", "profiles", "flush"])
+@pytest.mark.parametrize("codec", ["warm-up and bf16", "values of int8", "profiles", "flush", "tagc", "tagc, sketch"])
 def test_what_a_sharded_sum_leaves_out_is_kept(codec: str, found: dict[str, Any]) -> None:
     case = found[codec]
     assert case["error"] < 1e-6

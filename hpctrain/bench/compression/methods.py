@@ -32,7 +32,8 @@ from hpctrain.parallel.gradient_reducer import LocalSgdReducer
 from hpctrain.planner import make_plan
 from hpctrain.probe.measure.figures import fit_alpha_beta
 from hpctrain.records.model.decoder_spec import DecoderSpec
-from hpctrain.records.plan.compression import BUCKET_BYTES, MODES, CodecSpec, LocalSteps, Quantized, make_codec
+from hpctrain.records.plan.compression import BUCKET_BYTES, MODES, CodecSpec, Quantized, make_codec
+from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Device, Node
 from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes_per_s, launch_seconds, matmul_flops
@@ -52,9 +53,14 @@ callbacks, which on gloo works with one bucket only."""
 _PAPER = {
     "form": "paper", "feedback": "paper", "selector": "exact", "values": "fp32", "reset": "zero", "reset_every": 1000,
 }  # fmt: skip
+_PUBLISHED = {"layers": "non_attention_linear"}
 _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "none": {"dense": {}},
-    "power_sgd": {f"power_sgd_r{rank}": {"rank": rank} for rank in (1, 4, 16)},
+    "power_sgd": {
+        **{f"power_sgd_r{rank}": {"rank": rank} for rank in (1, 4, 16)},
+        **{f"power_sgd_r4_{rest}": {"rank": 4, "remainder": rest} for rest in ("int2", "int1")},
+        **{f"power_sgd_auto_{rest}": {"rank": "auto", "remainder": rest} for rest in ("int2", "int1")},
+    },
     "topk": {
         "topk_10": {"density": 0.1, "selector": "exact", "values": "fp32"},  # TopK-Sync
         "topk_7": {"density": 0.07},
@@ -66,6 +72,17 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "tagc_4x": {"ratio": 4, "density": 0.1},
         "tagc_10x": {"ratio": 10, "density": 0.0125},
         "tagc_auto": {"ratio": "auto", "density": 0.05},
+        # The sum of single bits, or of 4 bits, that stands for the index in the published code.
+        **{
+            f"tagc_{ratio}x_{index}": {"ratio": ratio, "density": density, "index": index, **_PUBLISHED}
+            for ratio, density in ((2, 0.2), (10, 0.0125))
+            for index in ("1bit", "4bit")
+        },
+    },
+    "local_steps": {
+        "local_steps": {},
+        "local_steps_int4": {"values": "int4"},
+        "local_steps_stream": {"values": "int4", "parts": 5, "overlap_steps": 1},
     },
     # The first variant follows the paper's equations (2) to (5) to the letter.
     "adaptive": {"adaptive_paper": _PAPER, "adaptive": {}, "adaptive_no_feedback": {"feedback": "none"}},
@@ -321,5 +338,10 @@ METHODS: dict[str, Open] = {
     "fsdp2_dense": _sharded({"mode": "none"}, zero=3, compute=None),
     "fsdp2_sparse": _sharded({"mode": "topk", "density": 0.1}),
     **{f"fsdp2_{mode}": _sharded({"mode": mode}) for mode in Quantized.modes()},
+    # TAGC as published: FSDP in fp32 that reduces to the owner. Also the same with the index of this package.
+    **{
+        f"fsdp2_{name}": _sharded(CODEC_METHODS[name] | _PUBLISHED, zero=3, compute=None)
+        for name in ("tagc_2x", "tagc_10x", "tagc_2x_1bit", "tagc_2x_4bit", "tagc_10x_1bit", "tagc_10x_4bit")
+    },
 }
 """Name of a method, in `--method` and in the record -> function that sets up the method."""

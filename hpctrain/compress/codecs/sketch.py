@@ -17,6 +17,8 @@ order, so every rank and every kind of device gets the same bits.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -55,27 +57,30 @@ def fold(slots: Tensor, numbers: Tensor, count: int, cells: int) -> Tensor:
     return sketch
 
 
-def unfold(sketch: Tensor, count: int, cells: int) -> tuple[Tensor, Tensor]:
-    """Decode the numbers of all slots from a sum of sketches. The sketch is overwritten.
+def unfold(sketch: Tensor, count: int, cells: int, some: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Decode the numbers of all slots, or of some, from a sum of sketches. The sketch is overwritten.
 
     Args:
         sketch: int32, the sum of sketches made with the same `count` and `cells`.
         count: number of slots in the index, as given to `fold`.
         cells: largest length of the sketch, as given to `fold`.
+        some: int64 [n], ascending: the slots that have numbers. A number in another slot spoils those with which it
+            shares a cell. None: all slots.
 
     Returns:
-        The numbers, int32 [count], exact modulo 2³² where decoded and 0 elsewhere; and whether each was decoded, bool
-        [count].
+        The numbers, int32 [count] or [n], exact modulo 2³² where decoded and 0 elsewhere; and whether each was decoded,
+        bool [count] or [n].
     """
     layout = _Layout(count, cells)
-    numbers = torch.zeros(count, dtype=torch.int32, device=sketch.device)
-    decoded = torch.zeros(count, dtype=torch.bool, device=sketch.device)
-    if count <= _HOPELESS_LOAD * len(sketch):
-        for piece in range(layout.pieces):
-            part = slice(piece * layout.slots, min(count, (piece + 1) * layout.slots))
-            slots = torch.arange(part.start, part.stop, device=sketch.device)
+    slots = torch.arange(count, device=sketch.device) if some is None else some
+    numbers = torch.zeros(len(slots), dtype=torch.int32, device=sketch.device)
+    decoded = torch.zeros(len(slots), dtype=torch.bool, device=sketch.device)
+    if len(slots) <= _HOPELESS_LOAD * len(sketch):
+        borders = torch.arange(layout.pieces + 1, device=sketch.device) * layout.slots
+        ends = torch.searchsorted(slots, borders).tolist()
+        for piece, part in enumerate(slice(*between) for between in pairwise(ends)):
             piece_cells = sketch[piece * layout.cells : (piece + 1) * layout.cells]
-            _peel(piece_cells, _cells_of(slots, layout.cells), numbers[part], decoded[part])
+            _peel(piece_cells, _cells_of(slots[part], layout.cells), numbers[part], decoded[part])
     return numbers, decoded
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import CheckpointError
+from hpctrain.compress.collectives.bf16_sum import Bf16Sum
 from hpctrain.compress.reducers.reducer import CodecReducer, DenseReducer, WarmUp, residual_ratio_metric
-from hpctrain.records.plan.compression import PowerSgd
+from hpctrain.compress.reducers.remainder import IntegerRemainder, padded
+from hpctrain.records.plan.low_rank import PowerSgd, square_width
 
 DEPENDENT = 1e-5
 """Share of a column's length below which the part that is orthogonal to all earlier columns counts as zero.
@@ -49,10 +51,14 @@ class PowerSgdReducer(CodecReducer):
     """The reducer of mode `power_sgd`: low-rank sums of matrices, in two messages per step for any number of matrices.
 
     M is a rank's gradient plus its residual, and Q is random at first. In each step P = M·Q is summed over the ranks
-    and made orthonormal, then a new Q = Mᵀ·P is summed (Vogels et al. 2019, algorithm 1). P·Qᵀ replaces the sum of the
-    gradients. A rank's residual is M − P·Q_rᵀ with the rank's summand Q_r of Q, so nothing is lost: over all steps so
-    far, the applied sums plus the present residuals of all ranks are the sum of all gradients. Tensors that are not
-    compressed travel with P.
+    and made orthonormal, then a new Q = Mᵀ·P is summed (Vogels et al. 2019, algorithm 1). Both sums travel in bf16.
+    P·Qᵀ replaces the sum of the gradients. A rank's residual is M − P·Q_rᵀ with the rank's summand Q_r of Q, as it was
+    sent. With a remainder, this difference is then sent as integers of few bits, whose sum is added to P·Qᵀ, and the
+    residual is what their rounding takes.
+
+    Nothing is lost: over all steps so far, the applied sums plus the present residuals of all ranks are the sum of all
+    gradients. The one rank that rounds a sum of Q or of integers puts the error in its residual. Rounding of P does not
+    matter, because Q is computed from the rounded P. Tensors that are not compressed travel with P.
     """
 
     def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], codec: PowerSgd) -> None:
@@ -67,6 +73,7 @@ class PowerSgdReducer(CodecReducer):
         super().__init__(group, chosen)
         self._codec = codec
         self._matrix_batches: list[MatrixBatch] = []
+        self._remainder: IntegerRemainder | None = None
         self._loaded: dict[str, Tensor] = {}
         """The argument of `load_state`, held until the first step shows the gradients' shapes."""
         self._warm_up: WarmUp | None = None
@@ -91,19 +98,58 @@ class PowerSgdReducer(CodecReducer):
         norms = torch._foreach_norm(matrices, dtype=torch.float32)
         for matrix_batch in self._matrix_batches:
             matrix_batch.project([gradients[index] for index in matrix_batch.members])
-        sent_bytes = self._first.reduce([*others, self._p])
+        sent = self._p.bfloat16()
+        sent_bytes = self._first.reduce([*others, sent])
         # The sums are the same on every rank, so all ranks decide alike; the residuals are still unchanged.
-        if not bool(torch.stack([tensor.isfinite().all() for tensor in (self._p, *others)]).all()):
+        if not bool(torch.stack([tensor.isfinite().all() for tensor in (sent, *others)]).all()):
             return sent_bytes + self._whole.reduce(matrices)
+        self._p.copy_(sent)
         for matrix_batch in self._matrix_batches:
             orthonormalize(matrix_batch.p)
             matrix_batch.project_back([gradients[index] for index in matrix_batch.members])
-        with ACTIVITY.doing("all-reduce over dp, second factors", waits="dp"):
-            dist.all_reduce(self._q, group=self._group)
+        factors = Bf16Sum(self._q, self._group)
         for matrix_batch in self._matrix_batches:
-            matrix_batch.apply([gradients[index] for index in matrix_batch.members])
+            matrix_batch.subtract_product()
+        sums = [
+            matrix if _is_plain(matrix) else matrix.new_empty(matrix.shape, dtype=torch.float32) for matrix in matrices
+        ]
+        if self._remainder is not None:
+            sent_bytes += self._remainder.reduce([tensor.view(-1) for tensor in sums])
+        self._keep_rounding_errors(*factors.finish())
+        self._add_products(sums)
+        for matrix, tensor in zip(matrices, sums, strict=True):
+            if tensor is not matrix:
+                matrix.copy_(tensor.view_as(matrix))
         self._norms = list(norms)
-        return sent_bytes + 2 * (self._world - 1) * self._q.numel() * self._q.element_size() // self._world
+        return sent_bytes + factors.sent_bytes
+
+    def _keep_rounding_errors(self, start: int, errors: Tensor) -> None:
+        """Add what the rounding of sums of Q took to the residuals.
+
+        Args:
+            start: position, in all matrices Q one after the other, of the first sum that this rank rounded.
+            errors: [m]: the sums from there on before rounding − after it.
+        """
+        flat = torch.zeros_like(self._q)
+        flat[start : start + len(errors)] = errors
+        first = 0
+        for matrix_batch in self._matrix_batches:
+            size = matrix_batch.q[0].numel()
+            of_batch = flat[first : first + matrix_batch.q.numel()].view_as(matrix_batch.q)
+            # Most matrices have no error, because another rank rounded their sums.
+            low, high = (start - first) // size, -(-(start + len(errors) - first) // size)
+            matrix_batch.add_product(of_batch, slice(max(0, low), max(0, high)))
+            first += matrix_batch.q.numel()
+
+    def _add_products(self, sums: list[Tensor]) -> None:
+        """Add P·Qᵀ to the sums of the remainder, or overwrite `sums` with it where there is no remainder.
+
+        Args:
+            sums: for each matrix, in the order of the batches; fp32, contiguous.
+        """
+        factors = ((p, q) for batch in self._matrix_batches for p, q in zip(batch.p, batch.q, strict=True))
+        for tensor, (p, q) in zip(sums, factors, strict=True):
+            tensor.view(len(p), -1).addmm_(p, q.T, beta=0 if self._remainder is None else 1)
 
     def metrics(self) -> dict[str, float]:
         """Return `residual_norm_ratio` of the last step; empty if the step was not compressed.
@@ -160,55 +206,45 @@ class PowerSgdReducer(CodecReducer):
             self._q.copy_(self._fresh)
 
     def _begin(self, gradients: list[Tensor]) -> WarmUp:
-        shapes: dict[tuple[int, int], list[int]] = {}
+        batches: dict[tuple[int, int], list[int]] = {}
         for index in self._chosen:
             gradient = gradients[index]
             if gradient.ndim >= 2:
                 rows, columns = gradient.shape[0], math.prod(gradient.shape[1:])
-                if self._is_worth_compressing(rows, columns):
-                    shapes.setdefault((rows, columns), []).append(index)
-        self._chosen = [index for members in shapes.values() for index in members]
-        device = gradients[0].device
-        self._p, self._q = (torch.empty(sum(self._sizes(shapes, side)), device=device) for side in (0, 1))
-        # Drawn on the CPU, because every kind of device must get the same numbers.
-        self._fresh = torch.randn(self._q.numel(), generator=torch.Generator().manual_seed(0)).to(device)
-        self._q.copy_(self._fresh)
-        p, q, fresh = (self._views(flat, shapes, side) for flat, side in ((self._p, 0), (self._q, 1), (self._fresh, 1)))
-        self._matrix_batches = [
-            MatrixBatch(members, p[at], q[at], fresh[at], torch.zeros(len(members), *shape, device=device))
-            for at, (shape, members) in enumerate(shapes.items())
-        ]
+                if self._codec.compresses(rows, columns):
+                    batches.setdefault((rows, columns), []).append(index)
+        self._chosen = [index for members in batches.values() for index in members]
+        self._matrix_batches = self._make_batches(batches, gradients[0].device)
         self._first = DenseReducer(self._group)
-        self._warm_up = WarmUp(self._group, self._codec.warmup_steps)
+        self._warm_up = WarmUp(self._group, self._codec.warmup_steps or 0)
         loaded = self._loaded
         if loaded:
             self.load_state(loaded)
         return self._warm_up
 
-    def _is_worth_compressing(self, rows: int, columns: int) -> bool:
-        sent = self._codec.rank * (rows + columns)
-        return self._codec.rank <= min(rows, columns) and sent * self._codec.min_compression <= rows * columns
-
-    def _sizes(self, shapes: dict[tuple[int, int], list[int]], side: int) -> list[int]:
-        """Return, for each shape of matrices, how many numbers of a message belong to its matrices.
+    def _make_batches(self, members: dict[tuple[int, int], list[int]], device: torch.device) -> list[MatrixBatch]:
+        """Allocate the messages with the factors, the residuals and the remainder; return the batches, whose tensors
+        are views of them.
 
         Args:
-            shapes: (rows, columns) -> indices of the gradients with this shape.
-            side: 0: the message with P. 1: the message with Q.
+            members: (rows, columns) -> indices of the gradients with this shape.
+            device: device of the gradients.
         """
-        return [self._codec.rank * shape[side] * len(members) for shape, members in shapes.items()]
-
-    def _views(self, flat: Tensor, shapes: dict[tuple[int, int], list[int]], side: int) -> list[Tensor]:
-        """Return views of a message, one per shape of matrices: [matrices, rows or columns, rank of the approximation].
-
-        Args:
-            flat: the message.
-            shapes: (rows, columns) -> indices of the gradients with this shape.
-            side: 0: the message with the factors P [rows, rank] of the matrices. 1: with the factors Q [columns, rank].
-        """
-        rank = self._codec.rank
-        pairs = zip(flat.split(self._sizes(shapes, side)), shapes.items(), strict=True)
-        return [part.view(len(members), shape[side], rank) for part, (shape, members) in pairs]
+        counts = [(len(indices), *shape) for shape, indices in members.items()]
+        ranks = [self._codec.rank_of(square_width(*shape)) for shape in members]
+        p_shapes = [(count, rows, rank) for (count, rows, _), rank in zip(counts, ranks, strict=True)]
+        q_shapes = [(count, columns, rank) for (count, _, columns), rank in zip(counts, ranks, strict=True)]
+        self._p, self._q = (torch.empty(sum(map(math.prod, shapes)), device=device) for shapes in (p_shapes, q_shapes))
+        # Drawn on the CPU, because every kind of device must get the same numbers.
+        self._fresh = torch.randn(self._q.numel(), generator=torch.Generator().manual_seed(0)).to(device)
+        self._q.copy_(self._fresh)
+        sizes = [math.prod(shape) for shape in members for _ in members[shape]]
+        residuals = torch.zeros(padded(sum(sizes), self._world), device=device)
+        if self._codec.remainder_bits and sizes:
+            self._remainder = IntegerRemainder(self._group, self._codec.remainder_bits, residuals, sizes)
+        tensors = ((self._p, p_shapes), (self._q, q_shapes), (self._fresh, q_shapes), (residuals, counts))
+        views = [_views(flat, shapes) for flat, shapes in tensors]
+        return [MatrixBatch(*parts) for parts in zip(members.values(), *views, strict=True)]
 
     def _broadcast_directions(self) -> None:
         """Give all ranks the matrices Q of the group's first rank, because a rank that joined later has others.
@@ -246,20 +282,37 @@ class MatrixBatch:
             p.addmm_(_matrix(gradient), q)
 
     def project_back(self, gradients: list[Tensor]) -> None:
-        """Compute this rank's summand Q = (residual + gradient)ᵀ·P of each matrix, from the P that is summed and
-        orthonormal. The residual of the matrix becomes residual + gradient − P·Qᵀ.
+        """Add the gradients to the residuals, and compute this rank's summand Q = residualᵀ·P of each matrix, from the
+        P that is summed and orthonormal.
         """
         torch._foreach_add_(list(self.residual), [_matrix(gradient) for gradient in gradients])
         torch.bmm(self.residual.transpose(1, 2), self.p, out=self.q)
+
+    def subtract_product(self) -> None:
+        """Subtract P·Qᵀ, with this rank's summand Q as it was sent, from the residual of each matrix."""
         self.residual.baddbmm_(self.p, self.q.transpose(1, 2), alpha=-1)
 
-    def apply(self, gradients: list[Tensor]) -> None:
-        """Overwrite the gradient of each matrix with P·Qᵀ."""
-        for p, q, gradient in zip(self.p, self.q, gradients, strict=True):
-            if gradient.ndim == 2 and gradient.dtype == p.dtype:
-                torch.mm(p, q.T, out=gradient)
-            else:
-                gradient.copy_((p @ q.T).view_as(gradient))
+    def add_product(self, errors: Tensor, matrices: slice) -> None:
+        """Add P·errorsᵀ to the residuals of some matrices.
+
+        Args:
+            errors: in the shape of `q`.
+            matrices: the matrices, by their position in the batch.
+        """
+        self.residual[matrices].baddbmm_(self.p[matrices], errors[matrices].transpose(1, 2))
+
+
+def _views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Return consecutive views of a flat tensor in these shapes; numbers after the last one are left over."""
+    sizes = [math.prod(shape) for shape in shapes]
+    return [part.view(shape) for part, shape in zip(flat[: sum(sizes)].split(sizes), shapes, strict=True)]
+
+
+_PLAIN: dict[str, Any] = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
+
+
+def _is_plain(gradient: Tensor) -> bool:
+    return gradient.dtype == torch.float32 and gradient.is_contiguous()
 
 
 def _matrix(gradient: Tensor) -> Tensor:

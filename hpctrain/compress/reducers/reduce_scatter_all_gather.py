@@ -124,12 +124,23 @@ class ReduceScatterAllGather(CodecReducer):
         self._scheduler.proceed()
 
     def reduce(self, gradients: list[Tensor]) -> int:
-        if self._world == 1:
-            return 0
-        tensors, exempt = self._split(gradients)
-        self._scheduler.send_remaining(tensors)
-        self._make_room(wait=True)  # so that the exempt gradients have the same place on all ranks
-        self._exempt.begin(exempt)
+        self.begin(gradients)
+        return self.finish()
+
+    def begin(self, gradients: list[Tensor]) -> None:
+        """Run the first half of `reduce`: send all gradients that are not sent yet, without waiting for all sums.
+
+        Raises:
+            RuntimeError: after `overlap`, the backward pass added to a gradient after it was sent.
+        """
+        if self._world > 1:
+            tensors, exempt = self._split(gradients)
+            self._scheduler.send_remaining(tensors)
+            self._make_room(wait=True)  # so that the exempt gradients have the same place on all ranks
+            self._exempt.begin(exempt)
+
+    def finish(self) -> int:
+        """Run the second half of `reduce`: wait for the sums. Return the bytes that this rank sent."""
         while self._in_reduce_scatter:
             self._start_all_gather()
         while self._in_all_gather:

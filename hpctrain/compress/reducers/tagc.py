@@ -3,7 +3,7 @@ the integers is exact.
 
 The codec follows TAGC (Polyakov et al., EuroMLSys 2025) with lossless homomorphic compression (Li et al. 2024,
 arXiv:2402.07529): the ranks agree on an index, the union of the positions that they send, and then sum the numbers at
-these positions.
+these positions. `index: 1bit` and `index: 4bit` are the index as published.
 
 Numbers are sent as integers, for two reasons. In fp32 a sketch is decoded by subtracting numbers from a cell, so small
 numbers inherit the rounding errors of large ones. And a GPU adds to a cell in any order, so ranks would get different
@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.codecs.sketch import HASHES, fold, unfold
-from hpctrain.compress.codecs.sparse_message import mask_of, pack_bits, positions_of, unpack_bits
-from hpctrain.compress.collectives.exchange import all_gather, counts_between
+from hpctrain.compress.codecs.indexed_numbers import IndexedCode
+from hpctrain.compress.collectives.agreed_index import agreed_index
+from hpctrain.compress.collectives.exchange import counts_between
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback
 from hpctrain.compress.reducers.reducer import CodecReducer, WarmUp, residual_ratio_metric
 from hpctrain.compress.select.selectors import select_with_values
@@ -54,6 +54,7 @@ class TagcReducer(CodecReducer):
         """
         super().__init__(group, chosen)
         self._codec = codec
+        self._code = IndexedCode(codec.ratio, codec.index)
         self._feedback = feedback
         self._warm_up = WarmUp(group, codec.warmup_steps)
         self._metrics: dict[str, float] = {}
@@ -89,10 +90,12 @@ class TagcReducer(CodecReducer):
         selected = torch.cat([choice.places + choice.start for choice in choices])
         numbers = torch.cat([choice.numbers() for choice in choices])
         with ACTIVITY.doing("index over dp", waits="dp"):
-            union, index_bytes = union_of(selected, total, self._group)
-        slots = torch.searchsorted(union, selected)
-        sums, decoded, cells = self._sum(slots, numbers, len(union), total)
-        arrived = decoded[slots]
+            union, index_bytes = agreed_index(self._code.form, selected, total, self._group)
+        message = self._code.write(union, selected, numbers, total)
+        with ACTIVITY.doing("all-reduce over dp, chosen numbers", waits="dp"):
+            dist.all_reduce(message, group=self._group)
+        sums, decoded = self._code.read(message, union, total)
+        arrived = self._code.arrived(union, selected, decoded)
         self._metrics = {
             "density": len(selected) / total,
             "union_density": len(union) / total,
@@ -108,7 +111,7 @@ class TagcReducer(CodecReducer):
             strict=True,
         ):
             choice.finish(self._feedback, got, places, values)
-        return index_bytes + self._ring_bytes(cells) + self._ring_bytes(len(choices))
+        return index_bytes + self._ring_bytes(len(message)) + self._ring_bytes(len(choices))
 
     def _choose(self, tensors: list[Tensor]) -> list[_Choice]:
         choices, start = [], 0
@@ -117,42 +120,10 @@ class TagcReducer(CodecReducer):
             places, values = select_with_values(whole, math.ceil(self._codec.density * whole.numel()))
             choices.append(_Choice(str(index), tensor, start, whole, places, values))
             start += tensor.numel()
-        peaks = torch.stack(
-            [choice.values.abs().max() if len(choice.values) else choice.whole.new_zeros(()) for choice in choices]
-        )
-        with ACTIVITY.doing("all-reduce over dp, largest numbers", waits="dp"):
-            dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=self._group)
-        # If the peak is below 2^e, the sum over n ranks is below 2^(e + log2 n). The quantum makes this 2^30 quanta.
-        above = math.ceil(math.log2(self._world)) - 30
-        for choice, exponent in zip(choices, torch.frexp(peaks).exponent.tolist(), strict=True):
-            choice.quantum = 2.0 ** max(exponent + above, -126)
+        quanta = agree_quanta([choice.values for choice in choices], self._world, self._group)
+        for choice, quantum in zip(choices, quanta, strict=True):
+            choice.quantum = quantum
         return choices
-
-    def _sum(self, slots: Tensor, numbers: Tensor, count: int, total: int) -> tuple[Tensor, Tensor, int]:
-        """Sum the selected numbers over the ranks: as a list with ratio auto, else as a count sketch.
-
-        Args:
-            slots: [k], int64: the place of each of this rank's numbers in the index, which lists the numbers that any
-                rank selected.
-            numbers: [k], int32: this rank's numbers as multiples of their tensor's quantum.
-            count: number of places in the index.
-            total: count of numbers in all compressed tensors.
-
-        Returns:
-            The sums at all places of the index, int32 [count]; whether each sum could be decoded, bool [count]; the
-            length of the list or sketch that each rank sent, in cells of 4 bytes.
-        """
-        ratio = self._codec.ratio
-        if ratio == "auto":
-            message = torch.zeros(count, dtype=torch.int32, device=numbers.device)
-            message[slots] = numbers
-        else:
-            message = fold(slots, numbers, count, cells := max(HASHES, int(total / ratio)))
-        with ACTIVITY.doing("all-reduce over dp, chosen numbers", waits="dp"):
-            dist.all_reduce(message, group=self._group)
-        if ratio == "auto":
-            return message, torch.ones_like(message, dtype=torch.bool), count
-        return *unfold(message, count, cells), len(message)
 
     def _finite_everywhere(self, tensors: list[Tensor]) -> bool:
         # A norm is finite only if all numbers are. A norm that overflows costs one exact step, nothing else.
@@ -192,6 +163,23 @@ class TagcReducer(CodecReducer):
     def drop_state(self) -> None:
         """Drop the residuals."""
         self._feedback.drop()
+
+
+def agree_quanta(selected: Sequence[Tensor], world: int, group: dist.ProcessGroup) -> list[float]:
+    """Return for each tensor the quantum of which sent numbers are multiples, a power of two: the smallest with which
+    the sum over the ranks does not overflow an int32. Collective over the group.
+
+    Args:
+        selected: for each tensor, the numbers that this rank selected, fp32.
+        world: number of ranks.
+        group: the ranks.
+    """
+    peaks = torch.stack([values.abs().max() if len(values) else values.new_zeros(()) for values in selected])
+    with ACTIVITY.doing("all-reduce over dp, largest numbers", waits="dp"):
+        dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=group)
+    # If the peak is below 2^e, the sum over n ranks is below 2^(e + log2 n). The quantum makes this 2^30 quanta.
+    above = math.ceil(math.log2(world)) - 30
+    return [2.0 ** max(exponent + above, -126) for exponent in torch.frexp(peaks).exponent.tolist()]
 
 
 @dataclass
@@ -240,30 +228,3 @@ class _Choice:
 
 def _flat(tensor: Tensor) -> Tensor:
     return tensor.float().reshape(-1)
-
-
-def union_of(positions: Tensor, numel: int, group: dist.ProcessGroup) -> tuple[Tensor, int]:
-    """Return the sorted positions that at least one rank has, and the bytes that this rank sent. Collective over the
-    group.
-
-    All ranks get the same positions. A rank's bitmap has one bit for each of the `numel` numbers, 1 at the rank's
-    positions. Each rank combines one slice of all ranks' bitmaps and sends the result to the others. At n ranks, each
-    rank sends 2·(n−1)/n bits for each of the `numel` numbers. NCCL has no reduction by OR: a sum of bits would wrap,
-    and a maximum takes a byte per number.
-
-    Args:
-        positions: int64, distinct, in [0, numel): the positions of this rank.
-        numel: count of numbers, the same on every rank.
-        group: the ranks.
-    """
-    world = dist.get_world_size(group)
-    slice_bytes = -(-numel // (8 * world))
-    numbers = 8 * slice_bytes * world
-    bitmap = pack_bits(mask_of(positions, numbers))
-    slices = torch.empty_like(bitmap)
-    dist.all_to_all_single(slices, bitmap, group=group)
-    combined, *others = slices.view(world, slice_bytes)
-    for other in others:
-        combined |= other
-    all_gather(bitmap, combined, group=group)
-    return positions_of(unpack_bits(bitmap, numbers)), 2 * (world - 1) * slice_bytes

@@ -82,7 +82,7 @@ def all_reduce_time(codec: Codec, rings: RingGroup, gradients: StageGradients, b
     alike_bytes = sent_bytes * n / (2 * (n - 1))
     rounds = codec.rounds(buckets, n)
     wire_s = rounds * rings.all_reduce_s(alike_bytes / rounds)
-    number_s = gradients.copy_s if codec.measured_as is None else getattr(gradients.codec_s, codec.measured_as)
+    number_s = sum(getattr(gradients.codec_s, rate) for rate in codec.rates) if codec.rates else gradients.copy_s
     return AllReduceTime(sent_bytes, wire_s, gradients.numbers * (number_s * codec.passes(n)))
 
 

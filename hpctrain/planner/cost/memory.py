@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from hpctrain.base.even_parts import even_parts
 from hpctrain.checkpoint.memory.segment import UNDO_BYTES
 from hpctrain.planner.cost.workload import ModelPart, Workload
-from hpctrain.records.plan.compression import BUCKET_BYTES, LocalSteps
+from hpctrain.records.plan.compression import BUCKET_BYTES
+from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.schedule.generate import (
     SPLIT_BACKWARD_SCHEDULES,
     V_SHAPED_SCHEDULES,

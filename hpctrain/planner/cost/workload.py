@@ -12,6 +12,7 @@ from hpctrain.planner.devices.constants import HPCTRAIN_FRAMEWORK, Framework
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.compression import AutoCompression, Codec, NoCompression
 from hpctrain.records.plan.gradient_codec import FULL_BYTES, MESSAGES, Messages
+from hpctrain.records.plan.low_rank import PowerSgd
 from hpctrain.records.run.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
@@ -338,6 +339,8 @@ def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
     memory_options, notes = memory_options_of_run(run)
     asked = run.compression
     codec = NoCompression() if isinstance(asked, AutoCompression) else asked.model_copy(update={"activations": None})
+    if isinstance(codec, PowerSgd):
+        codec = codec.for_run(run.optimizer.first_steps(run.steps))
     work = Workload(
         spec, run.batch.global_, run.data.seq_len, run.precision, fixed, memory_options, run.compile, codec=codec,
         messages="none" if asked.messages == "auto" else asked.messages,

@@ -24,10 +24,10 @@ from hpctrain.records.plan.compression import (
     CodecFigures,
     CodecSpec,
     NoCompression,
-    PowerSgd,
     make_codec,
 )
 from hpctrain.records.plan.gradient_codec import MESSAGES, Messages
+from hpctrain.records.plan.low_rank import WARMUP_SHARE
 from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
 
 MIN_GAIN = 0.03
@@ -41,9 +41,10 @@ MIN_LOSSY_GAIN = 0.1
 
 It is larger than `MIN_GAIN`, because predicted times have errors and the loss may fall more slowly.
 """
-WARMUP_SHARE = 0.1
-"""Share of a run's steps that are warm-up steps of low-rank and sparse codecs. Their number is limited to PowerSGD's
-default.
+MAX_WARMUP = 100
+"""Largest number of warm-up steps of low-rank and sparse codecs in mode auto.
+
+With a tenth of the steps, exact steps would take most of the time of a long run on a slow link.
 """
 
 
@@ -89,8 +90,7 @@ def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
 
 def warmup_steps(steps: int) -> int:
     """Return how many of a run's steps are warm-up steps of low-rank and sparse codecs in mode auto."""
-    most: int = PowerSgd.model_fields["warmup_steps"].default
-    return min(math.ceil(WARMUP_SHARE * steps), most)
+    return min(math.ceil(WARMUP_SHARE * steps), MAX_WARMUP)
 
 
 def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from hpctrain.records.format.document import Part
 from hpctrain.records.plan.gradient_codec import (
@@ -20,29 +20,20 @@ from hpctrain.records.plan.gradient_codec import (
     VALUE_BYTES,
     CompressionSettings,
     GradientCodec,
+    Layers,
     Messages,
     Values,
     sparse_bytes,
 )
+from hpctrain.records.plan.local_sgd import LocalSteps
+from hpctrain.records.plan.low_rank import PowerSgd
 
-
-def _layers(value: object) -> object:
-    """Return the value of the key `layers` unchanged, after checking its form.
-
-    Raises:
-        ValueError: the value has none of the allowed forms. Pydantic itself would report one error for each form.
-    """
-    if value in ("all", "non_attention") or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-        return value
-    raise ValueError("allowed: all, non_attention, or a list of patterns for names of parameters")
-
-
-Layers = Annotated[Literal["all", "non_attention"] | list[str], BeforeValidator(_layers)]
 Selector = Literal["exact", "sampled", "block", "random"]
 Feedback = Literal["none", "standard", "decayed", "paper"]
 Reset = Literal["none", "zero", "flush"]
 VarianceForm = Literal["ours", "paper"]
 DensityMapping = Literal["linear", "log", "rank"]
+IndexForm = Literal["union", "4bit", "1bit"]
 
 MIN_COMPRESSED_ELEMENTS = 4096
 """Fewest elements of a compressed parameter. Smaller parameters and those of one dimension are always summed
@@ -76,9 +67,10 @@ class Bf16(GradientCodec):
     mode: Literal["bf16"]
     """Gradients are sent in bfloat16, which halves the bytes; each number keeps 8 significant bits."""
     layers: Layers = "all"
-    """Parameters that are compressed. all: all parameters. non_attention: all but those of attention. Or a list of
-    patterns for names of parameters, with '*', such as 'layers.*.feed_forward.*'. Other parameters are summed
-    exactly."""
+    """Parameters that are compressed. all: all parameters. non_attention: all but those of attention, also of
+    cross-attention. non_attention_linear: these and the projection after each attention, as in the paper on TAGC
+    (Polyakov et al. 2025). Or a list of patterns for names of parameters, with '*', such as
+    'layers.*.feed_forward.*'. Other parameters are summed exactly."""
 
     @property
     def dense_bytes(self) -> float:
@@ -122,8 +114,7 @@ class _Sparse(GradientCodec):
     measured_as = "topk"
 
     layers: Layers = "all"
-    """Parameters that are compressed. all: all parameters. non_attention: all but those of attention. Or a list of
-    patterns for names of parameters, with '*'. Other parameters are summed exactly."""
+    """Parameters that are compressed, as in mode bf16."""
     feedback: Feedback = "standard"
     """What happens to numbers that are not sent. standard: they are added to the next gradient. decayed: they are
     multiplied by `beta` and added to the next gradient. paper: the next residual is gradient − sent numbers +
@@ -228,88 +219,38 @@ class Tagc(_Sparse):
     """Codec TAGC (Polyakov et al. 2025): the ranks agree on an index of their largest numbers, and sum a count sketch
     of these numbers or, with ratio auto, a list of them."""
 
+    sharded_sums = "selected"
+    later_fields = frozenset({"index"})
+
     mode: Literal["tagc"]
     """The ranks agree on an index of their largest numbers and sum these numbers, as integers. Numbers that cannot be
     decoded from the sum of the sketches count as unsent."""
+    index: IndexForm = "union"
+    """How the ranks agree on the positions of the sent numbers. union: a bit for each number; ranks take all positions
+    that any of them sends. 4bit, 1bit: as published, a sum over the ranks of 4 bits or 1 bit for each number. With
+    1bit, positions that two ranks send are lost, and numbers near them are wrong. These two need a number as
+    `ratio`."""
     ratio: Annotated[float, Field(gt=1)] | Literal["auto"] = "auto"
     """Count of numbers in the compressed gradients divided by the count of numbers in the sketch. auto: no sketch; a
     list with one number for each position in the index is sent instead."""
     density: float = Field(default=0.05, gt=0, le=1)
     """Share of the numbers of each compressed gradient that a rank sends."""
     layers: Layers = "non_attention"
-    """Parameters that are compressed, as in mode topk."""
+    """Parameters that are compressed, as in mode bf16."""
+
+    @model_validator(mode="after")
+    def _published_index_has_a_sketch(self) -> Tagc:
+        if self.index != "union" and self.ratio == "auto":
+            raise ValueError(f"index: found {self.index} with ratio auto; allowed: union, or a number as `ratio`")
+        return self
 
     def number_bytes(self, world: int, dim: float) -> float:
         # With auto, a number for each position that any rank sends; fewer where ranks select the same positions.
         share = min(1.0, self.density * world) if self.ratio == "auto" else 1 / self.ratio
-        # Each rank's bitmap of positions goes to every other rank.
-        return FULL_BYTES * share + world / 16
+        return FULL_BYTES * share + (1 / 2 if self.index == "4bit" else 1 / 8)
 
     def rounds(self, buckets: int, world: int) -> float:
         return 3  # exempt numbers, the index, the values
-
-
-class PowerSgd(GradientCodec):
-    """Codec PowerSGD: each matrix is sent as a product of two thin matrices (Vogels et al. 2019)."""
-
-    lossy = True
-    auto_settings = {}
-    measured_as = "power_sgd"
-
-    mode: Literal["power_sgd"]
-    """Each matrix is sent as a product of two thin ones; the approximation error is added to the next gradient."""
-    rank: int = Field(default=4, ge=1)
-    """Number of columns of the thin matrices."""
-    warmup_steps: int = Field(default=100, ge=0)
-    """Steps at the beginning of a run whose gradients are summed exactly."""
-    min_compression: float = Field(default=2.0, ge=1)
-    """A matrix that the codec shrinks by less than this factor is summed exactly."""
-    layers: Layers = "all"
-    """Parameters that are compressed, as in mode topk."""
-
-    def number_bytes(self, world: int, dim: float) -> float:
-        # Of an m × n matrix r·(m+n) numbers are sent, here for m = n = dim: the most with a side of that width.
-        return FULL_BYTES * min(1.0, 2.0 * self.rank / dim)
-
-    def rounds(self, buckets: int, world: int) -> float:
-        return 2  # the factors, one after the other; what is exempt travels with the first
-
-    def state_bytes(self, dim: int) -> float:
-        # Besides the residual: both factors, and the initial directions, to which a reset returns.
-        return FULL_BYTES * (1 + 3 * self.rank / dim)
-
-    def why_no_matrices(self, dim: int, width: float) -> str | None:
-        if 2 * self.rank * self.min_compression <= width:
-            return None
-        return f"a matrix of a width of {dim} does not shrink to 1/{self.min_compression:g}"
-
-
-class LocalSteps(GradientCodec):
-    """Local SGD: replicas train independently and combine their weights every few steps (DiLoCo, Douillard et al.
-    2023)."""
-
-    sums_gradients = False
-
-    mode: Literal["local_steps"]
-    """Replicas train independently and combine the changes of their weights every few steps (outer sync)."""
-    every: int = Field(default=10, ge=1)
-    """Steps between two outer syncs."""
-    outer_lr: float = Field(default=0.7, gt=0)
-    """Learning rate of the outer optimizer: factor on the mean of the changes of the replicas' weights."""
-    outer_momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Nesterov momentum of the outer optimizer."""
-
-    def number_bytes(self, world: int, dim: float) -> float:
-        return FULL_BYTES / self.every
-
-    def rounds(self, buckets: int, world: int) -> float:
-        return buckets / self.every
-
-    def passes(self, world: int) -> float:
-        return 1 / self.every
-
-    def state_bytes(self, dim: int) -> float:
-        return 2 * FULL_BYTES  # the weights at the last outer sync, and the outer velocity
 
 
 class AutoCompression(CompressionSettings):

@@ -4,7 +4,9 @@ encodings of stage messages, and the sizes of numbers in each precision.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+
+from pydantic import BeforeValidator
 
 from hpctrain.records.format.document import Part
 
@@ -47,6 +49,21 @@ VALUE_BYTES: dict[Values, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, 
 """Precision -> bytes of a sent number, without the scale of its block."""
 RESIDUAL_BYTES = {"fp32": 4, "bf16": 2}
 """Precision -> bytes of a number in the residual."""
+
+
+def _layers(value: object) -> object:
+    """Return the value of the key `layers` unchanged, after checking its form.
+
+    Raises:
+        ValueError: the value has none of the allowed forms. Pydantic itself would report one error for each form.
+    """
+    if value in get_args(NamedLayers) or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        return value
+    raise ValueError(f"allowed: {', '.join(get_args(NamedLayers))}, or a list of patterns for names of parameters")
+
+
+NamedLayers = Literal["all", "non_attention", "non_attention_linear"]
+Layers = Annotated[NamedLayers | list[str], BeforeValidator(_layers)]
 
 
 class CompressionSettings(Part):
@@ -97,6 +114,12 @@ class GradientCodec(CompressionSettings):
     def modes(cls) -> tuple[str, ...]:
         """Return the values of `compression.mode` that select this class."""
         return get_args(cls.model_fields["mode"].annotation)
+
+    @property
+    def rates(self) -> tuple[CodecRate, ...]:
+        """Return the fields of `codec_s` whose seconds add up to those of the codec's work on each number; () if it
+        only copies gradients."""
+        return () if self.measured_as is None else (self.measured_as,)
 
     @property
     def dense_bytes(self) -> float:

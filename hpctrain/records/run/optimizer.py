@@ -52,11 +52,17 @@ class Optimizer(Part):
         run began, but at least 1 if `warmup_steps` is not 0.
 
         Args:
-            steps: present number of steps of the run. The run began with the number in the first of `steps_changed`, or
-                with `steps` if there is none.
+            steps: present number of steps of the run.
         """
-        first = self.steps_changed[0].before if self.steps_changed else steps
-        return min(self.warmup_steps, max(1, first // 10)) if self.warmup_steps else 0
+        return min(self.warmup_steps, max(1, self.first_steps(steps) // 10)) if self.warmup_steps else 0
+
+    def first_steps(self, steps: int) -> int:
+        """Return the number of steps with which the run began.
+
+        Args:
+            steps: present number of steps of the run.
+        """
+        return self.steps_changed[0].before if self.steps_changed else steps
 
     def with_steps_changed(self, at: int, before: int) -> Optimizer:
         """Return the settings with a change of the run's number of steps added to `steps_changed`.

@@ -194,6 +194,7 @@ def _power_sgd(gradient: Tensor) -> Callable[[], object]:
         matrices.project([gradient])
         orthonormalize(matrices.p)
         matrices.project_back([gradient])
-        matrices.apply([gradient])
+        matrices.subtract_product()
+        torch.mm(p[0], q[0].T, out=gradient)
 
     return work

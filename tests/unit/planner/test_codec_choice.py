@@ -19,7 +19,14 @@ from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.search.codec_choice import MIN_GAIN, candidate_codecs
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import predict
-from hpctrain.records.plan.compression import BUCKET_BYTES, Bf16, NoCompression, PowerSgd, Quantized, TopK
+from hpctrain.records.plan.compression import (
+    BUCKET_BYTES,
+    Bf16,
+    NoCompression,
+    Quantized,
+    TopK,
+)
+from hpctrain.records.plan.low_rank import PowerSgd
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import CodecSeconds
 
@@ -138,7 +145,7 @@ def test_measured_devices_decide_and_unmeasured_ones_are_said(plan, topology):
 
 
 def test_narrow_matrices_are_not_of_low_rank(plan, topology):
-    made = plan(topology(default=SLOW), compression=AUTO, parallel=fixed(dp=2), dims={"dim": 8, "heads": 2}, steps=500)
+    made = plan(topology(default=SLOW), compression=AUTO, parallel=fixed(dp=2), dims={"dim": 4, "heads": 2}, steps=500)
     assert compared(made)["power_sgd"].step_s is None
     assert "does not shrink to 1/2" in compared(made)["power_sgd"].verdict
 
@@ -244,7 +251,8 @@ def test_bytes_and_rounds_of_each_way(topology, run):
     for codec, sent, turns, processor in (
         (Bf16(mode="bf16"), 2 * ring, 1, 1e-3),
         (Quantized(mode="int4"), ring * (0.5 + 1 / 64), 1, 3e-3),
-        (PowerSgd(mode="power_sgd"), 4 * ring * 8 / 1024, 2, 2e-3),
+        (PowerSgd(mode="power_sgd"), 2 * ring * 8 / 1024, 2, 2e-3),
+        (PowerSgd(mode="power_sgd", remainder="int2"), ring * (16 / 1024 + 1 / 4 + 1 / 64), 2, 5e-3),
         (TopK(mode="topk", density=0.07), ring * 0.21, 3, 5e-3),
     ):
         one = found(codec)

@@ -86,7 +86,7 @@ recovery:
             "compression: {mode: topq}",
             ":5: compression.mode: found 'topq'; allowed: 'none', 'bf16', 'int8'",
         ),
-        ("compression: {mode: topk, layers: 3}", ":5: compression.layers: found 3; allowed: all, non_attention, or a"),
+        ("compression: {mode: topk, layers: 3}", ":5: compression.layers: found 3; allowed: all, non_attention, non_"),
         ("schema: hpctrain.run/v9", ": schema: found 'hpctrain.run/v9'; this version reads 'hpctrain.run/v1'"),
     ],
 )

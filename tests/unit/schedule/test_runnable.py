@@ -62,6 +62,7 @@ def run(**values: Any) -> Run:
         (replicas("topk", zero=1, shard=2), run()),
         (replicas("bf16", zero=3), run()),
         (replicas("topk", zero=3), run()),
+        (replicas("tagc", zero=3), run()),
         (replicas("int8", micro_batches=2, zero=2), run(precision="bf16")),
         (replicas("adaptive", micro_batches=2, zero=1), run()),
     ],
@@ -81,8 +82,8 @@ def test_what_can_run_passes(found: Plan, asked: Run) -> None:
             r"stages\[1\].recompute: found selective with the action 1I0; .* use recompute none, or schedule 1f1b",
         ),
         (
-            replicas("tagc", zero=1), run(),
-            "compression.mode: found tagc with zero 1 over all replicas; .* topk or adaptive, parallel.zero 0, or",
+            replicas("power_sgd", zero=1), run(),
+            "compression.mode: found power_sgd with zero 1 over all replicas; .* adaptive or tagc, parallel.zero 0, or",
         ),
         (
             replicas("topk", micro_batches=2, zero=2), run(),
