@@ -131,7 +131,7 @@ def _spec_json(spec: DecoderSpec) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Training:
     """Result of one training: `curve` has (steps made, validation loss), `loss` is the last one. `diverged_step` is
-    None unless the loss became infinite or NaN. `cpu_s` and `sent_bytes` are means for one worker and step."""
+    None unless the loss became infinite or NaN. `cpu_s` and the bytes are means for one worker and step."""
 
     curve: list[tuple[int, float]]
     """Pairs (steps made, validation loss). The curve ends early if the loss became infinite or NaN."""
@@ -141,6 +141,8 @@ class Training:
     """Number of steps after which the loss was first found infinite or NaN; None if it never was."""
     cpu_s: float
     """CPU seconds of a worker in a step, mean over steps and workers."""
+    late_sent_bytes: float | None
+    """The same as `sent_bytes` over the second half of the steps, in which no method warms up."""
     sent_bytes: float | None
     """Payload bytes that a worker sent in a step, mean; None where the method does not count."""
 
@@ -312,7 +314,9 @@ def _train(case: TrainingCase, settings: ConvergenceSettings, corpus: Path, rank
             if math.isfinite(loss):
                 curve.append((done, loss))
     counted = None not in sent
-    sums = torch.tensor([cpu_s, float(sum(count or 0 for count in sent))], dtype=torch.float64)
+    late = sent[done // 2 :]
+    counts = [float(sum(count or 0 for count in part)) for part in (sent, late)]
+    sums = torch.tensor([cpu_s, counts[0], counts[1] * done / len(late)], dtype=torch.float64)
     dist.all_reduce(sums)
     dist.destroy_process_group(group)
     whole = math.isfinite(loss)
@@ -323,4 +327,5 @@ def _train(case: TrainingCase, settings: ConvergenceSettings, corpus: Path, rank
         diverged_step=None if whole else done,
         cpu_s=float(per_step[0]),
         sent_bytes=float(per_step[1]) if counted else None,
+        late_sent_bytes=float(per_step[2]) if counted else None,
     )

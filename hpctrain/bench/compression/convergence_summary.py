@@ -60,6 +60,9 @@ class Summary:
     """CPU seconds of a worker in a step, mean over steps, workers and seeds."""
     at_rate: dict[float, AtRate]
     """Results by link rate in bits per second; empty where the bytes are not counted."""
+    late_sent_bytes: float | None = None
+    """The same as `sent_bytes` after the warm-up steps, over the second half of the steps; None also where a row of an
+    earlier version does not have them."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,7 @@ def _summary(
     pairs = [(row, exact[_pair_key(row)]) for row in rows]
     gaps = [_gap_pct(row["loss"], other["loss"]) for row, other in pairs if "loss" in row and "loss" in other]
     counted = [float(row["sent_bytes"]) for row in rows if "sent_bytes" in row]
+    late = [float(row["late_sent_bytes"]) for row in rows if "late_sent_bytes" in row]
     return Summary(
         method=method,
         loss=band([float(row["loss"]) for row in rows if "loss" in row]),
@@ -182,6 +186,7 @@ def _summary(
         sent_bytes=float(np.mean(counted)) if counted else None,
         cpu_s=float(np.mean([row["cpu_s"] for row in rows])),
         at_rate={rate: _at_rate(pairs, rate, budget) for rate, budget in budgets.items()} if counted else {},
+        late_sent_bytes=float(np.mean(late)) if late else None,
     )
 
 

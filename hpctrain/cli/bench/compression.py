@@ -357,14 +357,15 @@ def _convergence_tables(
     on = "all texts" if text == "all" else f"the text {text}"
     table = Table(
         "method", "learning rate", "loss", f"gap to {reference}, %", "trainings", "diverged", "bytes a step",
-        "CPU a step", title=f"On {on}, at equal steps: means, 95 % interval", title_justify="left",
+        "after warm-up", "CPU a step", title=f"On {on}, at equal steps: means, 95 % interval", title_justify="left",
     )  # fmt: skip
     for summary in summaries:
         table.add_row(
             summary.method, f"{learning_rates[summary.method]:g}",
             _band(summary.loss, "{:.4f}"), _band(summary.gap_pct, "{:+.2f}"),
             str(summary.loss.seeds if summary.loss else 0), str(summary.diverged),
-            "" if summary.sent_bytes is None else format_si(summary.sent_bytes, "B"), format_seconds(summary.cpu_s),
+            *("" if sent is None else format_si(sent, "B") for sent in (summary.sent_bytes, summary.late_sent_bytes)),
+            format_seconds(summary.cpu_s),
         )  # fmt: skip
     yield table
     for rate, name in names.items():

@@ -42,7 +42,7 @@ def row(method: str, seed: int, *losses: float, cpu_s: float = 0.1, sent: float 
     """A training validated every 10 steps; the last loss is that of its last step."""
     curve = [[10 * (number + 1), loss] for number, loss in enumerate(losses)]
     found: dict[str, Any] = {"method": method, "seed": seed, "curve": curve, "loss": losses[-1], "cpu_s": cpu_s}
-    return found if sent is None else found | {"sent_bytes": sent}
+    return found if sent is None else found | {"sent_bytes": sent, "late_sent_bytes": sent / 2}
 
 
 def diverged(method: str, seed: int, *losses: float) -> dict[str, Any]:
@@ -93,7 +93,8 @@ def test_at_equal_time_a_smaller_message_is_further_on() -> None:
 def test_uncounted_bytes_have_no_time() -> None:
     found = by_method([row("dense", 1, 3.0), row("hook", 1, 3.0, sent=None)], MBIT)["hook"]
     assert found.at_rate == {}
-    assert found.sent_bytes is None
+    assert found.sent_bytes is found.late_sent_bytes is None
+    assert by_method([row("dense", 1, 3.0, sent=4e6)])["dense"].late_sent_bytes == 2e6
     assert step_seconds(row("hook", 1, 3.0, sent=None), MBIT) is None
 
 
