@@ -31,8 +31,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         *((mode, dict.fromkeys((UP, QUERY), 2.0 ** (3 - bits)) | {NORM: 1e-6}) for mode, bits in INTEGERS.items()),
         ("topk, all of it", {UP: 1e-6, QUERY: 1e-6, NORM: 1e-6}),
         ("tagc, all of it", {UP: 1e-6, QUERY: 1e-6, NORM: 1e-6}),
-        # Both factors are rounded to 8 bits, and the step before has left some of it.
-        ("power_sgd, whole rank", {UP: 2**-6, QUERY: 2**-6, NORM: 1e-6}),
+        # Both factors are rounded to 8 bits. Where rows are more than columns, rounding also turns the span of P, by as
+        # much as the random Q of the first step is ill-conditioned; what this leaves out is in the residual.
+        ("power_sgd, whole rank", {UP: 0.25, QUERY: 2**-6, NORM: 1e-6}),
     ],
 )
 def test_sums_are_as_exact_as_promised(codec: str, allowed: dict[str, float], found: dict[str, Any]) -> None:

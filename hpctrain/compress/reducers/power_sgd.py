@@ -57,8 +57,8 @@ class PowerSgdReducer(CodecReducer):
     residual is what their rounding takes.
 
     Nothing is lost: over all steps so far, the applied sums plus the present residuals of all ranks are the sum of all
-    gradients. The one rank that rounds a sum of Q or of integers puts the error in its residual. Rounding of P does not
-    matter, because Q is computed from the rounded P. Tensors that are not compressed travel with P.
+    gradients. The one rank that rounds a sum of Q or of integers puts the error in its residual. Rounding of P leaves
+    no error to keep, because Q is computed from the rounded P. Tensors that are not compressed travel with P.
     """
 
     def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], codec: PowerSgd) -> None:
