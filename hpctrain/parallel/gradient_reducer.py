@@ -78,7 +78,7 @@ class EarlySums:
         self._parameters = [[parameters[index] for index in members[stage]] for stage in order]
         # With tensor parallelism, gradients may still have to be summed over tp; shards are no leaves of autograd.
         hooks = not any(isinstance(parameter, DTensor) for parameter in parameters)
-        reducer.overlap([local_part(each) for each in parameters], [members[stage] for stage in order], hooks)
+        reducer.overlap([local_part(parameter) for parameter in parameters], [members[stage] for stage in order], hooks)
         for stage in pipeline.stages:
             stage.observer = self
 

@@ -201,7 +201,7 @@ class Pipeline:
         for leader in self._tied.leaders:
             del index_of[leader]
         return {
-            stage.stage_index: [index_of[each] for each in stage.submod.parameters() if each in index_of]
+            stage.stage_index: [index_of[weight] for weight in stage.submod.parameters() if weight in index_of]
             for stage in self.stages
         }
 

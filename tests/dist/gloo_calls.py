@@ -44,13 +44,13 @@ def sums_and_actions(pipeline: Pipeline) -> Iterator[list[str]]:
 
     ends = [patch.object(stage, "_action_ended", _before(stage, events)) for stage in pipeline.stages]
     starts = [patch.object(dist, name, recording(getattr(dist, name))) for name in ("all_reduce", "all_to_all_single")]
-    for each in (*ends, *starts):
-        each.start()
+    for patched in (*ends, *starts):
+        patched.start()
     try:
         yield events
     finally:
-        for each in (*ends, *starts):
-            each.stop()
+        for patched in (*ends, *starts):
+            patched.stop()
 
 
 def _before(stage: Any, events: list[str]) -> Any:

@@ -67,13 +67,13 @@ def stage_sums(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTim
         sums = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage)
         if begins_early(cost.work, len(layout.blocks)):
             by_stage = [
-                StageSum(each.wire_s, overlapped_s(cost, layout, each.wire_s, stage), each.processor_s)
-                for stage, each in enumerate(sums)
+                StageSum(time.wire_s, overlapped_s(cost, layout, time.wire_s, stage), time.processor_s)
+                for stage, time in enumerate(sums)
             ]
         else:
-            by_stage = [StageSum(0.0, 0.0, each.seconds) for each in sums]
+            by_stage = [StageSum(0.0, 0.0, time.seconds) for time in sums]
     else:
-        by_stage = [StageSum(0.0, 0.0, each.per_step(layout.memory_options.zero)) for each in sharded]
+        by_stage = [StageSum(0.0, 0.0, times.per_step(layout.memory_options.zero)) for times in sharded]
     for stage in {layout.rank_of_stage.index(rank) for rank in ends}:
         by_stage[stage] = by_stage[stage]._replace(late_s=by_stage[stage].late_s + tied)
     return by_stage
@@ -109,7 +109,7 @@ def after_rank_s(stages: Sequence[StageSum]) -> float:
         stages: the all-reduces of its stages.
     """
     wires = stages[0].wire_s - stages[0].hidden_s if len(stages) == 1 else 0.0
-    return wires + sum(each.late_s for each in stages)
+    return wires + sum(stage.late_s for stage in stages)
 
 
 def overlapped_s(cost: CostModel, layout: Layout, wire_s: float, stage: int = 0) -> float:

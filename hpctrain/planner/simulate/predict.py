@@ -88,12 +88,15 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
     by_replica = [runs[number if len(runs) > 1 else 0] for number in kinds]
     wait = max(0.0, _busiest_port_s(cost, layout) - max(line.makespan for line in lines.values()))
     by_stage = [line.stage_ends() for line in lines.values()]
-    ends = rank_sums(cost, layout, sharded, [[ended[stage] for stage in sorted(ended)] for ended in by_stage])
+    reduced = rank_sums(cost, layout, sharded, [[ended[stage] for stage in sorted(ended)] for ended in by_stage])
     return SimulatedStep(
         [run.durations for run in by_replica],
         [lines[run] for run in by_replica],
-        [wait + each.end_s - max(line.rank_end(rank) for line in lines.values()) for rank, each in enumerate(ends)],
-        [wait + each.start_s for each in ends],
+        [
+            wait + by_rank.end_s - max(line.rank_end(rank) for line in lines.values())
+            for rank, by_rank in enumerate(reduced)
+        ],
+        [wait + by_rank.start_s for by_rank in reduced],
         _update(cost, layout),
     )
 
@@ -114,7 +117,7 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
     last = max(runs, key=lambda run: max(ends[run]))
     unhindered = max(ends[last])
     wait = max(0.0, _busiest_port_s(cost, layout) - unhindered)
-    done = wait + max(each.end_s for each in rank_sums(cost, layout, sharded, list(ends.values())))
+    done = wait + max(by_rank.end_s for by_rank in rank_sums(cost, layout, sharded, list(ends.values())))
 
     pipeline = wait + unhindered
     if layout.pp > 1:
@@ -245,7 +248,7 @@ def _around_ranks_s(layout: Layout, durations: StageDurations, sums: list[StageS
     after = [after_rank_s(stages) for stages in held]
     # The messages of a rank's stages may pass while the rank computes, but they take their time.
     own = [
-        max(after[rank], sum(each.wire_s + each.late_s for each in stages) - busy[rank])
+        max(after[rank], sum(stage.wire_s + stage.late_s for stage in stages) - busy[rank])
         if len(stages) > 1 else after[rank]
         for rank, stages in enumerate(held)
     ]  # fmt: skip
