@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.build import build_reducer
 from hpctrain.compress.collectives.reduce_scatter import residual_metrics
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
+from hpctrain.parallel.early_sums import Early, EarlyOrLate, EarlySums
 from hpctrain.parallel.fsdp import ShardedStage
-from hpctrain.parallel.gradients import local_gradients, local_part
+from hpctrain.parallel.gradients import local_part
 from hpctrain.parallel.pipeline import Pipeline
 from hpctrain.parallel.stage import InstrumentedStage
 from hpctrain.records.plan.local_sgd import LocalSteps
@@ -23,15 +23,15 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import completion_order, schedule_of
 
 
-def build_plan_reducer(plan: Plan, mesh: DeviceMesh, pipeline: Pipeline, early: bool = True) -> Reducer:
+def build_plan_reducer(plan: Plan, mesh: DeviceMesh, pipeline: Pipeline, early: Early = "faster") -> Reducer:
     """Return the reducer that sums the gradients of this rank's stages over replicas.
 
     Args:
         plan: the plan, which gives the codec and the sharding.
         mesh: the plan's mesh.
         pipeline: this rank's part of the pipeline; `reduce` gets the gradients in the order of its parameters.
-        early: whether to begin with a stage's sums while the pipeline goes on with other stages, where the codec can do
-            so; otherwise all sums begin in `reduce`.
+        early: whether to begin with a stage's sums while the pipeline goes on, where the codec can do so. faster: as
+            `EarlyOrLate` finds out; without stage messages always.
     """
     if plan.shards > 1 and not plan.codec_reduces_replicate_axis:
         return ShardedReducer(pipeline.stages)
@@ -39,9 +39,11 @@ def build_plan_reducer(plan: Plan, mesh: DeviceMesh, pipeline: Pipeline, early: 
     # On CUDA, the stream of a rank that encodes would wait for other replicas while stages of its own replica wait for
     # the rank.
     alone = len(pipeline.stages) == 1 or pipeline.device.type == "cpu" or plan.codec.exact
-    if plan.dp > 1 and early and alone:
+    if plan.dp > 1 and early != "never" and alone:
         pp = plan.stage_owner()[pipeline.stages[0].stage_index]
-        EarlySums(reducer, pipeline, completion_order(schedule_of(plan, 0)[0].ranks[pp]))
+        order = completion_order(schedule_of(plan, 0)[0].ranks[pp])
+        choice = EarlyOrLate() if early == "faster" and plan.pp > 1 else None
+        EarlySums(reducer, pipeline, order, choice)
     return reducer
 
 
@@ -59,35 +61,6 @@ def _replica_reducer(plan: Plan, mesh: DeviceMesh, pipeline: Pipeline) -> Reduce
         reducer = build_reducer(mesh.get_group(axis), names, [part.shape for part in local], plan.compression[0])
     shard_reducer = ShardedReducer(pipeline.stages)
     return HybridShardReducer(shard_reducer, reducer) if plan.codec_reduces_replicate_axis else reducer
-
-
-class EarlySums:
-    """Begins the sum of a stage's gradients when the stage's last backward of a step is done, as the observer of the
-    stages of this rank. If gradients are plain tensors, buckets of them are sent even within the last backward."""
-
-    def __init__(self, reducer: Reducer, pipeline: Pipeline, order: Sequence[int]) -> None:
-        """Become the observer of the pipeline's stages.
-
-        Args:
-            order: this rank's stages in the order in which all replicas sum their gradients.
-        """
-        self._reducer = reducer
-        members = pipeline.gradients_of_stages()
-        parameters = [parameter for _, parameter in pipeline.parameters()]
-        self._groups = {stage: number for number, stage in enumerate(order)}
-        self._parameters = [[parameters[index] for index in members[stage]] for stage in order]
-        # With tensor parallelism, gradients may still have to be summed over tp; shards are no leaves of autograd.
-        hooks = not any(isinstance(parameter, DTensor) for parameter in parameters)
-        reducer.overlap([local_part(parameter) for parameter in parameters], [members[stage] for stage in order], hooks)
-        for stage in pipeline.stages:
-            stage.observer = self
-
-    def action_ended(self) -> None:
-        self._reducer.proceed()
-
-    def gradients_complete(self, stage: int) -> None:
-        number = self._groups[stage]
-        self._reducer.group_done(number, local_gradients(self._parameters[number]))
 
 
 class ShardedReducer(Reducer):
@@ -184,6 +157,9 @@ class HybridShardReducer(Reducer):
 
     def proceed(self) -> None:
         self._replicate_reducer.proceed()
+
+    def defer(self, deferred: bool) -> None:
+        self._replicate_reducer.defer(deferred)
 
     def after_step(self, step: int) -> int:
         return self._replicate_reducer.after_step(step)

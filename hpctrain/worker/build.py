@@ -248,8 +248,8 @@ def build(folder: Path, order: StartOrder) -> Trainer:
         if restored is not None:
             _set_progress(restored, named, optimizer, scaler)
         # Residuals must not contain the loss scale or an overflow, so these sums begin when both are known.
-        early = scaler is None or not plan.codec.has_state
-        reducer = build_plan_reducer(plan, mesh, pipeline, early)
+        late = scaler is not None and plan.codec.has_state
+        reducer = build_plan_reducer(plan, mesh, pipeline, "never" if late else "faster")
         if manifest is not None:
             dropped = restore_reducer_state(reducer, coordinate, plan, manifest, reader, group)
         elif memory is not None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpctrain.bench.compression.launch import LaunchSettings
+from hpctrain.bench.compression.launch import LATE, LaunchSettings
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.launch.small_run import make_plan
 from hpctrain.parallel.gradient_reducer import build_plan_reducer
@@ -46,7 +46,7 @@ PIPELINES = {
 }
 """Name of a pipeline over all processes -> its settings."""
 HYBRIDS = {
-    f"hybrid_{codec}{'' if early else '_late'}": PipelineMethod(codec=codec, pp=2, early=early)
+    f"hybrid_{codec}{'' if early else LATE}": PipelineMethod(codec=codec, pp=2, early=early)
     for codec in ("none", "bf16", "int8")
     for early in (True, False)
 }
@@ -194,5 +194,5 @@ def open_pipeline(method: PipelineMethod, settings: LaunchSettings, rank: int, w
     schedule, _ = schedule_of(plan, coordinate.dp)
     inputs = PipelineInputs(plan, settings.spec, schedule, settings.seq_len, settings.seed, torch.device("cpu"))
     pipeline = build_pipeline(inputs, mesh, coordinate)
-    reducer = build_plan_reducer(plan, mesh, pipeline, method.early)
+    reducer = build_plan_reducer(plan, mesh, pipeline, "always" if method.early else "never")
     return PipelineBenchTrainer(plan, pipeline, reducer, coordinate.dp, settings.lr)

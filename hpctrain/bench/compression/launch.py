@@ -21,6 +21,8 @@ from hpctrain.bench.together import run_together
 from hpctrain.records.model.decoder_spec import DecoderSpec
 
 SCENE_FILE, SAMPLES_FILE = "scene.json", "samples.json"
+LATE = "_late"
+"""End of the name of a method whose sums begin after the pipeline; without it, they begin early."""
 BENCH_SPEC = DecoderSpec(layers=6, dim=384, heads=6, vocab=320)
 """The model that the bench trains by default: 10.87 M parameters, tokens are bytes."""
 

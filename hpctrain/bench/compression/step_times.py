@@ -5,15 +5,24 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpctrain.base.process import Runner
-from hpctrain.bench.compression.launch import LaunchResult, LaunchSettings, LaunchSpec, Samples, as_json, run_scene
+from hpctrain.bench.comparison import interval
+from hpctrain.bench.compression.launch import (
+    LATE,
+    LaunchResult,
+    LaunchSettings,
+    LaunchSpec,
+    Samples,
+    as_json,
+    run_scene,
+)
 from hpctrain.bench.compression.rank import CORPUS_FOLDER, LOOPBACK
 from hpctrain.bench.record import RowStore, machine_and_versions
 from hpctrain.corpus.input.sample_text import TextLocation, find_sample_text
@@ -68,6 +77,12 @@ class MethodRow:
     planned_step_s: dict[str, float] | None
     """Mode -> step time that the planner predicts for it, for the method auto, in the order in which the planner
     tries modes: none, bf16, int8, int4. None for other methods."""
+    late_ratio: float | None = None
+    """Median ratio of the step to that of the same method with late sums, over pairs of steps; None if the launch does
+    not have it."""
+    late_ratio_low: float | None = None
+    late_ratio_high: float | None = None
+    """Ends of the 90 % interval of `late_ratio`, by bootstrap over the pairs."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +185,19 @@ def measure_site(
     """
     scene = LaunchSpec(len(place.prefixes), place.interface, tuple(methods), settings)
     outcome = run_scene(runner, scene, folder, place.prefixes)
-    return [_row(name, place, outcome, outcome.samples[name]) for name in methods]
+    rows = [_row(name, place, outcome, outcome.samples[name]) for name in methods]
+    return [_beside_late(row, outcome.samples) for row in rows]
+
+
+def _beside_late(row: MethodRow, samples: Mapping[str, Samples]) -> MethodRow:
+    """Return the row with the ratio to the steps of the same method with late sums, if the launch has them. Steps are
+    paired in the order in which the methods took turns."""
+    late = samples.get(f"{row.method}{LATE}")
+    if late is None:
+        return row
+    ratios = np.array(samples[row.method].wall_s) / np.array(late.wall_s)
+    low, high = interval(ratios)
+    return replace(row, late_ratio=float(np.median(ratios)), late_ratio_low=low, late_ratio_high=high)
 
 
 def _row(name: str, place: LaunchSite, outcome: LaunchResult, samples: Samples) -> MethodRow:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds, format_si
+from hpctrain.cli.bench.compression_steps import steps_table
 from hpctrain.cli.bench.lab import new_lab
 from hpctrain.cli.bench.output import GIVEN, bench_console, check_rates, echo_json, say
 from hpctrain.cli.options.starting import parse_seeds
@@ -151,10 +152,10 @@ def _measure_steps(
     usual = LaunchSettings(spec=BENCH_SPEC)
     if what == "activations":
         usual = LaunchSettings(spec=PIPELINE_SPEC, rows=2, seq_len=128)
-    if what == "hybrid":
-        usual = LaunchSettings(spec=BENCH_SPEC, rows=4, seq_len=128)
-        if unequal := [number for number in nodes if number % 2]:
-            raise InputError(f"--nodes {unequal[0]}: found an odd number with --hybrid; give an even one")
+    elif what == "hybrid":
+        usual = replace(usual, rows=4, seq_len=128)
+        if any(number % 2 for number in nodes):
+            raise InputError(f"--nodes: found {', '.join(map(str, nodes))} with --hybrid; give even numbers")
     settings = replace(usual, steps=count, spec=usual.spec if preset is None else _spec(preset))
     tables: dict[str, dict[str, Any]] = {"sums": METHODS, "activations": PIPELINES, "hybrid": HYBRIDS}
     table = tables[what]
@@ -176,7 +177,7 @@ def _measure_steps(
             # Sites are opened one at a time, because opening a site shapes its links.
             opened = (lab_site(machine, layout, number, rate) for number in sizes for rate in rates)
             record = measure(machine.runner, opened, chosen, settings, store, say, together)
-    people.print(_steps_table(record["rows"]))
+    people.print(steps_table(record["rows"]))
     return record
 
 
@@ -295,25 +296,6 @@ def _known(methods: Sequence[str], table: dict[str, Any]) -> list[str]:
         if name not in table:
             raise click.BadParameter(f"found {name!r}; there are: {', '.join(table)}", param_hint="--method")
     return list(dict.fromkeys(methods))
-
-
-def _steps_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(
-        "link", "nodes", "method", "step", "quartiles", "mean", "CPU", "own core", "bytes/param", "counted", "loss",
-        title="A step of each method; CPU and bytes are means, for each node", title_justify="left",
-    )  # fmt: skip
-    for row in rows:
-        table.add_row(
-            row["link"], str(row["nodes"]), f"{row['method']} ({row['choice']})" if "choice" in row else row["method"],
-            format_seconds(row["step_time_s"]),
-            f"{format_seconds(row['step_time_low_s'])} to {format_seconds(row['step_time_high_s'])}",
-            format_seconds(row["step_time_mean_s"]), format_seconds(row["cpu_s"]),
-            format_seconds(row["own_core_s"]) if "own_core_s" in row else "",
-            f"{row['bytes_per_parameter']:.3f}",
-            f"{row['counted_bytes_per_parameter']:.3f}" if "counted_bytes_per_parameter" in row else "",
-            f"{row['loss']:.4f}" if "loss" in row else "not finite",
-        )  # fmt: skip
-    return table
 
 
 def _gpu_pieces_table(name: str, rows: Sequence[Any], numbers: int) -> Table:

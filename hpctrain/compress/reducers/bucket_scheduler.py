@@ -37,6 +37,8 @@ class BucketScheduler:
         self._send = send
         self._bucket_bytes = bucket_bytes
         self._make_room = make_room
+        self.is_deferred = False
+        """Whether buckets wait for `send_remaining`, in spite of `overlap`."""
         self._sent = 0
         """Count of buckets sent in the current step."""
         self.buckets: list[list[int]] = []
@@ -87,6 +89,8 @@ class BucketScheduler:
 
     def proceed(self) -> None:
         """Send the buckets that are ready and whose turn it is, without waiting for others."""
+        if self.is_deferred:
+            return
         while self._sent < len(self.buckets) and self._is_ready(self.buckets[self._sent]) and self._make_room():
             self._send_bucket([self._gradient(member) for member in self.buckets[self._sent]])
 

@@ -123,6 +123,9 @@ class ReduceScatterAllGather(CodecReducer):
         self._make_room()
         self._scheduler.proceed()
 
+    def defer(self, deferred: bool) -> None:
+        self._scheduler.is_deferred = deferred
+
     def reduce(self, gradients: list[Tensor]) -> int:
         self.begin(gradients)
         return self.finish()

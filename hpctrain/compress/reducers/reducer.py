@@ -70,6 +70,9 @@ class Reducer(StepState, ABC):
     def proceed(self) -> None:
         """Go on with the sums under way as far as that is possible without waiting for other ranks."""
 
+    def defer(self, deferred: bool) -> None:
+        """Set whether buckets of the following steps wait for `reduce`, in spite of `overlap`."""
+
     def after_step(self, step: int) -> int:
         """Combine the replicas' weights if an outer sync of local SGD is due after this step. Collective over the
         replicas.
@@ -146,6 +149,9 @@ class DenseReducer(Reducer):
 
     def proceed(self) -> None:
         self._scheduler.proceed()
+
+    def defer(self, deferred: bool) -> None:
+        self._scheduler.is_deferred = deferred
 
     def reduce(self, gradients: list[Tensor]) -> int:
         self.begin(gradients)

@@ -71,3 +71,25 @@ def test_a_gradient_leaves_with_the_last_of_its_additions() -> None:
     assert station.sent[0] == (0, [48.0, 60.0])
     with pytest.raises(RuntimeError, match="more often than in the first step"):
         station.step([4, 3, 2, 1, 0], times=3)
+
+
+def test_groups_leave_in_their_order_when_they_are_done() -> None:
+    station = Station()
+    station.parameters, station.sent = a_model(), []
+    station.scheduler = BucketScheduler(station._send, bucket_bytes=2 * 4 * NUMBERS)
+    # Two stages; what is in neither is sent last.
+    station.scheduler.overlap(station.parameters, [[2, 3, 4], [0]], hooks=False)
+    assert station.scheduler.buckets == [[4, 3], [2], [0], [1]]
+    gradients = [torch.full((NUMBERS,), float(index)) for index in range(5)]
+    station.scheduler.group_done(1, gradients[:1])
+    assert station.sent == [], "it is not its turn"
+    station.scheduler.group_done(0, gradients[2:])
+    assert station.sent == [(0, [4.0, 3.0]), (1, [2.0]), (2, [0.0])]
+    station.scheduler.send_remaining(gradients)
+    assert station.sent[3:] == [(3, [1.0])]
+    station.scheduler.is_deferred = True
+    station.sent.clear()
+    station.scheduler.group_done(0, gradients[2:])
+    assert station.sent == []
+    station.scheduler.send_remaining(gradients)
+    assert [number for number, _ in station.sent] == [0, 1, 2, 3]

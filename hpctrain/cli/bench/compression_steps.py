@@ -1,0 +1,39 @@
+"""The table of steps that `hpctrain bench compression` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from hpctrain.base.units import format_seconds
+
+
+def steps_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the table of a record's rows, one for each method, link and number of nodes."""
+    compares = any("late_ratio" in row for row in rows)
+    table = Table(
+        "link", "nodes", "method", "step", "quartiles", "mean", "CPU", "own core", "bytes/param", "counted", "loss",
+        *(["of late sums"] if compares else []),
+        title="A step of each method; CPU and bytes are means, for each node", title_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            row["link"], str(row["nodes"]), f"{row['method']} ({row['choice']})" if "choice" in row else row["method"],
+            format_seconds(row["step_time_s"]),
+            f"{format_seconds(row['step_time_low_s'])} to {format_seconds(row['step_time_high_s'])}",
+            format_seconds(row["step_time_mean_s"]), format_seconds(row["cpu_s"]),
+            format_seconds(row["own_core_s"]) if "own_core_s" in row else "",
+            f"{row['bytes_per_parameter']:.3f}",
+            f"{row['counted_bytes_per_parameter']:.3f}" if "counted_bytes_per_parameter" in row else "",
+            f"{row['loss']:.4f}" if "loss" in row else "not finite",
+            *([_of_late(row)] if compares else []),
+        )  # fmt: skip
+    return table
+
+
+def _of_late(row: dict[str, Any]) -> str:
+    if "late_ratio" not in row:
+        return ""
+    return f"{row['late_ratio']:.3f} ({row['late_ratio_low']:.3f} to {row['late_ratio_high']:.3f})"
