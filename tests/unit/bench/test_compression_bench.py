@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,19 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
     assert abs(rows["none"].loss - rows["ddp_fp32"].loss) > 1e-4  # type: ignore[operator]
 
 
+@pytest.mark.slow
+def test_early_and_late_sums_of_a_hybrid_plan_are_the_same_training(tmp_path: Path) -> None:
+    make_corpus(tmp_path / CORPUS_FOLDER)
+    settings = replace(SMALL, spec=SMALL.spec.model_copy(update={"layers": 4}))
+    with local_site(4) as place:
+        early, late = measure_site(SystemRunner(), place, ["hybrid_int8", "hybrid_int8_late"], settings, tmp_path)
+    assert early.loss == late.loss
+    assert early.counted_bytes_per_parameter == late.counted_bytes_per_parameter
+    assert late.late_ratio is None
+    assert early.late_ratio is not None
+    assert early.late_ratio_low <= early.late_ratio <= early.late_ratio_high  # type: ignore[operator]
+
+
 class Ended:
     """A process that ends with a code, or does not end by itself."""
 
@@ -134,6 +148,7 @@ def test_a_process_that_fails_is_told_with_its_last_words_and_ends_the_others(tm
         (["--method", "topk"], "there are: none, ddp_fp32"),
         (["--convergence", "--rate", "fast"], "allowed: a number with kbit, mbit or gbit"),
         (["--preset", "huge"], "there are: tiny-1m"),
+        (["--hybrid", "--nodes", "3"], "--nodes: found 3 with --hybrid; give even numbers"),
         (["--seeds", "3"], "--seeds: not without --lab, --convergence or --pieces"),
         (["--rate", "1gbit"], "--rate: not without --lab"),
         (["--convergence", "--together", "2"], "--together: not with --convergence"),
