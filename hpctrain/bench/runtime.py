@@ -32,7 +32,7 @@ from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.worker.build import Trainer
-from hpctrain.worker.rank_metrics import FIGURES_OF_LAYERS, GATHER_FIGURES, LEAST_STEPS
+from hpctrain.worker.figures.rank_metrics import FIGURES_OF_LAYERS, GATHER_FIGURES, LEAST_STEPS
 from hpctrain.worker.standalone import open_loop
 
 Pairs = list[tuple[TimeSample, TimeSample]]

@@ -25,9 +25,9 @@ from hpctrain.worker.batch_loader import BatchLoader, BatchPrefetcher, SampleBat
 from hpctrain.worker.build import Trainer, manifest_of, reducer_state_tensors
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.disk_full import PendingWrites
+from hpctrain.worker.figures.rank_metrics import RankMetrics
 from hpctrain.worker.live_step import begin_snapshot, keep_gradients, update_live, wait_copied
 from hpctrain.worker.profiling import recorded_step
-from hpctrain.worker.rank_metrics import RankMetrics
 from hpctrain.worker.step_metrics import (
     LocalStepInfo,
     MetricsLog,

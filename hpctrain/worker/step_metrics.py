@@ -30,7 +30,7 @@ from hpctrain.records.topology.topology import Topology
 from hpctrain.worker.agent_channel import Ending
 from hpctrain.worker.batch_loader import UNNAMED_SET
 from hpctrain.worker.build import Trainer, peak_memory_bytes
-from hpctrain.worker.rank_metrics import WAITS, StepTimesByRank, own_waits
+from hpctrain.worker.figures.rank_metrics import WAITS, StepTimesByRank, own_waits
 
 TAIL_LINES = 8
 """Rows at the end of metrics.jsonl among which the newest step's is: a row that was cut off may follow it."""

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from hpctrain.parallel.gradients import local_gradients
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
-from hpctrain.worker.collective_counter import CollectiveCounter
+from hpctrain.worker.figures.collective_counter import CollectiveCounter
 
 TP2 = make_plan(1, 1, 2, WHOLE, [(4, 2)])
 STEPS: dict[str, tuple[Plan, DecoderSpec]] = {

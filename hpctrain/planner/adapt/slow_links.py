@@ -97,6 +97,8 @@ class PairBandwidths:
         """
         self._addresses = addresses
         self._windows: dict[NodePair, deque[tuple[int, float]]] = {}
+        self._level_began = 0
+        """Index of the first window since the last change."""
 
     def add(self, index: int, rows: Sequence[RankRow]) -> None:
         """Add a window whose rows say what was sent; other windows are skipped.
@@ -131,7 +133,7 @@ class PairBandwidths:
         """
         factors: dict[NodePair, float] = {}
         for pair in self._windows:
-            past = [value for index, value in self._windows[pair] if index < began]
+            past = [value for index, value in self._windows[pair] if self._level_began <= index < began]
             since = [value for index, value in self._windows[pair] if index > began]  # it began within a window
             if past and since:
                 factors[pair] = median(since) / median(past)
@@ -141,7 +143,9 @@ class PairBandwidths:
             if len(known) > 1 and known <= set(changed):
                 usual = median(changed[pair] for pair in known)
                 changed |= {pair: usual for pair in pairs if node in pair and pair not in factors}
-        return {pair: factor for pair, factor in changed.items() if pair in pairs}
+        suspects = {pair: factor for pair, factor in changed.items() if pair in pairs}
+        self._level_began = began + 1 if suspects else self._level_began
+        return suspects
 
 
 class LinkWatch:

@@ -294,7 +294,8 @@ def test_a_plan_that_is_worse_than_before_is_taken_back_and_not_taken_again(mach
     back = PlanChange(made.step + 100, answer.plan, made.plan, 1.01 * answer.before_s, answer.before_s, takes_back=True)
     made.train(500, local2=2.0)
     again = decide(made.situation(moves=[move, back]))
-    assert again.reason == "the best plan found was taken back before, because it was slower than predicted"
+    assert again.made
+    assert again.plan is None or not same_layout(again.plan, answer.plan)
 
 
 def test_a_plan_is_not_judged_by_a_machine_that_changed(machine):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpctrain.records.history.layer_figures import KEPT_DENSITY, LayerFigures, layers_of_ranks
-from hpctrain.worker.layer_figures import DECAY, LEAST_WINDOW, WINDOW, SampledGradients
+from hpctrain.worker.figures.layer_figures import DECAY, LEAST_WINDOW, WINDOW, SampledGradients
 
 SIZES = [300, 40]
 

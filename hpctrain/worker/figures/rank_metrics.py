@@ -20,8 +20,8 @@ from hpctrain.base.net.tcp_counters import TcpCounters, tcp_counters
 from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.history.rank_log import RANK_LOG, PeerTraffic, RankRow
 from hpctrain.worker.build import Trainer
-from hpctrain.worker.collective_counter import CollectiveCounter
-from hpctrain.worker.layer_figures import LayerWatch
+from hpctrain.worker.figures.collective_counter import CollectiveCounter
+from hpctrain.worker.figures.layer_figures import LayerWatch
 
 WAITS = (*(f"wait_{kind}_s" for kind in get_args(WaitsFor)), "hidden_dp_s")
 """Names of the figures of `own_waits`."""
