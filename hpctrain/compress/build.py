@@ -23,11 +23,11 @@ from hpctrain.compress.reducers.sparse_reduce_scatter import SparseReduceScatter
 from hpctrain.compress.reducers.tagc import TagcReducer
 from hpctrain.compress.reducers.tagc_reduce_scatter import TagcReduceScatter
 from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, SendCounts
+from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.compression import (
     MIN_COMPRESSED_ELEMENTS,
     Adaptive,
     Bf16,
-    CodecSpec,
     NoCompression,
     Quantized,
     Reset,

@@ -22,11 +22,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.build import build_reduce_scatters
+from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups, scatters_by_level
 from hpctrain.compress.collectives.reduce_scatter import ReduceScatter, Residuals, ShardedParameter, residuals_of
 from hpctrain.model.imported.model import blocks_of
 from hpctrain.parallel.stage import InstrumentedStage
 from hpctrain.parallel.tracked_work import TrackedWork
-from hpctrain.records.plan.compression import NO_COMPRESSION_CODEC
+from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.plan import Plan
 
 CountBytes = Callable[[int], None]
@@ -236,15 +237,13 @@ class ShardedStage(InstrumentedStage):
     weights until then, which is level 1.
     """
 
-    def __init__(self, *args: Any, plan: Plan, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, plan: Plan, mesh: DeviceMesh, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._zero = plan.zero
         self._sums_replicate_axis = True
         # torch disables a sharded module's hooks before each backward pass; it does not recognise one inside a list.
         self._plain = nn.ModuleList([self.submod])
-        spec = NO_COMPRESSION_CODEC if plan.codec_reduces_replicate_axis else plan.compression[0]
-        parts, group = flat_gradient_layouts(self.submod), shard_group(self.submod)
-        self.reduce_scatters = build_reduce_scatters(spec, parts, group, self.device.type)
+        self.reduce_scatters = _reduce_scatters(self.submod, plan, mesh, self.device.type)
         """For each `fully_shard` module, the reduce-scatter over the replicas that share the state; None:
         torch's own.
         """
@@ -323,3 +322,17 @@ class ShardedStage(InstrumentedStage):
 
     def _count_shared(self, sent: int) -> None:
         self.counters.sharding_bytes += sent
+
+
+def _reduce_scatters(module: nn.Module, plan: Plan, mesh: DeviceMesh, device_type: str) -> list[ReduceScatter | None]:
+    """Return the reduce-scatter over the replicas that share a state, for each `fully_shard` module of a stage; None:
+    torch's own."""
+    parts, group = flat_gradient_layouts(module), shard_group(module)
+    if plan.codec_reduces_replicate_axis:
+        within = CodecSpec() if plan.intra_node == "flat" else plan.compression[0]
+        return build_reduce_scatters(within, parts, group, device_type)
+    if plan.level_replicas == 1:
+        return build_reduce_scatters(plan.compression[-1], parts, group, device_type)
+    groups = LevelGroups(mesh.get_group("shard"), mesh.get_group("replicate"))
+    scatters = build_reduce_scatters(plan.compression[-1], parts, groups.between, device_type)
+    return scatters_by_level(scatters, groups, torch.bfloat16 if plan.intra_node == "bf16" else None)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.build import build_reducer
-from hpctrain.compress.collectives.reduce_scatter import residual_metrics
+from hpctrain.compress.collectives.level_reduce_scatter import take_level_bytes
+from hpctrain.compress.collectives.reduce_scatter import LevelBytes, residual_metrics
+from hpctrain.compress.reducers.levels import LevelReducer, NodeLevel, ReplicatedNodeLevel
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.early_sums import Early, EarlyOrLate, EarlySums
@@ -48,19 +51,41 @@ def build_plan_reducer(plan: Plan, mesh: DeviceMesh, pipeline: Pipeline, early: 
 
 
 def _replica_reducer(plan: Plan, mesh: DeviceMesh, pipeline: Pipeline) -> Reducer:
-    axis = "replicate" if plan.codec_reduces_replicate_axis else "dp"
     names = [name for name, _ in pipeline.parameters()]
     local = [local_part(parameter) for _, parameter in pipeline.parameters()]
-    reducer: Reducer
-    if isinstance(plan.codec, LocalSteps) and plan.dp > 1:
-        first = mesh.get_local_rank(axis) * plan.shards
-        shard_sequences = sum(replica.sequences for replica in plan.replicas[first : first + plan.shards])
-        outer = OuterOptimizer(mesh.get_group(axis), local, plan.codec)
-        reducer = LocalSgdReducer(outer, plan.sequences / shard_sequences)
+    shapes = [part.shape for part in local]
+    if plan.level_replicas == 1:
+        group = mesh.get_group("dp")
+        if isinstance(plan.codec, LocalSteps) and plan.dp > 1:
+            return _local_sgd(plan, group, mesh.get_local_rank("dp"), local, plan.codec)
+        return build_reducer(group, names, shapes, plan.compression[-1])
+    group = mesh.get_group("replicate")
+    if plan.shards > 1:
+        within: NodeLevel = ShardedNodeLevel(pipeline.stages)
+        if isinstance(plan.codec, LocalSteps):
+            return LevelReducer(within, _local_sgd(plan, group, mesh.get_local_rank("replicate"), local, plan.codec))
     else:
-        reducer = build_reducer(mesh.get_group(axis), names, [part.shape for part in local], plan.compression[0])
-    shard_reducer = ShardedReducer(pipeline.stages)
-    return HybridShardReducer(shard_reducer, reducer) if plan.codec_reduces_replicate_axis else reducer
+        dtype = torch.bfloat16 if plan.intra_node == "bf16" else None
+        within = ReplicatedNodeLevel(mesh.get_group("shard"), shapes, dtype)
+        shapes = within.part_shapes
+    return LevelReducer(within, build_reducer(group, names, shapes, plan.compression[-1]))
+
+
+def _local_sgd(
+    plan: Plan, group: dist.ProcessGroup, number: int, local: Sequence[Tensor], codec: LocalSteps
+) -> LocalSgdReducer:
+    """Return the reducer of local SGD.
+
+    Args:
+        plan: the plan.
+        group: the replicas, or with hybrid sharding the shard groups.
+        number: number of this replica, or of this shard group.
+        local: this rank's parts of the parameters.
+        codec: the settings of the outer optimizer.
+    """
+    first = number * plan.shards
+    shard_sequences = sum(replica.sequences for replica in plan.replicas[first : first + plan.shards])
+    return LocalSgdReducer(OuterOptimizer(group, list(local), codec), plan.sequences / shard_sequences)
 
 
 class ShardedReducer(Reducer):
@@ -85,6 +110,9 @@ class ShardedReducer(Reducer):
         """
         for residuals in self._residuals.values():
             residuals.end_step(gradients[0].device)
+        sharded = (stage for stage in self._stages if isinstance(stage, ShardedStage))
+        if by_stage := [sent for stage in sharded if (sent := take_level_bytes(stage.reduce_scatters)) is not None]:
+            self.level_bytes = LevelBytes(*map(sum, zip(*by_stage, strict=True)))
         return sum(stage.counters.sharding_bytes for stage in self._stages)
 
     def state(self) -> dict[str, Tensor]:
@@ -135,34 +163,24 @@ class LocalSgdReducer(Reducer):
             self._outer_optimizer.outer_sync()
 
 
-class HybridShardReducer(Reducer):
-    """The reducer of hybrid sharding with a codec: gradients are summed over the shard axis, then over the replicate
-    axis.
-    """
+class ShardedNodeLevel(NodeLevel):
+    """The level within nodes for hybrid sharding: FSDP sums gradients within the backward pass, and leaves each rank
+    the sums of its shard. It needs no other part, because it gathers weights."""
 
-    def __init__(self, shard_reducer: Reducer, replicate_reducer: Reducer) -> None:
-        self._shard_reducer = shard_reducer
-        self._replicate_reducer = self.holder = replicate_reducer
+    def __init__(self, stages: Sequence[InstrumentedStage]) -> None:
+        self._sharded = ShardedReducer(stages)
 
-    def reduce(self, gradients: list[Tensor]) -> int:
-        return self._shard_reducer.reduce(gradients) + self._replicate_reducer.reduce(gradients)
+    def scatter(self, gradients: list[Tensor]) -> tuple[list[Tensor], int]:
+        return gradients, self._sharded.reduce(gradients)
 
     def overlap(
-        self, parameters: Sequence[Tensor], groups: Sequence[Sequence[int]] | None = None, hooks: bool = True
+        self, parameters: Sequence[Tensor], groups: Sequence[Sequence[int]] | None, hooks: bool, between: Reducer
     ) -> None:
-        self._replicate_reducer.overlap(parameters, groups, hooks)
+        self._between = between
+        between.overlap(parameters, groups, hooks)
 
     def group_done(self, number: int, gradients: list[Tensor]) -> None:
-        self._replicate_reducer.group_done(number, gradients)
-
-    def proceed(self) -> None:
-        self._replicate_reducer.proceed()
+        self._between.group_done(number, gradients)
 
     def defer(self, deferred: bool) -> None:
-        self._replicate_reducer.defer(deferred)
-
-    def after_step(self, step: int) -> int:
-        return self._replicate_reducer.after_step(step)
-
-    def before_checkpoint(self) -> None:
-        self._replicate_reducer.before_checkpoint()
+        self._between.defer(deferred)

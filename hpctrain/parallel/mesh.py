@@ -40,8 +40,11 @@ class Coordinate:
 
 
 def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -> DeviceMesh:
-    """Return the plan's mesh: [pp, dp, tp], or [pp, replicate, shard, tp] with hybrid sharding. Collective over all
-    ranks.
+    """Return the plan's mesh: [pp, dp, tp], or [pp, replicate, shard, tp] with hybrid sharding and with sums of
+    gradients by level. Collective over all ranks.
+
+    With sums by level, the ranks along shard are the replicas of a node. If the state is sharded over all replicas, the
+    mesh also has the axis dp, which joins replicate and shard.
 
     Ranks along tp are in ascending order, because torch orders the members of a process group by rank, and DTensor's
     shards follow the order of the group. A matrix has equal shards, so the order does not change what a device
@@ -54,10 +57,13 @@ def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -
             hour.
     """
     ranks = torch.tensor([[sorted(row) for row in column] for column in plan.mesh()])
-    names = HYBRID_AXES if 1 < plan.shards < plan.dp else AXES
+    group = plan.shards if 1 < plan.shards < plan.dp else plan.level_replicas
+    names = AXES if group == 1 else HYBRID_AXES
     if names is HYBRID_AXES:
-        ranks = ranks.view(plan.pp, plan.dp // plan.shards, plan.shards, plan.tp)
+        ranks = ranks.view(plan.pp, plan.dp // group, group, plan.tp)
     mesh = DeviceMesh(device_type, ranks, mesh_dim_names=names)
+    if plan.shards == plan.dp and group > 1:
+        mesh["replicate", "shard"]._flatten("dp")
     if timeout is not None:
         for axis in names:
             mesh.get_group(axis).set_timeout(timeout)
@@ -70,6 +76,6 @@ def sharding_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
     With hybrid sharding and a codec that is not exact, the result is [shard]: the codec sums over the replicate axis,
     and with both axes torch would sum over the replicate axis as well.
     """
-    if mesh.mesh_dim_names != HYBRID_AXES:
+    if plan.shards == plan.dp:
         return mesh["dp"]
     return mesh["shard"] if plan.codec_reduces_replicate_axis else mesh["replicate", "shard"]

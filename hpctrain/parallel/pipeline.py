@@ -303,7 +303,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: 
     if inputs.plan.shards > 1:
         gathered = inputs.autocast if spec.gathers_in_compute_dtype else None
         apply_sharding(module, sharding_mesh(mesh, inputs.plan), inputs.plan.zero, gathered)
-        kind = partial(ShardedStage, plan=inputs.plan)
+        kind = partial(ShardedStage, plan=inputs.plan, mesh=mesh)
     # With static shapes on every stage, torch needs no trial run of the real model at the first step.
     tokens = torch.empty(rows, inputs.seq_len, dtype=torch.long, device="meta")
     return kind(

@@ -17,9 +17,10 @@ from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.layout.plan_conversion import plan_of_layout
+from hpctrain.planner.layout.plan_conversion import level_specs, plan_of_layout
 from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
 from hpctrain.planner.search.codec_choice import (
+    MIN_GAIN,
     CodecDecision,
     choose_codec,
     choose_messages,
@@ -28,17 +29,20 @@ from hpctrain.planner.search.codec_choice import (
 )
 from hpctrain.planner.search.evaluate import best_of, cut_at_seam
 from hpctrain.planner.search.neighbours import nearest_dims, rejected_neighbours, shortage
+from hpctrain.planner.search.node_sums import choose_node_sums
 from hpctrain.planner.search.objective import FASTEST_STEP, Objective, PlanSearch, choose, other_spaces
 from hpctrain.planner.search.replacement import minimise_moves, moves_between, uses_one_codec, warm_started
 from hpctrain.planner.search.solve import Solver, solve
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
-from hpctrain.planner.simulate.predict import Prediction, largest_increase
+from hpctrain.planner.simulate.predict import Prediction, largest_increase, predict
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.compression import AutoCompression, CodecSpec
-from hpctrain.records.plan.plan import ParallelDims, Plan, Predicted, Rejected
+from hpctrain.records.plan.codec_spec import CodecSpec
+from hpctrain.records.plan.compression import AutoCompression
+from hpctrain.records.plan.plan import ParallelDims, Plan
+from hpctrain.records.plan.prediction import Predicted, Rejected
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import AutoParallel, FixedParallel, Run
 from hpctrain.records.topology.topology import Topology
@@ -101,7 +105,7 @@ def make_plan(
         space = warm_started(previous, plain, run if request.objective.only_time else None)
     chosen, decision = _choose(run, topology, space, request)
     best, codec = decision.prediction, decision.spec.codec
-    cost = plain.cost.with_work(memory_options=best.layout.memory_options, codec=codec)
+    cost = plain.cost.with_work(memory_options=best.layout.memory_options, codec=codec, intra_node=decision.intra_node)
     if previous is not None:
         # This comes before the message codecs are chosen, because they belong to the stages of one layout.
         reused = () if space.warm_start is None else space.warm_start.reused_layouts
@@ -120,7 +124,7 @@ def make_plan(
         run_sha256=run.sha256(),
         topology_sha256=topology.sha256(),
         solver=request.solver,
-        compression=[decision.spec],
+        compression=level_specs(decision.spec, decision.intra_node, best.layout),
         profile=profile,
         predicted=Predicted(step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=bound_s),
         rejected=chosen.rejected,
@@ -184,9 +188,11 @@ def _fastest(
         return winner, decision
     if not (_idle_devices(space, winner.best.layout) or compression_may_gain(winner.best)):
         return winner, decision
+    # A node that sums first sends fewer bytes, so this helps wherever links between nodes are what a step waits for.
+    in_nodes = "none" if run.compression.node_sums == "auto" else run.compression.node_sums
     for codec, worth in searched(run.steps, run.compression.lossy):
         try:
-            other = find(space.with_work(codec=codec))
+            other = find(space.with_work(codec=codec, intra_node=in_nodes))
         except HpctrainError:
             continue  # the codec's state does not fit anywhere
         compressed = _decision(run, space.cost, other.best, layers)
@@ -206,8 +212,11 @@ def _decision(run: Run, cost: CostModel, best: Prediction, layers: Sequence[Laye
     """
     cost = cost.with_work(memory_options=best.layout.memory_options)
     if isinstance(run.compression, AutoCompression):
-        return choose_codec(cost, best.layout, run.steps, run.compression.lossy, layers)
-    return CodecDecision(CodecSpec(codec=cost.work.codec), best, best.total)
+        return choose_codec(cost, best.layout, run.steps, run.compression.lossy, layers, run.compression.node_sums)
+    if run.compression.node_sums == "auto":
+        cost = choose_node_sums(cost, best.layout, "auto", MIN_GAIN)
+        best = predict(cost, best.layout, whole=True)
+    return CodecDecision(CodecSpec(codec=cost.work.codec), best, best.total, cost.work.intra_node)
 
 
 def _bound_holds(run: Run, plain: SearchSpace, chosen: ChosenPlan, cost: CostModel) -> bool:
@@ -219,6 +228,8 @@ def _bound_holds(run: Run, plain: SearchSpace, chosen: ChosenPlan, cost: CostMod
         cost: the cost model with the codecs of the plan.
     """
     exact = cost.work.codec.exact and chosen.space.work.codec == plain.work.codec
+    if cost.work.intra_node != plain.work.intra_node:
+        return False
     same_messages = cost.work.messages == plain.work.messages or set(cost.work.messages) == {"none"}
     return same_messages and (exact or not isinstance(run.compression, AutoCompression))
 

@@ -21,6 +21,8 @@ WHY_NOT_SHARED_HALVES = (
 WHY_NOT_SHARDED = "its messages bring sums to all ranks, where each is to get those of its own part"
 WHY_NOT_PER_MICRO_BATCH = "a choice of the gradient would be sent for each micro-batch instead of each step"
 WHY_NOT_LOSS_SCALED = "a part of the gradient is sent before it is known whether another one overflows"
+WHY_NOT_BY_LEVEL = "it sums no gradients, neither within nodes nor between them"
+WHY_NOT_SELECTED_BY_LEVEL = "it selects numbers of whole parameters, of which a rank of a node has only a part then"
 WHY_NOT_TIED = "their copies would meet apart, with sums that differ in their last bits"
 WHY_NOT_RECOMPUTED_HALVES = (
     "with backwards in two halves (I, W) torch would compute a block again for each of its matrices"
@@ -75,6 +77,11 @@ def check_runnable(plan: Plan, run: Run) -> None:
 def _check_compression(plan: Plan, run: Run) -> None:
     if plan.shards > 1 and not plan.codec_reduces_replicate_axis:
         _check_sharded(plan, run)
+    if not plan.codec.sums_gradients and len(plan.compression) > 1 and not plan.codec_reduces_replicate_axis:
+        raise InputError(
+            f"compression.intra_node: found {plan.intra_node} with mode {plan.codec.mode}; "
+            f"{WHY_NOT_BY_LEVEL}; use intra_node flat, or parallel.shard node"
+        )
     if not plan.codec.sums_gradients and plan.pp > 1 and plan.dp > 2 and _tied(plan, run):
         raise InputError(
             f"compression.mode: found {plan.codec.mode} with pp {plan.pp} and weights in several stages (a tied "
@@ -93,6 +100,12 @@ def _check_sharded(plan: Plan, run: Run) -> None:
     if codec.sharded_sums == "none":
         usable = _modes(lambda other: other.sharded_sums != "none")
         raise InputError(f"{refused}; {WHY_NOT_SHARDED}; use {usable}, parallel.zero 0, or parallel.shard node")
+    if len(plan.compression) > 1 and codec.sharded_sums != "all":
+        usable = _modes(lambda other: other.sharded_sums == "all")
+        raise InputError(
+            f"{refused} and intra_node {plan.intra_node}; {WHY_NOT_SELECTED_BY_LEVEL}; use {usable}, "
+            "intra_node flat, or parallel.shard node"
+        )
     most = max(replica.micro_batches for replica in plan.replicas)
     if reduces_each_micro_batch(codec, plan.zero, most):
         raise InputError(

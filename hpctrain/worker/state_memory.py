@@ -25,6 +25,7 @@ from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.fsdp import padded_shards
 from hpctrain.parallel.pipeline import Pipeline
 from hpctrain.records.plan.gradient_codec import Layers
+from hpctrain.records.plan.levels import part_shape
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
@@ -163,7 +164,8 @@ class StateMemory:
         layers: Layers = getattr(self.plan.codec, "layers", "all")
         index = describe(self.pipeline.parameters(), self.optimizer, self.clip_norm, self._padded(), BUCKET_BYTES)
         entries = enumerate(index.entries)
-        return [(number, e) for number, e in entries if is_compressible(e.chunk_shape, e.name, layers)]
+        ranks = self.plan.part_replicas
+        return [(n, e) for n, e in entries if is_compressible(part_shape(e.chunk_shape, ranks), e.name, layers)]
 
     @staticmethod
     def _unusable(segments: Sequence[MappedSegment], error: Exception) -> MemoryUnusableError:

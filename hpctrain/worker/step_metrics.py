@@ -72,12 +72,14 @@ def gather_step_metrics(
     times = [0.0] * 3 * stages
     for index, stage in counters.items():
         times[index::stages] = [stage.compute_s, stage.forward_s, stage.backward_s]
-    compression = trainer.reducer.metrics()
+    compression, levels = trainer.reducer.metrics(), trainer.reducer.level_bytes
     figures = {
         # Every tp rank computes the same loss, so only rank 0 of the tp group counts.
         "loss": loss_share if trainer.coordinate.tp == 0 else 0.0,
         "idle_fraction": 1.0 - sum(stage.compute_s for stage in counters.values()) / trainer.pipeline.step_s,
         "dp_bytes": dp_bytes,
+        "dp_intra_node": math.nan if levels is None else levels.intra_node,
+        "dp_inter_node": math.nan if levels is None else levels.inter_node,
         "pp_bytes": sum(stage.sent_bytes for stage in counters.values()),
         "tp_bytes": tp_bytes,
         "ending": end,
@@ -112,7 +114,12 @@ def _combine(columns: Mapping[str, Tensor], stage_times: Tensor, plan: Plan) -> 
     compute, forward, backward = ([round(time_s, 6) for time_s in times] for times in stage_times.amax(0).tolist())
     row = {
         "loss": sums["loss"],
-        "bytes_sent": BytesSent(dp=int(sums["dp_bytes"]), pp=int(sums["pp_bytes"]), tp=int(sums["tp_bytes"])),
+        "bytes_sent": BytesSent(
+            dp=int(sums["dp_bytes"]),
+            pp=int(sums["pp_bytes"]),
+            tp=int(sums["tp_bytes"]),
+            **{name: int(sums[name]) for name in ("dp_intra_node", "dp_inter_node") if math.isfinite(sums[name])},
+        ),
         "compression": _compression_figures(columns),
         "stage_time_s": compute,
         "stage_forward_s": forward,

@@ -49,7 +49,9 @@ def cut(project: Project, *settings: str) -> Job:
 def test_two_nodes_of_two_devices_train_and_recover_from_a_killed_worker(
     parallel: str, cluster, prepared: Path
 ) -> None:
-    job = cut(Project(cluster, prepared), f"parallel={parallel}", f"steps={ENDLESS}")
+    # Only plans with several replicas on each node have sums by level.
+    compression = "compression={mode: int4, intra_node: bf16}"
+    job = cut(Project(cluster, prepared), f"parallel={parallel}", f"steps={ENDLESS}", compression)
     job.wait_for_step(5)
 
     topology = Topology.read(job.folder / "topology.json")
@@ -60,7 +62,11 @@ def test_two_nodes_of_two_devices_train_and_recover_from_a_killed_worker(
     if plan.tp == 2:
         groups = [set(part) for replica in plan.replicas for part in replica.devices]
         assert all(len({device.node for device in group}) == 1 for group in groups)
+    sent = job.rows()[-1].bytes_sent
+    assert [spec.codec.mode for spec in plan.compression] == (["bf16", "int4"] if plan.zero else ["int4"])
+    assert (sent.dp_inter_node is None) == (plan.zero == 0)
     if plan.zero:
+        assert sent.dp_inter_node < sent.dp_intra_node < sent.dp
         assert plan.shards == 2
         assert plan.ranks[0].node == plan.ranks[1].node != plan.ranks[2].node == plan.ranks[3].node
 

@@ -148,6 +148,32 @@ IN_NODES = {
     )
 }
 """Tensor parallelism, replicas of one sharded state, or the stages of a replica lie within nodes of two devices."""
+
+
+def by_level(intra: str = "none", per_node: int = 2, **codec: Any) -> dict[str, Any]:
+    """The further values of a plan whose gradients are summed within nodes, then between them by a codec."""
+    inner, outer = {"level": "intra_node", "codec": {"mode": intra}}, {"level": "inter_node", "codec": codec}
+    return {"per_node": per_node, "compression": [inner, outer]}
+
+
+BY_LEVEL = {
+    "dp4 uneven, tied, by level": (
+        make_plan(1, 4, 1, WHOLE, [(1, 1), (1, 3), (1, 1), (1, 3)], **by_level(mode="none")),
+        SPEC.model_copy(update={"tied": True, "vocab": 67}),
+    ),
+    "zero1 dp4 uneven, by level": (
+        make_plan(1, 4, 1, WHOLE, [(1, 1), (1, 3), (1, 1), (1, 3)], zero=1, **by_level("none", mode="none")),
+        ODD,
+    ),
+    "zero2 dp4, two stages, by level": (
+        make_plan(1, 4, 1, HALF, FOUR, "interleaved_1f1b", zero=2, **by_level(mode="none")),
+        SPEC,
+    ),
+    "zero3 dp4, by level": (make_plan(1, 4, 1, WHOLE, FOUR, zero=3, **by_level(mode="none")), SPEC),
+    "zero3 dp4 hybrid, by level": (make_plan(1, 4, 1, WHOLE, FOUR, zero=3, shard=2, **by_level(mode="none")), SPEC),
+    "pp2 dp4, by level": (make_plan(2, 4, 1, UNEVEN, FOUR, **by_level(mode="none")), SPEC),
+    "dp4 tp2, by level": (make_plan(1, 4, 2, WHOLE, FOUR, **by_level(per_node=4, mode="none")), SPEC),
+}
 DEEP = SPEC.model_copy(update={"layers": 8})
 EIGHTHS, FIFTHS = [(i, i + 1) for i in range(8)], [(0, 1), (1, 2), (2, 3), (3, 4), (4, 4)]
 V_ENDS = [(0, 0), (0, 2), (2, 4), (4, 4)]
@@ -202,6 +228,7 @@ PLANS: dict[str, tuple[Plan, FamilySpec]] = {
     "pp2 interleaved dp2": (make_plan(2, 2, 1, QUARTERS, [(1, 4), (2, 2)], "interleaved_1f1b"), SPEC),
     **SHARDED,
     **IN_NODES,
+    **BY_LEVEL,
 }  # fmt: skip
 
 
@@ -391,7 +418,7 @@ MESHES: dict[str, DeviceMesh] = {}
 def mesh_of(plan: Plan) -> DeviceMesh:
     """The plan's mesh, one for all plans with the same ranks: torch's caches of DTensor keep every mesh, and the thread
     of each of its gloo groups wakes up a hundred times a second."""
-    key = f"{plan.mesh()} {plan.shards}"
+    key = f"{plan.mesh()} {plan.shards} {plan.level_replicas}"
     if key not in MESHES:
         MESHES[key] = build_mesh(plan, "cpu")
     return MESHES[key]

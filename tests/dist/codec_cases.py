@@ -11,7 +11,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import EVEN, FOUR, HALF, QUARTERS, SPEC, WHOLE, batch, deviation, make_plan, my_rows, open_pipeline, whole
+from cases import (
+    EVEN,
+    FOUR,
+    HALF,
+    QUARTERS,
+    SPEC,
+    WHOLE,
+    batch,
+    by_level,
+    deviation,
+    make_plan,
+    my_rows,
+    open_pipeline,
+    whole,
+)
 from gloo_calls import gloo_calls
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from message_cases import ROUNDED, beside_full
@@ -20,7 +34,7 @@ from real_text import TEXT
 from scatter_cases import conserved, representable
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
-from wire_cases import dense_wire, exact_sums
+from wire_cases import dense_wire, exact_sums, pairs_of_ranks
 
 from hpctrain.checkpoint.state import collect
 from hpctrain.compress.build import build_reducer
@@ -30,7 +44,8 @@ from hpctrain.parallel.gradients import local_gradients
 from hpctrain.parallel.mesh import Coordinate
 from hpctrain.records.history.manifest import LossScale
 from hpctrain.records.history.run_log import read_metrics
-from hpctrain.records.plan.compression import CodecSpec, Quantized
+from hpctrain.records.plan.codec_spec import CodecSpec
+from hpctrain.records.plan.compression import Quantized
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import reducer_state_tensors
 from hpctrain.worker.loop import train
@@ -59,6 +74,14 @@ SPARSE_SCATTERS = {
 }
 ONE_EACH = [(2, 1)] * 4
 WIDE = SPEC.model_copy(update={"dim": 64, "vocab": 320})
+BY_LEVEL: dict[str, dict[str, Any]] = {
+    "exact, int4": {"codec": {"mode": "int4"}, "intra": "none"},
+    "bf16, power_sgd": {"codec": {"mode": "power_sgd", "rank": 2, "warmup_steps": 0}, "intra": "bf16"},
+    "bf16, exact, zero 1": {"codec": {"mode": "none"}, "intra": "bf16", "zero": 1},
+    "exact, int8, zero 3": {"codec": {"mode": "int8"}, "intra": "none", "zero": 3},
+    "bf16, bf16, zero 2, hybrid": {"codec": {"mode": "bf16"}, "intra": "bf16", "zero": 2, "shard": 2},
+}
+"""Arguments of `sharded`, by the codec within nodes and the codec between them."""
 RUNS = {
     "low rank": (LOW_RANK, 0), "adaptive": (ADAPTIVE, 0), "sharded": (ADAPTIVE, 1),
     "integers, sharded": ({"mode": "int8"}, 2), "local steps": (LOCAL, 0),
@@ -116,12 +139,15 @@ def sharded(
     rank: int,
     cuts: list[tuple[int, int]] = WHOLE,
     shares: list[tuple[int, int]] = FOUR,
+    intra: str | None = None,
     **further: Any,
 ) -> dict[str, Any]:
-    """A sharded step with a codec beside the same without: deviation of the gradient as a share of its largest number,
-    and the bytes of both as shares of the whole model's."""
-    plain = make_plan(1, 4, 1, cuts, shares, **further)
+    """A step with a codec beside the same without: deviation of the gradient as a share of its largest number, and the
+    bytes of both as shares of the whole model's. With `intra`, the codec sums between nodes of two."""
+    plain = make_plan(1, 4, 1, cuts, shares, per_node=2, **further)
     plan = plain.model_copy(update={"compression": [spec_of(codec)]})
+    if intra is not None:
+        plan = make_plan(1, 4, 1, cuts, shares, **by_level(intra, **codec), **further)
     results, sent = [], []
     for each in (plain, plan):
         pipeline, coordinate, reducer = open_pipeline(each, WIDE, rank)
@@ -129,10 +155,12 @@ def sharded(
         parameters = [parameter for _, parameter in pipeline.parameters()]
         sent.append(reducer.reduce(local_gradients(parameters)) / (4 * WIDE.parameters()))
         results.append([whole(parameter.grad) for parameter in parameters])
+        levels = reducer.level_bytes
     expected, found = results
     size = max(float(grad.abs().max()) for grad in expected)
     return {
         "far": largest([deviation(a, b) / size for a, b in zip(found, expected, strict=True)]),
+        "levels": levels and [part / (4 * WIDE.parameters()) for part in levels],
         "bytes": sent,
     }
 
@@ -210,6 +238,9 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
             found[name] = sums(codec, rank, world)
         for mode in ("bf16", *Quantized.modes()):
             found[f"dense, {mode}"] = dense_wire(mode, rank)
+        found["dense, int4, by level"] = dense_wire("int4", rank, pairs_of_ranks(rank, world))
+        for name, further in BY_LEVEL.items():
+            found[f"by level, {name}"] = sharded(rank=rank, **further)
         found["exact sums"] = exact_sums(rank)
         found["sharded over all"] = sharded({"mode": "bf16"}, rank, zero=2)
         # The stages in the middle have no parameters beside those of their blocks.

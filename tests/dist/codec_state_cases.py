@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import HALF, PLANS, QUARTERS, SPEC, UNEVEN, WHOLE, make_plan
+from cases import HALF, PLANS, QUARTERS, SPEC, UNEVEN, WHOLE, by_level, make_plan
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from memory_cases import END, HALFWAY, MEMORY, same_bits, source_of, state_of, steps
 from processes import launch
@@ -25,7 +25,7 @@ from hpctrain.checkpoint.memory.segment import held_state
 from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
-from hpctrain.records.plan.compression import CodecSpec
+from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import train
@@ -54,6 +54,14 @@ MOVED: dict[str, Case] = {
     "pp2 dp2 uneven -> dp3": case(INT4, PLANS["pp2 dp2 uneven"][0], THREE, {0}),
     "dp2 tp2 -> pp2 dp2": case(INT4, PLANS["dp2 tp2"][0], make_plan(2, 2, 1, HALF, [(2, 2), (2, 2)]), {1, 2}),
     "pp2 dp2 -> dp2 tp2": case(TOPK, make_plan(2, 2, 1, UNEVEN, [(2, 2), (2, 2)]), PLANS["dp2 tp2"][0], set()),
+    "by level -> 3": (
+        make_plan(1, 4, 1, WHOLE, [(2, 1)] * 4, **by_level(mode="int4")), case(INT4, FOUR, THREE, set())[1], {1},
+    ),
+    "pp2 dp2 -> by level": (
+        case(INT4, PLANS["pp2 dp2 uneven"][0], FOUR, set())[0],
+        make_plan(1, 4, 1, WHOLE, [(2, 1)] * 4, **by_level("bf16", mode="int4")),
+        set(),
+    ),
     "a spare": case(INT4, FOUR, FOUR.model_copy(update={"ranks": FOUR.ranks[::-1]}), {2}),
     "another codec": case(INT4, FOUR, THREE, {1}, {"mode": "int8"}),
     "one replica": case(INT4, FOUR, make_plan(4, 1, 1, QUARTERS, [(2, 4)]), set()),
@@ -70,14 +78,15 @@ def residuals_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     the same part."""
     assert trainer.live is not None
     state, found = trainer.reducer.state(), {}
-    at = trainer.coordinate
+    at, parts = trainer.coordinate, trainer.plan.part_replicas
     for number, entry in enumerate(trainer.live.segment.index.entries):
         residual = state.get(f"residual.{number}")
-        if residual is None or residual.numel() != entry.numel:
+        if residual is None or residual.numel() != entry.numel // parts:
             continue
         whole = torch.zeros(entry.shape, dtype=torch.float64)
         places = [slice(a, a + n) for a, n in zip(entry.chunk_offsets, entry.chunk_shape, strict=True)]
-        whole[tuple(places)] = residual.view(entry.chunk_shape).double()
+        # By level, a rank keeps the residual of one of as many equal parts of its rows.
+        whole[tuple(places)].chunk(parts)[at.dp % parts].copy_(residual.view(-1, *entry.chunk_shape[1:]))
         found[f"{at.pp} {at.dp} {entry.chunk_offsets} {entry.name}"] = whole
     return found
 

@@ -36,7 +36,7 @@ from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.records.history.manifest import LossScale, Manifest
 from hpctrain.records.history.memory_state import MemorySource, StateHolder
 from hpctrain.records.history.run_log import last_row_of_each_step, read_metrics
-from hpctrain.records.plan.compression import CodecSpec
+from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import train

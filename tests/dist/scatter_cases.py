@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hpctrain.compress.build import build_reduce_scatters
 from hpctrain.compress.collectives.reduce_scatter import ShardedParameter, residual_metrics, residuals_of
-from hpctrain.records.plan.compression import CodecSpec, Quantized
+from hpctrain.records.plan.codec_spec import CodecSpec
+from hpctrain.records.plan.compression import Quantized
 
 PARTS = [
     {"layers.0.up.weight": (90, 200), "layers.0.norm.weight": (63,), "layers.0.down.weight": (61, 90)},

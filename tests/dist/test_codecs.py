@@ -170,6 +170,42 @@ def test_only_what_copies_exchange_is_compressed_where_nodes_share_a_state(found
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "far", "within", "between"),
+    [
+        # Of the whole model a half is scattered within the node and a half gathered. Half of it goes to the other node
+        # and as much comes back: an eighth of 0.5 in int4, or 0.5 in full.
+        ("exact, int4", 0.2, 1.0, (0.129 / 2, 0.16)),
+        ("bf16, power_sgd", 1.0, 0.5, (0.01, 0.13)),
+        # A shard needs only the sums of its own numbers, so nothing is gathered.
+        ("bf16, exact, zero 1", 2**-7, 0.25, (0.25, 0.25)),
+        # Two micro-batches, each summed by itself.
+        ("exact, int8, zero 3", 0.02, 1.0, (2 * 0.254 / 4, 0.16)),
+        # Within a node all weights are gathered too, once a step.
+        ("bf16, bf16, zero 2, hybrid", 2**-6, 0.5 + 2 * 0.25, (0.25, 0.31)),
+    ],
+)
+def test_a_node_sends_what_it_has_summed(
+    case: str, far: float, within: float, between: tuple[float, float], found: dict[str, Any]
+) -> None:
+    here = found[f"by level, {case}"]
+    assert 0 < here["far"] <= far
+    assert here["levels"][0] == pytest.approx(within, rel=1e-3)
+    assert between[0] <= here["levels"][1] * (1 + 1e-9) <= between[1] + 1e-9
+    gathered = 0.75 * {"zero 1": 1, "zero 3": 2}.get(case.rsplit(", ", 1)[1], 0)
+    assert here["bytes"][1] == pytest.approx(gathered + sum(here["levels"]), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_sum_between_nodes_keeps_what_rounding_took(found: dict[str, Any]) -> None:
+    case = found["dense, int4, by level"]
+    assert case["unequal"] == 0, "resumed or in one go"
+    assert case["errors"] < 1e-6
+    assert case["kept"] == 6
+    assert case["broken are finite"] == case["others are not"] == case["touched"] == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["low rank", "adaptive", "sharded", "integers, sharded"])
 def test_a_resumed_run_goes_on_with_what_was_not_sent(codec: str, found: dict[str, Any]) -> None:
     case = found[codec]

@@ -11,9 +11,11 @@ import torch.distributed as dist
 from processes import largest
 from torch import Tensor, nn
 
+from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups
+from hpctrain.compress.reducers.levels import LevelReducer, ReplicatedNodeLevel
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.reducers.reduce_scatter_all_gather import Bf16BucketCodec, ReduceScatterAllGather
-from hpctrain.compress.reducers.reducer import DenseReducer
+from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.records.plan.compression import Quantized, make_codec
 
 STEPS = 5
@@ -55,14 +57,20 @@ def rows_of(rank: int, step: int) -> Tensor:
 class Trainee:
     """A model whose gradients are summed, beside its backward pass or behind it."""
 
-    def __init__(self, mode: str, beside: bool) -> None:
+    def __init__(self, mode: str, beside: bool, groups: LevelGroups | None = None) -> None:
         self.model = small_model()
         self.parameters = list(self.model.parameters())
         self.chosen = [index for index, parameter in enumerate(self.parameters) if parameter.dim() > 1]
         self.wire = wire_of(mode)
-        self.reducer = ReduceScatterAllGather(dist.group.WORLD, self.chosen, self.wire, BUCKET_BYTES)
+        self.reducer: Reducer = self._over(dist.group.WORLD)
+        if groups is not None:
+            within = ReplicatedNodeLevel(groups.within, [p.shape for p in self.parameters], None, BUCKET_BYTES)
+            self.reducer = LevelReducer(within, self._over(groups.between))
         if beside:
             self.reducer.overlap(self.parameters)
+
+    def _over(self, group: dist.ProcessGroup) -> ReduceScatterAllGather:
+        return ReduceScatterAllGather(group, self.chosen, self.wire, BUCKET_BYTES)
 
     def step(self, rank: int, step: int, bad: bool = False) -> tuple[list[Tensor], list[Tensor], int]:
         """Gradients of this rank, their sums, and buckets that left before the backward pass was over."""
@@ -89,24 +97,40 @@ def summed_over_ranks(tensors: list[Tensor]) -> list[Tensor]:
     return sums
 
 
-def dense_wire(mode: str, rank: int) -> dict[str, Any]:
+def pairs_of_ranks(rank: int, world: int) -> LevelGroups:
+    """The groups of this rank, if each node has two ranks."""
+    within = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
+    between = [dist.new_group(list(range(place, world, 2))) for place in range(2)]
+    return LevelGroups(within[rank // 2], between[rank % 2])
+
+
+def part_of(tensor: Tensor, rank: int, groups: LevelGroups | None) -> Tensor:
+    """What a rank keeps residuals of: a gradient, or the half of its rows that a rank of a node sums."""
+    rows = -(-len(tensor) // 2)
+    return tensor if groups is None else tensor[rank % 2 * rows :][:rows]
+
+
+def dense_wire(mode: str, rank: int, groups: LevelGroups | None = None) -> dict[str, Any]:
     """What was given against what was applied and is kept; beside the backward pass against behind it; a reducer that
-    takes over half-way; a gradient that is not finite on one rank."""
-    behind, beside = Trainee(mode, beside=False), Trainee(mode, beside=True)
-    later = Trainee(mode, beside=False)
+    takes over half-way; a gradient that is not finite on one rank. With groups, the ranks of a node sum first."""
+    behind, beside = Trainee(mode, beside=False, groups=groups), Trainee(mode, beside=True, groups=groups)
+    # By level, buckets between nodes are other ones beside the backward pass, and so are the bits of their sums.
+    by_level = groups is not None
+    later = Trainee(mode, beside=by_level, groups=groups)
     given = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in behind.parameters]
     applied = [tensor.clone() for tensor in given]
     unequal, early = 0.0, []
     for step in range(STEPS):
         if step == STEPS // 2:
-            later.reducer.load_state({key: tensor.clone() for key, tensor in behind.reducer.state().items()})
+            whose = beside if by_level else behind
+            later.reducer.load_state({key: tensor.clone() for key, tensor in whose.reducer.state().items()})
         alone, sums, _ = behind.step(rank, step)
         _, other, left_early = beside.step(rank, step)
         early.append(left_early)
-        pairs = list(zip(sums, other, strict=True))
+        pairs = [] if by_level else list(zip(sums, other, strict=True))
         if step >= STEPS // 2:
             _, resumed, _ = later.step(rank, step)
-            pairs += zip(sums, resumed, strict=True)
+            pairs += zip(other, resumed, strict=True)
         unequal += sum(float(not torch.equal(a, b)) for a, b in pairs)
         given = [a + b for a, b in zip(given, alone, strict=True)]
         applied = [a + b for a, b in zip(applied, sums, strict=True)]
@@ -114,7 +138,8 @@ def dense_wire(mode: str, rank: int) -> dict[str, Any]:
     state = {key: tensor.clone() for key, tensor in behind.reducer.state().items()}
     for key, tensor in state.items():
         index = int(key.removeprefix("residual."))
-        kept[index] = tensor.double().view_as(kept[index])
+        part = part_of(kept[index], rank, groups)
+        part.copy_(tensor[: part.numel()].view_as(part))
     given, kept = summed_over_ranks(given), summed_over_ranks(kept)
     errors = [float((a - b - c).norm() / a.norm()) for a, b, c in zip(given, applied, kept, strict=True)]
     first, ratio = f"residual.{behind.chosen[0]}", behind.reducer.metrics().get("residual_norm_ratio")

@@ -19,7 +19,8 @@ from hpctrain.parallel.gradients import clip_gradients, gradient_norm, local_gra
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.records.model.decoder_spec import DecoderSpec
-from hpctrain.records.plan.compression import CodecSpec, make_codec
+from hpctrain.records.plan.codec_spec import CodecSpec
+from hpctrain.records.plan.compression import make_codec
 from hpctrain.records.plan.gradient_codec import Messages
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of

@@ -64,14 +64,21 @@ def as_json(settings: LaunchSettings) -> dict[str, Any]:
 @dataclass(frozen=True)
 class LaunchSpec:
     """What one launch measures: the methods, which take turns, the number of nodes, and the network interface that
-    carries the messages. Each node has one process."""
+    carries the messages."""
 
     nodes: int
-    """Number of nodes, and of processes."""
+    """Number of nodes."""
     interface: str
     """Network interface that carries the messages and whose counters are read."""
     methods: tuple[str, ...]
     settings: LaunchSettings
+    devices: int = 1
+    """Number of processes on each node, each of which holds a replica."""
+
+    @property
+    def world(self) -> int:
+        """Return the number of processes."""
+        return self.nodes * self.devices
 
     def write(self, folder: Path) -> None:
         write_json(folder / SCENE_FILE, asdict(self) | {"settings": as_json(self.settings)})
@@ -133,7 +140,7 @@ def run_scene(runner: Runner, scene: LaunchSpec, folder: Path, prefixes: Sequenc
         scene: what the launch measures.
         folder: holds the corpus; the launch's files, the logs and the file through which the processes meet are written
             there.
-        prefixes: for each rank the words before the command, which enter the namespace of its node; may be empty.
+        prefixes: for each node the words before a command, which enter the namespace of the node; may be empty.
 
     Raises:
         CommandError: a process failed; the message has the end of its log.
@@ -142,7 +149,7 @@ def run_scene(runner: Runner, scene: LaunchSpec, folder: Path, prefixes: Sequenc
     scene.write(folder)
     commands = [
         [*prefix, *program("hpctrain.bench.compression.rank"), str(folder), str(rank)]
-        for rank, prefix in enumerate(prefixes)
+        for rank, prefix in enumerate(prefix for prefix in prefixes for _ in range(scene.devices))
     ]
     run_together(runner, "bench compression", commands, folder, {**os.environ, "OMP_NUM_THREADS": "1"})
     return LaunchResult.read(folder)

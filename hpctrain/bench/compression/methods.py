@@ -23,7 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from hpctrain.bench.compression.bench_trainer import GradientSync
 from hpctrain.bench.planner.search import uniform_topology
 from hpctrain.compress.build import build_reduce_scatters, build_reducer
+from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups
 from hpctrain.compress.collectives.reduce_scatter import residuals_of
+from hpctrain.compress.reducers.levels import LevelReducer, ReplicatedNodeLevel
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.model.imported.model import blocks_of
@@ -32,7 +34,8 @@ from hpctrain.parallel.gradient_reducer import LocalSgdReducer
 from hpctrain.planner import make_plan
 from hpctrain.probe.measure.figures import fit_alpha_beta
 from hpctrain.records.model.decoder_spec import DecoderSpec
-from hpctrain.records.plan.compression import BUCKET_BYTES, MODES, CodecSpec, Quantized, make_codec
+from hpctrain.records.plan.codec_spec import CodecSpec
+from hpctrain.records.plan.compression import BUCKET_BYTES, MODES, Quantized, make_codec
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Device, Node
@@ -157,7 +160,7 @@ def _planned(devices: Sequence[Device], work: StepWorkload, cost: tuple[float, f
         "parallel": {"mode": "fixed", "dp": world, "micro_batch": work.rows}, "compression": {"mode": "auto"},
     })  # fmt: skip
     nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[device]) for number, device in enumerate(devices)]
-    return make_plan(run, work.spec, uniform_topology(nodes, "cpu", *cost)).compression[0]
+    return make_plan(run, work.spec, uniform_topology(nodes, "cpu", *cost)).compression[-1]
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,8 @@ class MethodContext:
     dense_steps: int
     """Warm-up steps of the methods that have a warm-up: the first steps, which sum gradients exactly."""
     work: StepWorkload
+    levels: LevelGroups | None = None
+    """Process groups of the node and of the nodes, for the methods in `LEVEL_METHODS`."""
 
 
 Open = Callable[[nn.Module, MethodContext], GradientSync]
@@ -223,6 +228,27 @@ def _fsdp2(dtype: torch.dtype | None) -> Open:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
         return GradientSync(model, reduce=lambda: None)
+
+    return open_
+
+
+def _by_level(settings: dict[str, Any], dtype: torch.dtype | None) -> Open:
+    """Return the function that sets up a method in which the processes of a node sum gradients first, and the nodes sum
+    the parts with one of hpctrain's reducers.
+
+    Args:
+        settings: the `compression` of a run file, which selects the reducer between nodes.
+        dtype: dtype of the numbers in messages within a node; None: fp32.
+    """
+
+    def open_(model: nn.Module, context: MethodContext) -> GradientSync:
+        assert context.levels is not None, "the bench makes the groups of methods in LEVEL_METHODS"
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        within = ReplicatedNodeLevel(context.levels.within, [parameter.shape for parameter in parameters], dtype)
+        spec = _codec_spec(settings, context.dense_steps)
+        reducer = LevelReducer(within, build_reducer(context.levels.between, names, within.part_shapes, spec))
+        reducer.overlap(list(parameters))
+        return GradientSync(model, False, lambda: reducer.reduce([p.grad for p in parameters if p.grad is not None]))
 
     return open_
 
@@ -324,6 +350,13 @@ def _ring_numbers(model: nn.Module, world: int) -> int:
     return 2 * (world - 1) * sum(parameter.numel() for parameter in model.parameters()) // world
 
 
+LEVEL_METHODS: dict[str, Open] = {
+    "dense_in_nodes": _by_level({"mode": "none"}, None),
+    **{f"{mode}_in_nodes": _by_level({"mode": mode}, None) for mode in ("bf16", *Quantized.modes())},
+    "int4_in_nodes_bf16": _by_level({"mode": "int4"}, torch.bfloat16),
+}
+"""Methods that sum within nodes first, in fp32 unless their name ends with bf16; for nodes of several processes."""
+
 # DDP rejects torch's bf16 hook on gloo by the function's name, though gloo can sum bf16: hence the lambda.
 METHODS: dict[str, Open] = {
     "none": lambda model, _: GradientSync(model),
@@ -343,5 +376,6 @@ METHODS: dict[str, Open] = {
         f"fsdp2_{name}": _sharded(CODEC_METHODS[name] | _PUBLISHED, zero=3, compute=None)
         for name in ("tagc_2x", "tagc_10x", "tagc_2x_1bit", "tagc_2x_4bit", "tagc_10x_1bit", "tagc_10x_4bit")
     },
+    **LEVEL_METHODS,
 }
 """Name of a method, in `--method` and in the record -> function that sets up the method."""

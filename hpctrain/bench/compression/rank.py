@@ -28,7 +28,8 @@ from hpctrain.bench.compression.bench_trainer import (
     open_pipeline,
 )
 from hpctrain.bench.compression.launch import LaunchResult, LaunchSettings, LaunchSpec, Samples
-from hpctrain.bench.compression.methods import METHODS, MethodContext, StepWorkload
+from hpctrain.bench.compression.methods import LEVEL_METHODS, METHODS, MethodContext, StepWorkload
+from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
 
@@ -96,8 +97,8 @@ class MethodRunner:
         self._parent = os.getppid()
         self._train = Corpus.open([folder / CORPUS_FOLDER], "train", self._settings.seq_len)
         self._valid = Corpus.open([folder / CORPUS_FOLDER], "valid", self._settings.seq_len)
-        self.trainees = {name: _open(name, self._settings, rank, scene.nodes) for name in scene.methods}
-        self._counter = Counter(scene.interface, scene.nodes)
+        self.trainees = {name: _open(name, self._settings, rank, scene) for name in scene.methods}
+        self._counter = Counter(scene.interface, scene.world)
         self._steps = dict.fromkeys(scene.methods, 0)
         self._measured: dict[str, list[StepSample]] = {name: [] for name in scene.methods}
 
@@ -116,7 +117,7 @@ class MethodRunner:
     def outcome(self) -> LaunchResult:
         """Return the measurements of all processes, which every process then has. Collective."""
         factor = header_factor(self._counter)
-        everyone: list[Any] = [None] * self._scene.nodes
+        everyone: list[Any] = [None] * self._scene.world
         dist.all_gather_object(everyone, (self._measured, factor))
         parameters = self._settings.spec.parameters()
         samples = {name: self._samples(name, [by_name[name] for by_name, _ in everyone]) for name in self.trainees}
@@ -144,9 +145,9 @@ class MethodRunner:
     def _rows(self, step: int, every: bool) -> torch.Tensor:
         """Return the tokens of a step, int64 [sequences, seq_len + 1]: the sequences of this process, or with `every`
         those of all processes."""
-        count, nodes = self._settings.rows, self._scene.nodes
-        start = (step * nodes + (0 if every else self._rank)) * count
-        count *= nodes if every else 1
+        count, world = self._settings.rows, self._scene.world
+        start = (step * world + (0 if every else self._rank)) * count
+        count *= world if every else 1
         return torch.from_numpy(self._train.rows(self._settings.seed, start, count))
 
     def _samples(self, name: str, ranks: list[list[StepSample]]) -> Samples:
@@ -168,14 +169,24 @@ class MethodRunner:
         )
 
 
-def _open(name: str, settings: LaunchSettings, rank: int, world: int) -> BenchTrainer | PipelineBenchTrainer:
+def _open(name: str, settings: LaunchSettings, rank: int, scene: LaunchSpec) -> BenchTrainer | PipelineBenchTrainer:
+    world = scene.world
     if (method := (PIPELINES | HYBRIDS).get(name)) is not None:
         return open_pipeline(method, settings, rank, world)
     model = build_stage(settings.spec, 0, settings.spec.layers, settings.seed)
     group = dist.new_group(list(range(world)))
+    levels = _level_groups(scene, rank) if name in LEVEL_METHODS else None
     work = StepWorkload(settings.spec, settings.rows, settings.seq_len)
-    exchange = METHODS[name](model, MethodContext(group, settings.dense_steps, work))
+    exchange = METHODS[name](model, MethodContext(group, settings.dense_steps, work, levels))
     return BenchTrainer(exchange, functools.partial(torch.optim.SGD, lr=settings.lr), world, clip_norm=1.0)
+
+
+def _level_groups(scene: LaunchSpec, rank: int) -> LevelGroups:
+    """Return the process groups of this rank's node, and of the ranks with its place on the other nodes. Collective."""
+    count = scene.devices
+    within = [dist.new_group(list(range(first, first + count))) for first in range(0, scene.world, count)]
+    between = [dist.new_group(list(range(place, scene.world, count))) for place in range(count)]
+    return LevelGroups(within[rank // count], between[rank % count])
 
 
 def main(folder: Path, rank: int) -> None:
@@ -189,8 +200,8 @@ def main(folder: Path, rank: int) -> None:
     # Set before torch opens a connection; without it, gloo resolves the host's name.
     os.environ["GLOO_SOCKET_IFNAME"] = scene.interface
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), scene.nodes), rank=rank,
-                            world_size=scene.nodes)  # fmt: skip
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), scene.world), rank=rank,
+                            world_size=scene.world)  # fmt: skip
     contest = MethodRunner(scene, folder, rank)
     contest.measure()
     outcome = contest.outcome()

@@ -47,6 +47,8 @@ class MethodRow:
     link: str
     """Rate that the links were shaped to, as tc writes it, or 'loopback'."""
     nodes: int
+    devices: int
+    """Processes on each node."""
     step_time_s: float
     """Median over the measured steps; the time of a step is that of its slowest process."""
     step_time_low_s: float
@@ -94,7 +96,7 @@ class LaunchSite:
     interface: str
     """Network interface over which the processes send."""
     prefixes: tuple[tuple[str, ...], ...]
-    """For each process the words before its command, which enter the namespace of its node; empty on this machine."""
+    """For each node the words before a command, which enter the namespace of the node; empty on this machine."""
     bits_per_s: float | None
     """Rate of the links; None on a loopback."""
 
@@ -143,6 +145,7 @@ def measure(
     store: RowStore,
     progress: Callable[[str], None],
     together: int | None = None,
+    devices: int = 1,
 ) -> dict[str, Any]:
     """Measure on each site all methods that have no row in the store, store their rows, and return the record of the
     bench with all rows.
@@ -151,6 +154,7 @@ def measure(
         places: the sites, each opened when its turn comes and closed after it.
         progress: called with the methods, nodes and link of each launch before it begins.
         together: number of methods in one launch; their rows are stored when it ends. None: all of them.
+        devices: processes on each node.
 
     Raises:
         InputError: this machine has no file for the sample text.
@@ -163,29 +167,36 @@ def measure(
         for opened in places:
             with opened as place:
                 nodes = len(place.prefixes)
-                missing = [name for name in methods if store.find(method=name, link=place.link, nodes=nodes) is None]
+                key = {"link": place.link, "nodes": nodes, "devices": devices}
+                missing = [name for name in methods if store.find(method=name, **key) is None]
                 size = together or max(1, len(missing))
                 for launched in (missing[first : first + size] for first in range(0, len(missing), size)):
-                    progress(f"{', '.join(launched)} on {nodes} nodes, {place.link}")
-                    for row in measure_site(runner, place, launched, settings, folder):
+                    progress(f"{', '.join(launched)} on {nodes} nodes of {devices}, {place.link}")
+                    for row in measure_site(runner, place, launched, settings, folder, devices):
                         store.add({key: value for key, value in asdict(row).items() if value is not None})
     return machine_and_versions("compression", as_json(settings)) | {"rows": store.rows}
 
 
 def measure_site(
-    runner: Runner, place: LaunchSite, methods: Sequence[str], settings: LaunchSettings, folder: Path
+    runner: Runner,
+    place: LaunchSite,
+    methods: Sequence[str],
+    settings: LaunchSettings,
+    folder: Path,
+    devices: int = 1,
 ) -> list[MethodRow]:
     """Measure the methods in turns in one launch on the site `place`; return a row for each.
 
     Args:
         folder: holds the corpus; the launch writes its files there.
+        devices: processes on each node.
 
     Raises:
         CommandError: a process failed.
     """
-    scene = LaunchSpec(len(place.prefixes), place.interface, tuple(methods), settings)
+    scene = LaunchSpec(len(place.prefixes), place.interface, tuple(methods), settings, devices)
     outcome = run_scene(runner, scene, folder, place.prefixes)
-    rows = [_row(name, place, outcome, outcome.samples[name]) for name in methods]
+    rows = [_row(name, place, devices, outcome, outcome.samples[name]) for name in methods]
     return [_beside_late(row, outcome.samples) for row in rows]
 
 
@@ -200,13 +211,14 @@ def _beside_late(row: MethodRow, samples: Mapping[str, Samples]) -> MethodRow:
     return replace(row, late_ratio=float(np.median(ratios)), late_ratio_low=low, late_ratio_high=high)
 
 
-def _row(name: str, place: LaunchSite, outcome: LaunchResult, samples: Samples) -> MethodRow:
+def _row(name: str, place: LaunchSite, devices: int, outcome: LaunchResult, samples: Samples) -> MethodRow:
     low, middle, high = np.percentile(samples.wall_s, [25, 50, 75])
     cpu_s, sent = float(np.mean(samples.cpu_s)), float(np.mean(samples.interface_bytes))
     return MethodRow(
         method=name,
         link=place.link,
         nodes=len(place.prefixes),
+        devices=devices,
         step_time_s=float(middle),
         step_time_low_s=float(low),
         step_time_high_s=float(high),

@@ -42,11 +42,13 @@ def _contents_of(plan: Plan) -> list[tuple[object, ...]]:
     """Return for each rank all that decides which numbers its segment holds, and where. If these values are equal,
     ranks of two plans for one model hold the same."""
     owners = plan.stage_owner()
-    common = plan.zero, plan.shards, plan.tp, plan.codec
+    common = plan.zero, plan.shards, plan.tp, plan.codec, plan.part_replicas
+    # With sums by level, reducers keep residuals of a part of each gradient.
+    parts = {rank: dp % plan.part_replicas for column in plan.mesh() for dp, row in enumerate(column) for rank in row}
     contents: list[tuple[object, ...]] = []
-    for _, (pp, shard, tp) in sorted(pieces_of(plan).items()):
+    for rank, (pp, shard, tp) in sorted(pieces_of(plan).items()):
         layers = tuple(stage.layers for number, stage in enumerate(plan.stages) if owners[number] == pp)
-        contents.append((*common, layers, shard, tp))
+        contents.append((*common, layers, shard, tp, parts[rank]))
     return contents
 
 

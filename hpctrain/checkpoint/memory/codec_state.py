@@ -7,6 +7,7 @@ there are: each old residual is added to that of one new replica.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -17,6 +18,7 @@ from hpctrain.checkpoint.memory.chunks import ChunkStore, KnownChunk, Place, Req
 from hpctrain.checkpoint.memory.mapping import MappedSegment
 from hpctrain.checkpoint.memory.segment import IndexEntry
 from hpctrain.records.history.memory_state import MemorySource
+from hpctrain.records.plan.levels import part_shape
 from hpctrain.records.plan.plan import Plan
 
 SlotState = tuple[dict[str, Tensor], int]
@@ -113,18 +115,31 @@ def _lost(source: MemorySource, ranks: int) -> str | None:
 
 def _replicas(plan: Plan) -> int:
     """Return over how many copies of the state a codec sums, each of which has residuals of whole parameters or of
-    shards of them. 1: there is one replica, or the codec sums in the reduce-scatter of sharded gradients."""
-    return plan.dp // plan.shards
+    parts of them. 1: there is one replica, or the codec sums in the reduce-scatter of sharded gradients."""
+    return plan.dp // (plan.shards * plan.part_replicas)
 
 
 def _columns(plan: Plan) -> dict[int, tuple[int, int]]:
     """Return rank -> its pipeline rank, and its place among the replicas over which the codec sums."""
     return {
-        rank: (pp, dp // plan.shards)
+        rank: (pp, dp // (plan.shards * plan.part_replicas))
         for pp, column in enumerate(plan.mesh())
         for dp, row in enumerate(column)
         for rank in row
     }
+
+
+def _summed_part(plan: Plan, rank: int, entry: IndexEntry) -> tuple[list[int], IndexEntry]:
+    """Return what the reducer of a rank has a residual of: its shape, with padding, and its place without padding. With
+    sums by level it is the part of the gradient that the rank sums between nodes, else the rank's whole part."""
+    if plan.part_replicas == 1:
+        return entry.chunk_shape, entry
+    rows, *others = entry.chunk_shape or [1]
+    padded = part_shape(entry.chunk_shape, plan.part_replicas)
+    first = min(padded[0] * (plan.coordinate(rank)[1] % plan.part_replicas), rows)
+    offsets = [entry.chunk_offsets[0] + first, *entry.chunk_offsets[1:]] if entry.chunk_shape else []
+    shape = [min(padded[0], rows - first), *others] if entry.chunk_shape else []
+    return padded, entry.model_copy(update={"chunk_offsets": offsets, "chunk_shape": shape})
 
 
 def _same_rank(slots: Mapping[MappedSegment, SlotState], rank: int, group: dist.ProcessGroup) -> SlotState:
@@ -159,9 +174,10 @@ def _moved(
         pp, replica = columns[segment.header.rank]
         for number, entry in enumerate(segment.index.entries):
             residual = state.get(f"residual.{number}")
-            if residual is not None and residual.numel() == entry.numel:
+            padded, part = _summed_part(old, segment.header.rank, entry)
+            if residual is not None and residual.numel() == math.prod(padded) and part.numel:
                 name = f"{pp}.{replica}.{entry.name}"
-                chunks[name, tuple(entry.chunk_offsets)] = residual.view(entry.chunk_shape)
+                chunks[name, tuple(part.chunk_offsets)] = residual.view(padded)[: part.chunk_shape[0]]
                 whole_shapes[name] = tuple(entry.shape)
     store = ChunkStore(chunks, whole_shapes, group)
     residuals: dict[str, list[tuple[int, Place, KnownChunk]]] = {}
@@ -178,16 +194,17 @@ def _moved(
         # Of a weight that several pipeline ranks hold, one gets the residuals.
         if first_pp[entry.name] != pp:
             continue
-        total = torch.zeros(entry.chunk_shape)
+        padded, part = _summed_part(new, rank, entry)
+        total = torch.zeros(padded)
         moved[f"residual.{number}"] = total.flatten(1)
         for source, place, chunk in residuals.get(entry.name, []):
-            if targets[source] == replica and (both := _overlap(entry, place, chunk)):
+            if targets[source] == replica and (both := _overlap(part, place, chunk)):
                 request, within = both
                 requests.append(request)
                 targeted.append(within.cut(total))
     # All tensor-parallel ranks add up in the same order.
-    for number, part in sorted(store.fetch(requests), key=lambda fetched: fetched[0]):
-        targeted[number] += part
+    for number, fetched in sorted(store.fetch(requests), key=lambda numbered: numbered[0]):
+        targeted[number] += fetched
     return moved, counts.get(_RANKS, 0), sorted(residuals.keys() - first_pp.keys())
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds, format_si
-from hpctrain.cli.bench.compression_steps import steps_table
+from hpctrain.cli.bench.compression_steps import gpu_pieces_table, steps_table
 from hpctrain.cli.bench.lab import new_lab
 from hpctrain.cli.bench.output import GIVEN, bench_console, check_rates, echo_json, say
 from hpctrain.cli.options.starting import parse_seeds
@@ -30,7 +30,19 @@ nothing about compression."""
 _COMPRESSION_OPTIONS = {
     "--pieces": {"device"},
     "--convergence": {"rates", "seeds", "methods", "steps", "preset", "texts", "learning_rates", "output"},
-    "--lab": {"lab", "nodes", "rates", "methods", "steps", "together", "preset", "output", "activations", "hybrid"},
+    "--lab": {
+        "lab",
+        "nodes",
+        "devices",
+        "rates",
+        "methods",
+        "steps",
+        "together",
+        "preset",
+        "output",
+        "activations",
+        "hybrid",
+    },
     "": {"nodes", "methods", "steps", "together", "preset", "output", "activations", "hybrid"},
 }
 """Parameters that each kind of `bench compression` takes, by the option that selects the kind; '' is the default kind:
@@ -45,6 +57,10 @@ steps on this machine."""
 @click.option(
     "--nodes", type=click.IntRange(2), multiple=True,
     help="Number of nodes; may be given again.  [default: 4, and 8 in a lab that has them]",
+)  # fmt: skip
+@click.option(
+    "--devices", type=click.IntRange(1), default=1, show_default=True,
+    help="Processes on each node of a lab; with 2 or more, also methods that sum within nodes first.",
 )  # fmt: skip
 @click.option(
     "--rate", "rates", multiple=True, default=("100mbit", "1gbit"),
@@ -90,10 +106,10 @@ steps on this machine."""
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def compression(
-    lab: Path | None, nodes: tuple[int, ...], rates: tuple[str, ...], methods: tuple[str, ...], steps: int | None,
-    together: int | None, preset: str | None, output: Path | None, convergence: bool, activations: bool,
-    hybrid: bool, pieces: bool, device: str, seeds: str, texts: tuple[Any, ...], learning_rates: str,
-    as_json: bool,
+    lab: Path | None, nodes: tuple[int, ...], devices: int, rates: tuple[str, ...], methods: tuple[str, ...],
+    steps: int | None, together: int | None, preset: str | None, output: Path | None, convergence: bool,
+    activations: bool, hybrid: bool, pieces: bool, device: str, seeds: str, texts: tuple[Any, ...],
+    learning_rates: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure methods of summing gradients, which take turns: time of a step, processor seconds, and bytes at the
     network interface.
@@ -107,8 +123,9 @@ def compression(
     given = [option for option in context.command.params if context.get_parameter_source(option.name or "") is GIVEN]
     for option in given:
         if option.opts[-1] not in (kind, "--json") and option.name not in _COMPRESSION_OPTIONS[kind]:
-            where = f"not with {kind}" if kind else "not without --lab, --convergence or --pieces"
-            raise InputError(f"{option.opts[-1]}: {where}")
+            raise InputError(
+                f"{option.opts[-1]}: not with{f' {kind}' if kind else 'out --lab, --convergence or --pieces'}"
+            )
     check_rates(rates)
     people = bench_console(as_json, 140)
     if pieces:
@@ -118,21 +135,23 @@ def compression(
         record = _measure_convergence(rates, methods, parse_seeds(seeds), trained, output, people)
     else:
         what = "activations" if activations else "hybrid" if hybrid else "sums"
-        record = _measure_steps(lab, nodes, rates, methods, steps or 20, together, preset, what, output, people)
+        size = steps or 20
+        record = _measure_steps(lab, nodes, devices, rates, methods, size, together, preset, what, output, people)
     echo_json(record, as_json)
 
 
 def _measure_steps(
-    lab: Path | None, nodes: Sequence[int], rates: Sequence[str], methods: Sequence[str], count: int,
-    together: int | None, preset: str | None, what: str, output: Path | None, people: Console,
+    lab: Path | None, nodes: Sequence[int], devices: int, rates: Sequence[str], methods: Sequence[str],
+    count: int, together: int | None, preset: str | None, what: str, output: Path | None, people: Console,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the steps of each method, print the table, and return the record.
 
     Args:
         lab: spec file of a lab to bring up for the bench; None: processes of this machine.
         nodes: numbers of nodes to measure, one after the other; (): 4, and in a lab also 8.
+        devices: processes on each node of a lab.
         rates: rates of the lab's links, such as 100mbit.
-        methods: names of methods; (): all.
+        methods: names of methods; (): all that such nodes allow.
         count: steps of each row of the table.
         together: number of methods that take turns in one launch; None: all of them.
         preset: preset of the model; None: the bench's own small model.
@@ -144,7 +163,7 @@ def _measure_steps(
     from hpctrain.base.process import SystemRunner
     from hpctrain.bench.compression.bench_trainer import HYBRIDS, PIPELINE_SPEC, PIPELINES
     from hpctrain.bench.compression.launch import BENCH_SPEC, LaunchSettings, as_json
-    from hpctrain.bench.compression.methods import METHODS
+    from hpctrain.bench.compression.methods import LEVEL_METHODS, METHODS
     from hpctrain.bench.compression.step_times import lab_site, local_site, measure
     from hpctrain.bench.record import RowStore
     from hpctrain.lab.spec import read_lab_spec
@@ -157,7 +176,8 @@ def _measure_steps(
         if any(number % 2 for number in nodes):
             raise InputError(f"--nodes: found {', '.join(map(str, nodes))} with --hybrid; give even numbers")
     settings = replace(usual, steps=count, spec=usual.spec if preset is None else _spec(preset))
-    tables: dict[str, dict[str, Any]] = {"sums": METHODS, "activations": PIPELINES, "hybrid": HYBRIDS}
+    sums = {name: method for name, method in METHODS.items() if devices > 1 or name not in LEVEL_METHODS}
+    tables: dict[str, dict[str, Any]] = {"sums": sums, "activations": PIPELINES, "hybrid": HYBRIDS}
     table = tables[what]
     chosen = _known(methods, table) or list(table)
     path = output / ROWS_FILE if output else None
@@ -176,7 +196,7 @@ def _measure_steps(
         with new_lab(spec) as (machine, layout):
             # Sites are opened one at a time, because opening a site shapes its links.
             opened = (lab_site(machine, layout, number, rate) for number in sizes for rate in rates)
-            record = measure(machine.runner, opened, chosen, settings, store, say, together)
+            record = measure(machine.runner, opened, chosen, settings, store, say, together, devices)
     people.print(steps_table(record["rows"]))
     return record
 
@@ -218,13 +238,13 @@ def _measure_convergence(
 
     from hpctrain.bench.compression.convergence import REFERENCE, compare
     from hpctrain.bench.compression.convergence_summary import summarise, write_page
-    from hpctrain.bench.compression.methods import AUTO, METHODS
+    from hpctrain.bench.compression.methods import AUTO, LEVEL_METHODS, METHODS
     from hpctrain.bench.compression.pareto import write_pareto
     from hpctrain.bench.record import machine_and_versions
     from hpctrain.lab.spec import rate_bits_per_s
 
     # Mode auto chooses by the measured link; there is none here, as the time on a network is simulated.
-    there = {name: method for name, method in METHODS.items() if name != AUTO}
+    there = {name: method for name, method in METHODS.items() if name != AUTO and name not in LEVEL_METHODS}
     chosen = _known(methods, there) or [name for name in there if name != ALONE]
     bits = {rate_bits_per_s(rate): rate for rate in rates}
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as temporary:
@@ -262,7 +282,7 @@ def _measure_pieces(device: str, people: Console) -> dict[str, Any]:
 
     if device_kind(device) == "cuda":
         name, measured = measure_on_gpu()
-        people.print(_gpu_pieces_table(name, measured, GPU_NUMBERS))
+        people.print(gpu_pieces_table(name, measured, GPU_NUMBERS))
         return make_record("compression-pieces", measured, {"numbers": GPU_NUMBERS, "device": name})
     rows = measure_pieces()
     table = Table(
@@ -296,22 +316,6 @@ def _known(methods: Sequence[str], table: dict[str, Any]) -> list[str]:
         if name not in table:
             raise click.BadParameter(f"found {name!r}; there are: {', '.join(table)}", param_hint="--method")
     return list(dict.fromkeys(methods))
-
-
-def _gpu_pieces_table(name: str, rows: Sequence[Any], numbers: int) -> Table:
-    table = Table(
-        "density", "piece", "time", "least to most", "chosen", "of the gradient", "of a copy",
-        title=f"Choosing from {format_si(numbers, 'numbers')} on {name}", title_justify="left",
-        caption="of the gradient: its bytes once, by the time; of a copy: the copy's time by this one",
-        caption_justify="left",
-    )  # fmt: skip
-    for row in rows:
-        table.add_row(
-            f"{row.density:g}", row.piece, format_seconds(row.time_s),
-            f"{format_seconds(row.low_s)} to {format_seconds(row.high_s)}", f"{row.chosen:.4f}",
-            format_si(row.bytes_per_s, "B/s"), f"{row.share_of_copy:.0%}",
-        )  # fmt: skip
-    return table
 
 
 def _learning_rates_table(done: Any) -> Table:

@@ -1,4 +1,4 @@
-"""The table of steps that `hpctrain bench compression` prints."""
+"""The tables of steps, and of pieces on a GPU, that `hpctrain bench compression` prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from hpctrain.base.units import format_seconds
+from hpctrain.base.units import format_seconds, format_si
 
 
 def steps_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -20,7 +20,8 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> Table:
     )  # fmt: skip
     for row in rows:
         table.add_row(
-            row["link"], str(row["nodes"]), f"{row['method']} ({row['choice']})" if "choice" in row else row["method"],
+            row["link"], f"{row['nodes']} × {row['devices']}" if row.get("devices", 1) > 1 else str(row["nodes"]),
+            f"{row['method']} ({row['choice']})" if "choice" in row else row["method"],
             format_seconds(row["step_time_s"]),
             f"{format_seconds(row['step_time_low_s'])} to {format_seconds(row['step_time_high_s'])}",
             format_seconds(row["step_time_mean_s"]), format_seconds(row["cpu_s"]),
@@ -37,3 +38,20 @@ def _of_late(row: dict[str, Any]) -> str:
     if "late_ratio" not in row:
         return ""
     return f"{row['late_ratio']:.3f} ({row['late_ratio_low']:.3f} to {row['late_ratio_high']:.3f})"
+
+
+def gpu_pieces_table(name: str, rows: Sequence[Any], numbers: int) -> Table:
+    """Return the table of the times to choose from so many numbers of a gradient, on the GPU `name`."""
+    table = Table(
+        "density", "piece", "time", "least to most", "chosen", "of the gradient", "of a copy",
+        title=f"Choosing from {format_si(numbers, 'numbers')} on {name}", title_justify="left",
+        caption="of the gradient: its bytes once, by the time; of a copy: the copy's time by this one",
+        caption_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            f"{row.density:g}", row.piece, format_seconds(row.time_s),
+            f"{format_seconds(row.low_s)} to {format_seconds(row.high_s)}", f"{row.chosen:.4f}",
+            format_si(row.bytes_per_s, "B/s"), f"{row.share_of_copy:.0%}",
+        )  # fmt: skip
+    return table

@@ -14,7 +14,9 @@ from hpctrain.planner.make import IdleDevices
 from hpctrain.planner.simulate.engine import PathSegment, critical_path
 from hpctrain.planner.simulate.predict import simulate_step
 from hpctrain.records.format.node_name import DeviceId, compress_node_set
-from hpctrain.records.plan.plan import Plan, Rejected
+from hpctrain.records.plan.gradient_codec import IntraNode
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.prediction import Rejected
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.topology.topology import Device, Topology
 
@@ -174,10 +176,10 @@ def _compression(plan: Plan) -> list[Table | str]:
 
     [] if the planner did not choose the codec.
     """
-    spec = plan.compression[0]
+    spec = plan.compression[-1]
     if spec.reason is None:
         return []
-    words = f"compression {spec.codec.mode}: {spec.reason}"
+    words = f"compression {_levels(spec.codec.mode, plan.intra_node)}: {spec.reason}"
     if not spec.compared:
         return [words]
     table = Table(
@@ -186,7 +188,7 @@ def _compression(plan: Plan) -> list[Table | str]:
     )  # fmt: skip
     for entry in spec.compared:
         table.add_row(
-            entry.codec.mode,
+            _levels(entry.codec.mode, entry.intra_node),
             *("" if value is None else form(value) for value, form in (
                 (entry.sent_bytes, format_bytes), (entry.wire_s, format_seconds), (entry.processor_s, format_seconds),
                 (entry.hidden_s, format_seconds), (entry.step_s, format_seconds),
@@ -194,6 +196,11 @@ def _compression(plan: Plan) -> list[Table | str]:
             entry.verdict,
         )  # fmt: skip
     return [table, words]
+
+
+def _levels(mode: str, intra_node: IntraNode | None) -> str:
+    """Return the mode of a codec and, if the replicas of a node sum first, how they do: 'int4, in nodes bf16'."""
+    return mode if intra_node in (None, "flat") else f"{mode}, in nodes {intra_node}"
 
 
 def _path(scene: CostedLayout) -> Table:

@@ -19,6 +19,15 @@ from hpctrain.base.errors import HpctrainError
 from hpctrain.compress.codecs.buffers import Scratch
 
 
+class LevelBytes(NamedTuple):
+    """Bytes that a rank sent to sum gradients, by level."""
+
+    intra_node: int
+    """To other replicas on its node."""
+    inter_node: int
+    """To other nodes."""
+
+
 class StepState:
     """Base class of objects that may have state between steps, such as residuals.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.collectives.overlapped_work import OverlappedWork
-from hpctrain.compress.collectives.reduce_scatter import StepState
+from hpctrain.compress.collectives.reduce_scatter import LevelBytes, StepState
 from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler, unflatten_like
 from hpctrain.records.plan.compression import BUCKET_BYTES
 
@@ -25,6 +25,9 @@ COPIES_IN_FLIGHT = 4
 
 class Reducer(StepState, ABC):
     """Interface of an object that sums gradients over the replicas of a stage."""
+
+    level_bytes: LevelBytes | None = None
+    """Bytes of the last call of `reduce` by level; None if gradients are not summed by level, or before a call."""
 
     @abstractmethod
     def reduce(self, gradients: list[Tensor]) -> int:

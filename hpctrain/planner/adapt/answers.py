@@ -14,7 +14,8 @@ from hpctrain.planner.replan.replan import replan
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.plan import Plan, Predicted
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.prediction import Predicted
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.recovery import Recovery
 from hpctrain.records.run.run import FixedParallel, Run

@@ -68,10 +68,11 @@ class UnitCounts:
 def counts_all_reduce(work: Workload, dp: int) -> bool:
     """Return whether bounds count the all-reduce of gradients.
 
-    Bounds leave it out with one replica, with a codec that is not exact, and with state that is sharded within nodes.
+    Bounds leave it out with one replica, with a codec that is not exact, with sums by level, and with state that is
+    sharded within nodes.
     """
     sharded_in_nodes = work.memory_options.zero and work.memory_options.shard == "node"
-    return dp > 1 and work.codec.exact and not sharded_in_nodes
+    return dp > 1 and work.codec.exact and work.intra_node == "flat" and not sharded_in_nodes
 
 
 def hides_shard_collectives(work: Workload, kind: str) -> bool:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.planner.devices.placement_links import PlacementLinks, RingGroup
 from hpctrain.records.plan.compression import Codec
-from hpctrain.records.plan.gradient_codec import FULL_BYTES
+from hpctrain.records.plan.gradient_codec import FULL_BYTES, MESSAGES, Messages
 from hpctrain.records.topology.topology import CodecSeconds
 
 
@@ -37,6 +37,10 @@ class AllReduceTime(NamedTuple):
     def seconds(self) -> float:
         """Seconds of the all-reduce without overlap."""
         return self.wire_s + self.processor_s
+
+    def followed_by(self, other: AllReduceTime) -> AllReduceTime:
+        """Return the time of this sum and another one, one after the other."""
+        return AllReduceTime(*map(sum, zip(self, other, strict=True)))
 
 
 NO_ALL_REDUCE = AllReduceTime(0.0, 0.0, 0.0)
@@ -86,6 +90,30 @@ def all_reduce_time(codec: Codec, rings: RingGroup, gradients: StageGradients, b
     return AllReduceTime(sent_bytes, wire_s, gradients.numbers * (number_s * codec.passes(n)))
 
 
+def node_sum_time(
+    intra_node: Messages, rings: RingGroup, gradients: StageGradients, bucket_bytes: float
+) -> AllReduceTime:
+    """Return the time of the level within nodes of a stage's sums: the reduce-scatter among the replicas of a node, and
+    the all-gather of the sums of all parts.
+
+    Args:
+        intra_node: how numbers are sent.
+        rings: the rings of the replicas of a node, in all nodes.
+        gradients: the whole gradients, with the seconds of codecs.
+        bucket_bytes: bytes of the largest bucket of gradients in fp32.
+    """
+    encoding = MESSAGES[intra_node]
+    buckets = max(1, math.ceil(gradients.number_bytes * gradients.numbers / bucket_bytes))
+    size_bytes = encoding.number_bytes * gradients.numbers
+    # Gradients are copied to messages, and sums back; to round them takes as long as an all-reduce in bf16 computes.
+    number_s = gradients.copy_s if encoding.measured_as is None else getattr(gradients.codec_s, encoding.measured_as)
+    return AllReduceTime(
+        2 * (rings.size - 1) * size_bytes / rings.size,
+        buckets * rings.all_reduce_s(size_bytes / buckets),
+        gradients.numbers * number_s,
+    )
+
+
 def begins_early(work: Workload, stages: int) -> bool:
     """Return whether the sum of a stage's gradients begins when the stage's last backward is done, while the pipeline
     goes on with other stages.
@@ -108,6 +136,7 @@ def overlapped_share(work: Workload, stages: int, tp: int, part: ModelPart | Non
     If `begins_early` returns True, and gradients are not split over the devices of a tensor-parallel group, the share
     is the codec's `overlap`, less the share of the gradients that are ready last: those of the embedding in the first
     stage, and of the last bucket in others. Otherwise the share is 0.
+    Of sums by level at most a half may be sent early: the all-gather within nodes comes last.
 
     Args:
         stages: number of stages of the model.
@@ -123,7 +152,8 @@ def overlapped_share(work: Workload, stages: int, tp: int, part: ModelPart | Non
         size = work.parameters(part, tp)
         last = work.framework.bucket_bytes / work.framework.summed_bytes
         late = min(1.0, max(last, work.spec.embedding_parameters() * part.first) / size) if size else 1.0
-    return work.codec.overlap * (1 - late)
+    overlap = work.codec.overlap if work.intra_node == "flat" else min(0.5, work.codec.overlap)
+    return overlap * (1 - late)
 
 
 def flat_copy_share(work: Workload, stages: int, tp: int) -> float:
@@ -135,7 +165,8 @@ def flat_copy_share(work: Workload, stages: int, tp: int) -> float:
     Args:
         stages: stages of the model.
     """
-    return 0.5 if tp == 1 and work.codec.exact and begins_early(work, stages) else 1.0
+    in_place = tp == 1 and work.codec.exact and work.intra_node == "flat" and begins_early(work, stages)
+    return 0.5 if in_place else 1.0
 
 
 def low_rank_width(dim: int, tp: int) -> float:
@@ -207,6 +238,8 @@ def shard_collective_times(
     placement = placement_links.placement
     groups, across = placement_links.shard_ring_groups(shards)
     tp = len(placement[0][0].devices)
+    by_level = work.intra_node != "flat" and shards == len(placement) and placement_links.level_replicas > 1
+    levels = placement_links.shard_ring_groups(placement_links.level_replicas) if by_level else None
     times = []
     for share, rank in zip(shares, owner, strict=True):
         parameters = work.parameters(share, tp)
@@ -220,11 +253,17 @@ def shard_collective_times(
 
         # Gradients are compressed within the backward pass only if one group shards over all replicas; see decision 45.
         width = work.codec.dense_bytes / FULL_BYTES if shards == len(placement) else 1.0
-        part = work.framework.summed_bytes * parameters / shards
+        within = MESSAGES[work.intra_node].number_bytes / FULL_BYTES if work.intra_node != "flat" else 1.0
+        part, summed = work.framework.summed_bytes * parameters / shards, work.framework.summed_bytes * parameters
+        if levels is not None:
+            scatter = seconds(summed * within, rings=levels[0][rank])
+            scatter += seconds(summed * width / levels[0][rank].size, rings=levels[1][rank])
+        else:
+            scatter = seconds(summed * (width if shards == len(placement) else within))
         times.append(
             ShardCollectiveTimes(
                 gather=seconds(work.gathered_bytes * parameters),
-                scatter=seconds(work.framework.summed_bytes * parameters * width),
+                scatter=scatter,
                 copies=pieces * across[rank].all_reduce_s(part / pieces),
                 pieces=pieces,
             )

@@ -227,6 +227,8 @@ class MemoryModel:
             table = float(gradient_bytes * work.spec.embedding_parameters() / work.spec.head_shards(memory_role.tp))
             total += min(gradient_bytes * parameters, max(IN_FLIGHT_BYTES, table))
             total += self._codec_state_bytes * parameters
+            if work.intra_node != "flat":
+                total += gradient_bytes * parameters / 2  # parts of a node's sums; at most a half, of two replicas
         return total
 
     @property

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Literal
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner.devices.tensor_parallel_group import Placement
+from hpctrain.records.plan.levels import replicas_per_node
 from hpctrain.records.plan.plan import Plan, Recompute, ZeroLevel
 from hpctrain.records.run.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
@@ -89,12 +89,10 @@ def shard_group_size(placement: Placement, memory_options: MemoryOptions) -> int
     if memory_options.shard == "all":
         return len(placement)
     # In the column of each pipeline rank, every group of consecutive replicas has to lie within a node.
-    runs = {
-        len(list(run))
+    return replicas_per_node(
+        [frozenset(device.node for device in unit.devices) for unit in column]
         for column in zip(*placement, strict=True)
-        for _, run in groupby(column, key=lambda unit: {device.node for device in unit.devices})
-    }
-    return runs.pop() if len(runs) == 1 else 1
+    )
 
 
 def _check_sequence_parallel(given: FixedParallel, seq_len: int) -> None:

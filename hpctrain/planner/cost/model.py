@@ -14,6 +14,7 @@ from hpctrain.planner.cost.collectives import (
     all_reduce_time,
     flat_copy_share,
     low_rank_width,
+    node_sum_time,
 )
 from hpctrain.planner.cost.memory import MemoryModel
 from hpctrain.planner.cost.roofline import ModuleTimes, roofline
@@ -223,18 +224,27 @@ class CostModel:
         """
         if len(placement) == shards:
             return [NO_ALL_REDUCE] * len(shares)
+        links = self.placement_links(placement)
+        by_level = shards == 1 and self.work.intra_node != "flat" and links.level_replicas > 1
+        replicas = links.level_replicas if by_level else shards
         codec, tp = self.work.codec, len(placement[0][0].devices)
         framework, width = self.work.framework, low_rank_width(self.work.spec.dim, tp)
-        rings = self.placement_links(placement).replicate_ring_groups(shards, codec.all_to_all)
+        rings = links.replicate_ring_groups(replicas, codec.all_to_all)
+        in_nodes = links.shard_ring_groups(replicas)[0] if by_level else None
         copied = flat_copy_share(self.work, len(shares), tp)
         sums = []
         for share, rank in zip(shares, owner, strict=True):
-            numbers = self.work.parameters(share, tp) / shards
+            numbers = self.work.parameters(share, tp) / replicas
             units = [placement[replica][rank] for replica in placement.representatives]
             copy_s = copied * max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
             codec_s = None if codec.exact else slowest_codec(units)
             gradients = StageGradients(numbers, framework.summed_bytes, width, copy_s, codec_s)
-            sums.append(all_reduce_time(codec, rings[rank], gradients, framework.bucket_bytes))
+            taken = all_reduce_time(codec, rings[rank], gradients, framework.bucket_bytes)
+            if in_nodes is not None and self.work.intra_node != "flat":
+                whole = gradients._replace(numbers=replicas * numbers, codec_s=slowest_codec(units))
+                node_sum = node_sum_time(self.work.intra_node, in_nodes[rank], whole, framework.bucket_bytes)
+                taken = taken.followed_by(node_sum)
+            sums.append(taken)
         return sums
 
     def gradient_cast_s(self, placement: Placement, rank: int) -> float:

@@ -11,7 +11,7 @@ from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryO
 from hpctrain.planner.devices.constants import HPCTRAIN_FRAMEWORK, Framework
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.compression import AutoCompression, Codec, NoCompression
-from hpctrain.records.plan.gradient_codec import FULL_BYTES, MESSAGES, Messages
+from hpctrain.records.plan.gradient_codec import FULL_BYTES, MESSAGES, IntraNode, Messages
 from hpctrain.records.plan.low_rank import PowerSgd
 from hpctrain.records.run.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
@@ -88,6 +88,8 @@ class Workload:
     """How many bytes the training framework uses for a number, and whether a rank waits while it sends."""
     codec: Codec = NO_CODEC
     """The codec of the gradients; the default sums exactly."""
+    intra_node: IntraNode = "flat"
+    """How the replicas of a node sum gradients before the codec sums over the nodes, where that is possible."""
     messages: Messages | tuple[Messages, ...] = "none"
     """The codec of stage messages between nodes: one for all stages, or [stage] -> codec of messages to the next
     stage.
@@ -338,11 +340,16 @@ def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
     fixed = run.parallel if isinstance(run.parallel, FixedParallel) else None
     memory_options, notes = memory_options_of_run(run)
     asked = run.compression
-    codec = NoCompression() if isinstance(asked, AutoCompression) else asked.model_copy(update={"activations": None})
+    codec = (
+        NoCompression()
+        if isinstance(asked, AutoCompression)
+        else asked.model_copy(update={"activations": None, "intra_node": None})
+    )
     if isinstance(codec, PowerSgd):
         codec = codec.for_run(run.optimizer.first_steps(run.steps))
     work = Workload(
         spec, run.batch.global_, run.data.seq_len, run.precision, fixed, memory_options, run.compile, codec=codec,
+        intra_node="flat" if asked.node_sums == "auto" else asked.node_sums,
         messages="none" if asked.messages == "auto" else asked.messages,
         state_outlives=run.recovery.memory == "auto", snapshots=run.recovery.snapshot_every != "off",
     )  # fmt: skip

@@ -15,6 +15,7 @@ from hpctrain.planner.devices.contention import DirectedLoad, Load
 from hpctrain.planner.devices.links import Links, Route, ring_hops
 from hpctrain.planner.devices.tensor_parallel_group import Placement, class_numbers, first_of_each
 from hpctrain.records.format.node_name import DeviceId
+from hpctrain.records.plan.levels import replicas_per_node
 
 MAX_PAIRED_NODES = 64
 """Largest number of nodes of an all-to-all whose links are all compared. With more nodes, the links of a ring stand in
@@ -73,6 +74,11 @@ class PlacementLinks:
     def representatives(self) -> tuple[int, ...]:
         """[number of a link pattern, as in `link_patterns`] -> the first replica with this pattern."""
         return first_of_each(self.link_patterns)
+
+    @cached_property
+    def level_replicas(self) -> int:
+        """As the function of this name, of the placement."""
+        return level_replicas(self.placement)
 
     def _shard_ring_groups(self, shards: int) -> tuple[list[RingGroup], list[RingGroup]]:
         """Return the rings within shard groups, and the rings across shard groups, each as [pipeline rank] -> rings.
@@ -196,6 +202,16 @@ class PlacementLinks:
                     costs[route] = (route.alpha, route.beta * factor), (back.alpha, back.beta * factor)
             by_rank.append([costs[route] for route in routes])
         return list(zip(*by_rank, strict=True)) if by_rank else [()] * len(self.placement)
+
+
+def level_replicas(placement: Placement) -> int:
+    """Return the number of consecutive replicas that share a node, if gradients can be summed within nodes and then
+    between them: equally many on each of several nodes; 1 if they cannot."""
+    per_node = replicas_per_node(
+        [tuple(device_id.node for device_id in unit.device_ids) for unit in column]
+        for column in zip(*placement, strict=True)
+    )
+    return per_node if per_node < len(placement) else 1
 
 
 def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[DeviceId]]], pairs: bool = False) -> list[RingGroup]:

@@ -14,6 +14,7 @@ from hpctrain.base.units import format_bytes
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions, shard_group_size
 from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
+from hpctrain.planner.devices.placement_links import level_replicas
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup, first_of_each
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.plan import ParallelDims
@@ -110,6 +111,13 @@ class Layout:
     def shards(self) -> int:
         """Number of consecutive replicas that share a state; 1 if each holds a whole state."""
         return shard_group_size(self.placement, self.memory_options)
+
+    @cached_property
+    def level_replicas(self) -> int:
+        """Number of consecutive replicas that share a node, if gradients can be summed within nodes and then between
+        them; else 1."""
+        per_node = level_replicas(self.placement)
+        return per_node if self.shards in (1, per_node, self.dp) else 1
 
     @cached_property
     def model_parts(self) -> tuple[ModelPart, ...]:

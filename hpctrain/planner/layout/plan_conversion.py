@@ -17,7 +17,9 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, sharing_gr
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.gradient_codec import Messages
+from hpctrain.records.plan.codec_spec import CodecSpec
+from hpctrain.records.plan.compression import make_codec
+from hpctrain.records.plan.gradient_codec import IntraNode, Messages
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.records.run.recovery import Recovery
 from hpctrain.records.run.run import Run
@@ -51,6 +53,19 @@ def plan_of_layout(layout: Layout, cost: CostModel, **fields: object) -> Plan:
         "actions": {replica: _actions(layout, replica) for replica in range(layout.dp)},
     }
     return Plan.model_validate(values | fields)
+
+
+def level_specs(spec: CodecSpec, intra_node: IntraNode, layout: Layout) -> list[CodecSpec]:
+    """Return the entries of `compression` in the plan of a layout: one for all replicas alike, or one for each level.
+
+    Args:
+        spec: the codec between nodes, or between all replicas.
+        intra_node: how the replicas of a node sum gradients first; without effect where the layout has no levels.
+    """
+    if intra_node == "flat" or layout.level_replicas == 1:
+        return [spec]
+    within = CodecSpec(level="intra_node", codec=make_codec({"mode": intra_node}))
+    return [within, spec.model_copy(update={"level": "inter_node"})]
 
 
 def _messages(cost: CostModel, layout: Layout, stage: int) -> Messages:
@@ -102,7 +117,7 @@ def layout_of_plan(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Cost
         raise InputError(f"plan: {reason}")
     work, _ = workload_of(run, spec)
     memory_options = memory_options_of_plan(plan)
-    work = replace(work, memory_options=memory_options, fixed=None, codec=plan.codec)
+    work = replace(work, memory_options=memory_options, fixed=None, codec=plan.codec, intra_node=plan.intra_node)
     work = replace(work, messages=tuple(stage.messages for stage in plan.stages))
     # The plan states its devices, so spares, excluded nodes and limits on devices do not apply here.
     free = run.model_copy(

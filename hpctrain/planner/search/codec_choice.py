@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any, Literal
 
 from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.collectives import AllReduceTime, low_rank_width
@@ -15,18 +16,13 @@ from hpctrain.planner.cost.model import CostModel, crosses_nodes
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.search.measured_gradients import adaptive_codec, priced_codec, why_loses_too_much
+from hpctrain.planner.search.node_sums import choose_node_sums
 from hpctrain.planner.simulate.gradient_sums import overlapped_s
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.history.layer_figures import LayerFigures
-from hpctrain.records.plan.compression import (
-    CODECS,
-    Codec,
-    CodecFigures,
-    CodecSpec,
-    NoCompression,
-    make_codec,
-)
-from hpctrain.records.plan.gradient_codec import MESSAGES, Messages
+from hpctrain.records.plan.codec_spec import CodecFigures, CodecSpec
+from hpctrain.records.plan.compression import CODECS, Codec, NoCompression, make_codec
+from hpctrain.records.plan.gradient_codec import MESSAGES, IntraNode, Messages
 from hpctrain.records.plan.low_rank import WARMUP_SHARE
 from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
 
@@ -57,11 +53,14 @@ class CodecDecision:
     """The prediction of a step after the warm-up steps."""
     mean_step_s: float
     """Mean seconds of a step over the run, including the warm-up steps."""
+    intra_node: IntraNode = "flat"
+    """How the replicas of a node sum gradients first."""
 
 
 @dataclass(frozen=True, eq=False)
 class _CodecTrial:
     codec: Codec
+    intra_node: IntraNode
     prediction: Prediction
     sum: AllReduceTime | None
     """The all-reduce of the slowest pipeline rank; None if ZeRO over all replicas sums within the backward pass."""
@@ -127,7 +126,8 @@ def compression_may_gain(prediction: Prediction) -> bool:
 
 
 def choose_codec(
-    cost: CostModel, layout: Layout, steps: int, lossy: bool, layers: Sequence[LayerFigures] = ()
+    cost: CostModel, layout: Layout, steps: int, lossy: bool, layers: Sequence[LayerFigures] = (),
+    node_sums: IntraNode | Literal["auto"] = "auto",
 ) -> CodecDecision:  # fmt: skip
     """Return the codec for a layout, and the predicted step with this codec.
 
@@ -141,6 +141,7 @@ def choose_codec(
         lossy: whether codecs that leave out most of each gradient are allowed.
         layers: figures of the run's layers, over all ranks, if steps were measured. Then mode adaptive is tried, too,
             and a sparse codec with which too little of the gradients would arrive is not chosen.
+        node_sums: how the replicas of a node sum gradients first; auto: with each codec in the best way.
     """
     if layout.dp == 1:
         exact = predict(cost.with_work(codec=NoCompression()), layout, whole=True)
@@ -156,8 +157,8 @@ def choose_codec(
         if why := _why_not(cost, layout, codec) or why_loses_too_much(codec, layers):
             whys[number] = why
             continue
-        trial = _try(cost, layout, priced_codec(codec, layers), steps, tried.get(0))
-        one = tried[number] = replace(trial, codec=codec)
+        priced = choose_node_sums(cost.with_work(codec=priced_codec(codec, layers)), layout, node_sums, MIN_GAIN)
+        one = tried[number] = replace(_try(priced, layout, steps, tried.get(0)), codec=codec)
         if number == 0:
             continue
         worth = min_gain(codec.lossy)
@@ -171,20 +172,21 @@ def choose_codec(
         else:
             whys[number] = f"saves {gain:.1%} of a step with {before.codec.mode}, taken from {worth:.0%} on"
     whys[chosen] = "chosen"
-    compared = [_figures(codec, tried.get(number), whys[number]) for number, codec in enumerate(codecs)]
+    compared = [_figures(codec, layout, tried.get(number), whys[number]) for number, codec in enumerate(codecs)]
     winner = tried[chosen]
     spec = CodecSpec(codec=winner.codec, reason=_reason(winner, tried[0]), compared=compared)
-    return CodecDecision(spec, winner.prediction, winner.mean_step_s)
+    return CodecDecision(spec, winner.prediction, winner.mean_step_s, winner.intra_node)
 
 
-def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _CodecTrial | None) -> _CodecTrial:
+def _try(priced: CostModel, layout: Layout, steps: int, exact: _CodecTrial | None) -> _CodecTrial:
     """Return the prediction of a layout with a codec, averaged over the run's warm-up steps and other steps.
 
     Args:
+        priced: cost model with the codec.
         steps: steps of the run.
         exact: the result with exact sums; None to predict exact sums themselves.
     """
-    priced = cost.with_work(codec=codec)
+    codec = priced.work.codec
     prediction = predict(priced, layout, whole=True)
     longest, hidden = None, 0.0
     if layout.shards < layout.dp:
@@ -196,7 +198,7 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Code
         # Warm-up steps are summed exactly, after the backward pass.
         share = min(1.0, getattr(codec, "warmup_steps", 0) / steps)
         mean_step_s = share * (exact.prediction.total + exact.overlapped_s) + (1 - share) * mean_step_s
-    return _CodecTrial(codec, prediction, longest, hidden, mean_step_s)
+    return _CodecTrial(codec, priced.work.intra_node, prediction, longest, hidden, mean_step_s)
 
 
 def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
@@ -227,10 +229,12 @@ def _why_not_sharded(precision: str, codec: Codec) -> str | None:
     return WHY_NOT_LOSS_SCALED if precision == "fp16" else None
 
 
-def _figures(codec: Codec, tried: _CodecTrial | None, verdict: str) -> CodecFigures:
+def _figures(codec: Codec, layout: Layout, tried: _CodecTrial | None, verdict: str) -> CodecFigures:
     if tried is None:
         return CodecFigures(codec=codec, verdict=verdict)
-    reduction = {} if tried.sum is None else tried.sum._asdict()
+    reduction: dict[str, Any] = {} if tried.sum is None else tried.sum._asdict()
+    if layout.level_replicas > 1:
+        reduction["intra_node"] = tried.intra_node
     return CodecFigures(
         codec=codec, **reduction, hidden_s=tried.overlapped_s, step_s=tried.mean_step_s, verdict=verdict
     )
@@ -238,6 +242,8 @@ def _figures(codec: Codec, tried: _CodecTrial | None, verdict: str) -> CodecFigu
 
 def _reason(winner: _CodecTrial, exact: _CodecTrial) -> str:
     before = format_seconds(exact.mean_step_s)
+    if winner is exact and winner.intra_node != "flat":
+        return f"exact sums between nodes, of what each node has summed: a mean step of {before}"
     if winner is exact:
         return f"exact sums, a mean step of {before}: no other way saves enough of it"
     return f"a mean step of {format_seconds(winner.mean_step_s)}, warm-up included; with exact sums {before}"

@@ -11,7 +11,8 @@ from hpctrain.planner.layout.placement import topology_order
 from hpctrain.planner.search.evaluate import best_of
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import Prediction, largest_increase, predict
-from hpctrain.records.plan.plan import ParallelDims, Rejected
+from hpctrain.records.plan.plan import ParallelDims
+from hpctrain.records.plan.prediction import Rejected
 
 WHY_NO_SHARDING = (
     "shard node needs as many replicas of every stage in each node, two or more, and no placement has that; "

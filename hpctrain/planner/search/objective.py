@@ -1,6 +1,5 @@
 """The objectives of a plan (step time, step time under disturbance, energy, cost) and its constraints, and the choice
-among the fastest plans of several searches by objective and constraints.
-"""
+among the fastest plans of several searches by objective and constraints."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ from hpctrain.planner.search.state import ChosenPlan
 from hpctrain.planner.simulate.goodput import FailureModel, daly_goodput
 from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times
 from hpctrain.planner.simulate.predict import Prediction, predict
-from hpctrain.records.plan.plan import ParallelDims, Rejected
+from hpctrain.records.plan.plan import ParallelDims
+from hpctrain.records.plan.prediction import Rejected
 from hpctrain.records.run.recovery import Recovery
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkFigures

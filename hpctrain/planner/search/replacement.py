@@ -20,7 +20,8 @@ from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace, WarmS
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.compression import AutoCompression
-from hpctrain.records.plan.plan import Move, ParallelDims, Plan
+from hpctrain.records.plan.plan import ParallelDims, Plan
+from hpctrain.records.plan.prediction import Move
 from hpctrain.records.run.run import Run
 
 
@@ -33,7 +34,7 @@ def warm_started(previous: Plan, plain: SearchSpace, run: Run | None) -> SearchS
             devices were placed for that codec; None: the codec of `plain`.
     """
     if run is not None and isinstance(run.compression, AutoCompression) and uses_one_codec(plain):
-        codec = previous.compression[0].codec
+        codec = previous.codec
         same = plain.with_work(codec=codec)
         if codec in candidate_codecs(run.steps, run.compression.lossy) and (start := make_warm_start(same, previous)):
             same.warm_start, same.replaces = start, True

@@ -37,7 +37,8 @@ from hpctrain.planner.search.neighbours import WHY_NO_SHARDING, shortage
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
 from hpctrain.planner.simulate.predict import Prediction, largest_increase, predict
-from hpctrain.records.plan.plan import ParallelDims, Rejected, ZeroLevel
+from hpctrain.records.plan.plan import ParallelDims, ZeroLevel
+from hpctrain.records.plan.prediction import Rejected
 
 Solver = Literal["auto", "exact", "paper"]
 

@@ -20,7 +20,8 @@ from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.search.evaluate import Evaluation, evaluate
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace
 from hpctrain.planner.simulate.predict import Prediction
-from hpctrain.records.plan.plan import ParallelDims, Recompute, Rejected, ZeroLevel
+from hpctrain.records.plan.plan import ParallelDims, Recompute, ZeroLevel
+from hpctrain.records.plan.prediction import Rejected
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES
 
 

@@ -148,6 +148,12 @@ class BytesSent(Part):
 
     dp: int = 0
     """Bytes of gradients, and of sharded weights that are gathered."""
+    dp_intra_node: int | None = None
+    """Part of `dp`: bytes of gradients that replicas sent to others on their node, with hybrid sharding also of
+    weights; absent unless gradients are summed by level."""
+    dp_inter_node: int | None = None
+    """Part of `dp`: bytes of gradients that replicas sent to other nodes; absent unless gradients are summed by
+    level."""
     pp: int = 0
     """Bytes of stage messages."""
     tp: int = 0

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from hpctrain.records.format.document import Part
 from hpctrain.records.plan.gradient_codec import (
     FULL_BYTES,
     RESIDUAL_BYTES,
@@ -20,6 +19,7 @@ from hpctrain.records.plan.gradient_codec import (
     VALUE_BYTES,
     CompressionSettings,
     GradientCodec,
+    IntraNode,
     Layers,
     Messages,
     Values,
@@ -267,6 +267,10 @@ class AutoCompression(CompressionSettings):
     def messages(self) -> Messages | Literal["auto"]:
         return self.activations or "auto"
 
+    @property
+    def node_sums(self) -> IntraNode | Literal["auto"]:
+        return self.intra_node or "auto"
+
 
 _AnyCodec = NoCompression | Bf16 | Quantized | PowerSgd | TopK | Adaptive | Tagc | LocalSteps
 Codec = Annotated[_AnyCodec, Field(discriminator="mode")]
@@ -291,48 +295,3 @@ def make_codec(settings: dict[str, Any]) -> Codec:
 BUCKET_BYTES = 8 * 2**20
 """Size of a gradient bucket in bytes: large enough for the full bandwidth, and small enough for the first buckets to be
 sent early in the backward pass."""
-
-
-class CodecFigures(Part):
-    """The planner's prediction for one codec that mode auto compared, for the pipeline rank whose all-reduce takes
-    longest. All figures are absent if the codec cannot be used. `sent_bytes`, `wire_s` and `processor_s` are also
-    absent if ZeRO shards over all replicas, because gradients are then summed within the backward pass."""
-
-    codec: Codec
-    """The codec with its settings."""
-    sent_bytes: float | None = None
-    """Bytes that a device sends in a step, after the warm-up steps."""
-    wire_s: float | None = None
-    """Seconds that the messages of a step take on the slowest link: their number × alpha + their bytes × beta."""
-    processor_s: float | None = None
-    """Seconds in which a device selects, encodes, decodes and copies numbers in a step."""
-    hidden_s: float | None = None
-    """Part of `wire_s` that overlaps the backward pass, seconds."""
-    step_s: float | None = None
-    """Seconds of a whole step, as the mean over the run, warm-up steps included."""
-    verdict: str
-    """'chosen', or why the codec was not chosen."""
-
-
-class CodecSpec(Part):
-    """How a plan reduces gradients between replicas: the codec, and how mode auto chose it."""
-
-    level: Literal["dp"] = "dp"
-    """Mesh axis of the reduction. dp: the replicas or, under hybrid sharding, the copies of a sharded state."""
-    codec: Codec = Field(default_factory=NoCompression)
-    """The codec with all its settings."""
-    reason: str | None = None
-    """With mode auto: why the planner chose the codec."""
-    compared: list[CodecFigures] = []
-    """With mode auto: the codecs that were compared, in this order: none, bf16, int8, int4, power_sgd, topk."""
-
-    @model_validator(mode="after")
-    def _only_gradients(self) -> CodecSpec:
-        if self.codec.activations is not None:
-            raise ValueError(
-                f"codec.activations: found {self.codec.activations}; a plan says it by stage: stages[…].messages"
-            )
-        return self
-
-
-NO_COMPRESSION_CODEC = CodecSpec()

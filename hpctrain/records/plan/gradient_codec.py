@@ -50,6 +50,13 @@ VALUE_BYTES: dict[Values, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, 
 RESIDUAL_BYTES = {"fp32": 4, "bf16": 2}
 """Precision -> bytes of a number in the residual."""
 
+IntraNode = Literal["flat", "none", "bf16"]
+"""How gradients are summed among the replicas of a node before anything is sent to other nodes. none: in fp32. bf16: in
+bfloat16. flat: not at all; all replicas are alike, whether or not they share a node."""
+Level = Literal["dp", "intra_node", "inter_node"]
+"""Level of a sum of gradients. dp: over all replicas. intra_node: over the replicas of a node. inter_node: over the
+nodes, of the sums of each node."""
+
 
 def _layers(value: object) -> object:
     """Return the value of the key `layers` unchanged, after checking its form.
@@ -67,18 +74,28 @@ Layers = Annotated[NamedLayers | list[str], BeforeValidator(_layers)]
 
 
 class CompressionSettings(Part):
-    """Base class of all modes of `compression`, with the setting that every mode has: the encoding of stage
-    messages."""
+    """Base class of all modes of `compression`, with the settings that every mode has: the encoding of stage messages,
+    and the sums within nodes."""
 
     activations: Messages | Literal["auto"] | None = None
     """How activations and their gradients are sent between pipeline stages on different nodes. none: in fp32. bf16: in
     bfloat16. int8: as integers of 8 bits with a scale for each 256 of them. auto: the planner chooses none or bf16, and
     also int8 if mode auto has `lossy: true`. Default: auto with mode auto, else none."""
 
+    intra_node: IntraNode | Literal["auto"] | None = None
+    """How gradients are summed among the replicas of a node, before the codec sums over the nodes. none: in fp32. bf16:
+    in bfloat16. flat: not at all; the codec sums over all replicas alike. auto: the planner chooses. Default: auto with
+    mode auto, else flat. Nodes with one replica each, or with unequally many, have flat sums."""
+
     @property
     def messages(self) -> Messages | Literal["auto"]:
         """Return the value of `activations`, or its default if the key is left out."""
         return self.activations or "none"
+
+    @property
+    def node_sums(self) -> IntraNode | Literal["auto"]:
+        """Return the value of `intra_node`, or its default if the key is left out."""
+        return self.intra_node or "flat"
 
 
 class GradientCodec(CompressionSettings):

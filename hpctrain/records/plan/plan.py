@@ -11,8 +11,11 @@ from pydantic import AliasChoices, Field, model_validator
 
 from hpctrain.records.format.document import BATCH_MAX, DEVICES_MAX, LAYERS_MAX, Document, Part
 from hpctrain.records.format.node_name import DeviceId
-from hpctrain.records.plan.compression import Codec, CodecSpec
-from hpctrain.records.plan.gradient_codec import Messages
+from hpctrain.records.plan.codec_spec import CodecSpec
+from hpctrain.records.plan.compression import Codec
+from hpctrain.records.plan.gradient_codec import IntraNode, Messages
+from hpctrain.records.plan.levels import check_levels, replicas_per_node
+from hpctrain.records.plan.prediction import Move, Predicted, Rejected
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.plan.schedule import Action, Schedule
 
@@ -67,47 +70,6 @@ class Replica(Part):
     belong to one pipeline rank."""
 
 
-class Predicted(Part):
-    """The planner's prediction for a plan."""
-
-    step_time_s: dict[str, float]
-    """Term of the step time -> its seconds. The terms are compute, pipeline_bubble, pipeline_send, tensor_parallel,
-    data_parallel and optimizer; 'total' is their sum."""
-    memory_bytes: dict[DeviceId, float]
-    """Device id -> peak memory in bytes."""
-    bound_s: float | None = None
-    """Lower bound in seconds: by the same cost model, no plan on these devices has a shorter step."""
-
-    @property
-    def useful_bound_s(self) -> float | None:
-        """`bound_s` if it is at least 0.7 of the step: a smaller one does not say whether another plan is faster."""
-        least_s = 0.7 * self.step_time_s["total"]
-        return None if self.bound_s is None or self.bound_s < least_s else self.bound_s
-
-
-class Rejected(Part):
-    """A rejected neighbour: a plan that differs little from the chosen one, and why it was not chosen."""
-
-    change: str
-    """How the neighbour differs from the chosen plan."""
-    delta_s: float | None = None
-    """Seconds by which a step of the neighbour is longer; absent if its step was not predicted, for example because
-    the neighbour cannot run at all."""
-    reason: str
-    """Why the neighbour was rejected, in one sentence."""
-
-
-class Move(Part):
-    """Blocks whose state a new plan assigns to another device than the old plan."""
-
-    layers: tuple[int, int]
-    """Blocks [from, to)."""
-    source: DeviceId
-    """Device id ('node:device') of the device that holds the state under the old plan."""
-    target: DeviceId
-    """Device id of the device that holds the state under the new plan."""
-
-
 class Plan(Document):
     """plan.json: a complete plan with devices, cut, micro-batches, schedule and codec."""
 
@@ -148,8 +110,11 @@ class Plan(Document):
     """actions[replica][pipeline rank]: the actions in order, such as '0F0', '0B0' (stage, kind, micro-batch). If a
     replica's actions are left out, or do not cover its micro-batches, they are made from `schedule`. With schedule
     'custom', all actions must be given."""
-    compression: list[CodecSpec] = Field(default=[CodecSpec()], min_length=1, max_length=1)
-    """How gradients are reduced between replicas; the list has one entry."""
+    compression: list[CodecSpec] = Field(default=[CodecSpec()], min_length=1, max_length=2)
+    """How gradients are reduced between replicas: one entry with level dp, for all replicas alike, or two by level.
+    With level intra_node, the replicas of a node sum gradients among themselves, and each gets the sums of a part of
+    them. With level inter_node, the nodes sum these parts with the codec. With hybrid sharding and a codec that is not
+    exact, one entry means the same: the replicas that share a state sum exactly."""
     profile: CalibrationProfile | None = None
     """Factors from measured steps, with which `predicted` was computed. Absent: it was computed only with constants of
     hpctrain."""
@@ -182,6 +147,8 @@ class Plan(Document):
         self._check_stages()
         self._check_replicas()
         self._check_sharding()
+        per_node = self._replicas_per_node if len(self.compression) > 1 else 1
+        check_levels(self.compression, self.dp, self.shards, per_node)
         self._check_actions()
         return self
 
@@ -198,7 +165,7 @@ class Plan(Document):
                 f"zero: found {self.zero} with {counts} micro-batches by replica; gradients are then summed after "
                 "every micro-batch, so all replicas need as many; use zero 0 or 1, or sizes instead of numbers"
             )
-        if self.zero:
+        if self.zero or len(self.compression) > 1:
             self._check_shard_order()
 
     def _check_shard_order(self) -> None:
@@ -208,8 +175,9 @@ class Plan(Document):
                 if list(members) != sorted(members):
                     devices = ", ".join(self.ranks[rank] for rank in members)
                     raise ValueError(
-                        f"ranks: with zero {self.zero} the devices that share a state stand in order of their "
-                        f"replicas; found {devices}"
+                        f"ranks: with zero {self.zero} and {len(self.compression)} levels of compression, the devices "
+                        "that hold parts of one state or of one sum stand in order of their replicas; found "
+                        f"{devices}"
                     )
 
     def _check_actions(self) -> None:
@@ -296,19 +264,52 @@ class Plan(Document):
     @property
     def codec_reduces_replicate_axis(self) -> bool:
         """Return whether the codec sums gradients only between the copies of a sharded state. This is so with hybrid
-        sharding and a codec that is not exact: the replicas that share one copy sum gradients exactly."""
-        return 1 < self.shards < self.dp and not self.codec.exact
+        sharding, unless all sums are exact in one level: torch then sums over all replicas."""
+        return 1 < self.shards < self.dp and self.level_replicas > 1
+
+    @property
+    def level_replicas(self) -> int:
+        """Return the number of consecutive replicas that sum gradients among themselves first, so that each gets the
+        sums of a part, which the codec then sums over the groups of so many replicas. 1: the codec sums over all
+        replicas alike."""
+        if 1 < self.shards < self.dp:
+            return 1 if self.codec.exact and len(self.compression) == 1 else self.shards
+        return 1 if len(self.compression) == 1 else self._replicas_per_node
+
+    @property
+    def part_replicas(self) -> int:
+        """Return into how many parts the replicas of a node cut each gradient, to sum one part each between nodes; 1 if
+        they do not, or if the state is sharded."""
+        return self.level_replicas if self.shards == 1 else 1
+
+    @cached_property
+    def _replicas_per_node(self) -> int:
+        nodes = [device_id.node for device_id in self.ranks]
+        return replicas_per_node(
+            [tuple(nodes[rank] for rank in sorted(row)) for row in column] for column in self.mesh()
+        )
 
     @property
     def codec(self) -> Codec:
-        """Return the codec with which gradients are reduced between replicas."""
-        return self.compression[0].codec
+        """Return the codec with which gradients are reduced between replicas, or between nodes."""
+        return self.compression[-1].codec
+
+    @property
+    def intra_node(self) -> IntraNode:
+        """Return how the replicas of a node sum gradients among themselves before the codec sums over the nodes; flat:
+        there is one level."""
+        if len(self.compression) == 1:
+            return "flat"
+        return "bf16" if self.compression[0].codec.mode == "bf16" else "none"
 
     @property
     def reduction_sha256(self) -> str:
         """Return the SHA-256 of everything in the plan that decides which state a rank's reducer keeps between steps:
-        degrees, cut, pipeline ranks of the stages, sharding, sequence parallelism and codec, but not the devices."""
+        degrees, cut, pipeline ranks of the stages, sharding, sequence parallelism, codec, and with two levels the
+        replicas of a node, but not the devices."""
         parts = [*self.dims, self.zero, self.shards, self.sequence_parallel, list(self.stage_owner().values())]
+        if len(self.compression) > 1:
+            parts.append(self.level_replicas)
         codecs = [[spec.level, spec.codec.to_json()] for spec in self.compression]
         text = json.dumps([_REDUCER_STATE, *parts, [stage.layers for stage in self.stages], codecs])
         return hashlib.sha256(text.encode()).hexdigest()

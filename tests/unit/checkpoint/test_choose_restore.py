@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hpctrain.checkpoint.memory.choose import choose_restore, pieces_of
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.memory_state import HeldState
-from hpctrain.records.plan.compression import Codec, CodecSpec, NoCompression, Quantized
+from hpctrain.records.plan.codec_spec import CodecSpec
+from hpctrain.records.plan.compression import Codec, NoCompression, Quantized
 from hpctrain.records.plan.plan import Plan, Replica, Stage, ZeroLevel
 
 

@@ -19,7 +19,8 @@ from hpctrain.planner import make_plan
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.make import IdleDevices, idle_devices
 from hpctrain.records.format.node_name import DeviceId
-from hpctrain.records.plan.plan import Plan, Rejected
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.prediction import Rejected
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 

@@ -245,7 +245,7 @@ def test_bytes_and_rounds_of_each_way(topology, run):
 
     def found(codec):
         (rings,) = placement_links.replicate_ring_groups(1, codec.all_to_all)
-        return all_reduce_time(codec, rings, StageGradients(numbers, 4, 1024, 1e-10, each), 1, BUCKET_BYTES)
+        return all_reduce_time(codec, rings, StageGradients(numbers, 4, 1024, 1e-10, each), BUCKET_BYTES)
 
     ring = 2 * 3 / 4 * numbers
     for codec, sent, turns, processor in (
@@ -260,7 +260,7 @@ def test_bytes_and_rounds_of_each_way(topology, run):
         assert one.wire_s == pytest.approx(turns * 6 * 1e-3 + 1e-8 * sent)
         assert one.processor_s == pytest.approx(processor)
     (rings,) = placement_links.replicate_ring_groups(1)
-    exact = all_reduce_time(NoCompression(), rings, StageGradients(numbers, 4, 1024, 1e-10, None), 1, BUCKET_BYTES)
+    exact = all_reduce_time(NoCompression(), rings, StageGradients(numbers, 4, 1024, 1e-10, None), BUCKET_BYTES)
     assert (exact.sent_bytes, exact.wire_s) == (4 * ring, pytest.approx(6e-3 + 4e-8 * ring))
 
 

@@ -53,6 +53,51 @@ def test_the_plan_itself_is_valid() -> None:
     assert plan.table(0) is None
 
 
+LEVELS = [
+    {"level": "intra_node", "codec": {"mode": "bf16"}},
+    {"level": "inter_node", "codec": {"mode": "int4"}},
+]
+"""Sums within nodes, then between them."""
+FOUR: dict[str, Any] = {
+    "pp": 1, "dp": 4, "tp": 1, "stages": [{"layers": [0, 6]}], "compression": LEVELS,
+    "ranks": ["a:cpu0", "a:cpu1", "b:cpu0", "b:cpu1"],
+    "replicas": [
+        {"sequences": 1, "micro_batch": 1, "micro_batches": 1, "devices": [[device]]}
+        for device in ("a:cpu0", "a:cpu1", "b:cpu0", "b:cpu1")
+    ],
+}  # fmt: skip
+
+
+def test_sums_by_level_follow_from_the_nodes_of_the_replicas() -> None:
+    plan = Plan.from_json(FOUR)
+    assert (plan.level_replicas, plan.intra_node, plan.codec.mode) == (2, "bf16", "int4")
+    flat = Plan.from_json(FOUR | {"compression": [{"codec": {"mode": "int4"}}]})
+    assert (flat.level_replicas, flat.intra_node) == (1, "flat")
+    assert flat.reduction_sha256 != plan.reduction_sha256
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"compression": LEVELS[::-1]}, "found levels inter_node, intra_node"),
+        ({"compression": LEVELS[:1]}, "found levels intra_node"),
+        ({"compression": [LEVELS[0] | {"codec": {"mode": "int4"}}, LEVELS[1]]}, "found int4 with level intra_node"),
+        ({"compression": [LEVELS[0], {"level": "inter_node", "codec": {"mode": "int4", "intra_node": "none"}}]},
+         "codec.intra_node: found none"),
+        ({"ranks": ["a:cpu0", "b:cpu0", "a:cpu1", "b:cpu1"]}, "ranks: with zero 0 and 2 levels"),
+        ({"zero": 1, "shard": 1}, None),
+        ({"replicas": [FOUR["replicas"][index] for index in (0, 2, 1, 3)],
+          "ranks": ["a:cpu0", "b:cpu0", "a:cpu1", "b:cpu1"]}, "with 1 of 4 replicas on each node"),
+    ],
+)  # fmt: skip
+def test_levels_that_the_nodes_do_not_have_are_refused(changes: dict[str, Any], words: str | None) -> None:
+    if words is None:
+        assert Plan.from_json(FOUR | changes).shards == 1
+        return
+    with pytest.raises(FileError, match=words):
+        Plan.from_json(FOUR | changes)
+
+
 def test_only_messages_that_leave_a_node_are_rounded_and_all_of_a_stage_alike() -> None:
     value = changed("stages.0.messages", "int8")
     value["replicas"][1]["devices"] = [["c:cpu0"], ["c:cpu1"]]

@@ -12,7 +12,8 @@ import pytest
 
 from hpctrain.base.atomic import append_line, write_json
 from hpctrain.records.history.run_log import BytesSent, Event, MetricRow, RankPlacement
-from hpctrain.records.plan.plan import Plan, Predicted, Rejected, Replica, Stage
+from hpctrain.records.plan.plan import Plan, Replica, Stage
+from hpctrain.records.plan.prediction import Predicted, Rejected
 from hpctrain.records.topology.link import Latency, Link, LinkFigures
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Health, Node, Provenance, Reason, Topology
 
