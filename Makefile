@@ -1,7 +1,7 @@
 # One word per need. `make test` is all that the checks run; nothing here needs root or Slurm, and both are used where they are there.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo docs lint test test-fast lab-packages workflows after-training clean
+.PHONY: help venv demo docs lint test test-fast lab-packages browser workflows after-training clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -33,7 +33,7 @@ lint: venv ## style, types and the layers of the house
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: venv lint lab-packages workflows after-training ## lint and the whole suite; what this machine cannot run is listed by name
+test: venv lint lab-packages browser workflows after-training ## lint and the whole suite; what this machine cannot run is listed by name
 	tools/run-tests $(BIN)/pytest
 
 # As root on Debian the lab and images can run; as anybody else their tests are left out, and listed. A machine whose
@@ -44,6 +44,12 @@ lab-packages: venv
 	  tools/install-slurm-next "$${HPCTRAIN_SLURM_NEXT:-/opt/slurm-next}" >/dev/null || \
 	    echo "make: no newer Slurm: its tests are left out" >&2; \
 	  tools/install-apptainer >/dev/null || echo "make: no apptainer: tests of images are left out" >&2; \
+	fi
+
+# Debian's browser, in which tests open reports; 350 MB. Without it they are left out.
+browser:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  tools/install-chromium || echo "make: no chromium: tests of reports in a browser are left out" >&2; \
 	fi
 
 # A machine without these packages leaves the tests of the recipes for Snakemake and Nextflow out.

@@ -179,6 +179,11 @@ def _missing_triton() -> str | None:
     return "triton is not installed (`pip install triton`, 285 MB; torch's wheels for GPUs bring it along)"
 
 
+def _missing_chromium() -> str | None:
+    there = shutil.which("chromium") is not None
+    return None if there else "chromium is not installed (Debian: tools/install-chromium)"
+
+
 def _missing_workflows() -> str | None:
     there = (WORKFLOWS / "bin" / "snakemake").exists()
     return None if there else f"there is no Snakemake in {WORKFLOWS} (`make workflows`)"
@@ -202,6 +207,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "apptainer": _missing_apptainer,
     "transformers": _missing_transformers,
     "triton": _missing_triton,
+    "chromium": _missing_chromium,
     "workflows": _missing_workflows,
     "after_training": _missing_after_training,
 }

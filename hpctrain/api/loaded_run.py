@@ -23,6 +23,7 @@ from hpctrain.jobs.run_status import run_status
 from hpctrain.launch.checkpoints import read_checkpoint
 from hpctrain.launch.evaluate import CheckpointEvaluation, evaluate
 from hpctrain.launch.export import ExportResult, export
+from hpctrain.launch.predicted_step import predicted_spans
 from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
 from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.plan.plan import Plan
@@ -247,5 +248,5 @@ class LoadedRun:
             StorageError: the file cannot be written.
         """
         path = Path(output)
-        write_report(self.folder, path, SystemClock().wall())
+        write_report(self.folder, path, SystemClock().wall(), predicted_spans)
         return path

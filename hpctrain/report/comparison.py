@@ -271,7 +271,7 @@ def loss_table(comparison: Comparison) -> list[Column]:
     runs, groups, progress = comparison.runs, comparison.groups, comparison.progress
     if not progress.points:
         return []
-    columns = [Column("run", [*(row.name for row in runs), *map(_group_name, groups)], False)]
+    columns = [Column("run", [*(row.name for row in runs), *map(group_name, groups)], False)]
     for at, point in enumerate(progress.points):
         cells = [ABSENT if row.losses[at] is None else f"{row.losses[at]:.4f}" for row in runs]
         columns.append(Column(f"{point:,}", [*cells, *(_mean_text(group.losses[at], ".4f") for group in groups)]))
@@ -283,7 +283,7 @@ def group_table(groups: Sequence[SeedGroup]) -> list[Column]:
     interval. Columns in which no group has a value are left out; [] without groups."""
     if not groups:
         return []
-    columns = [Column("group", [_group_name(group) for group in groups], False)]
+    columns = [Column("group", [group_name(group) for group in groups], False)]
     for key in groups[0].settings:
         columns.append(Column(key, [_value_text(group.settings[key]) for group in groups], False))
     optional: tuple[tuple[str, list[MeanInterval | None], str], ...] = (
@@ -300,7 +300,8 @@ def group_table(groups: Sequence[SeedGroup]) -> list[Column]:
     return columns
 
 
-def _group_name(group: SeedGroup) -> str:
+def group_name(group: SeedGroup) -> str:
+    """Return the name of a group, such as '3 seeds (0, 1, 2) as NAME'."""
     return f"{len(group.runs)} seeds ({', '.join(map(str, group.seeds))}) as {group.runs[0]}"
 
 

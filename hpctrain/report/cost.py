@@ -39,20 +39,41 @@ def run_cost(
     Raises:
         UntrustedError: topology.json belongs to somebody else, or others can write to it.
     """
-    spans = _attempt_spans(attempts, signs, now)
-    gpus = _gpus_of_nodes(folder, run) if spans else None
+    spans = attempt_spans(attempts, signs, now)
+    gpus = gpus_of_nodes(folder, run) if spans else None
     return RunCost(
-        hours=sum(hours for hours, _ in spans),
-        node_hours=sum(hours * len(nodes) for hours, nodes in spans),
-        gpu_hours=None if gpus is None else sum(hours * sum(map(gpus, nodes)) for hours, nodes in spans),
+        hours=sum(span.hours for span in spans),
+        node_hours=sum(span.hours * len(span.nodes) for span in spans),
+        gpu_hours=None if gpus is None else sum(span.hours * sum(map(gpus, span.nodes)) for span in spans),
     )
 
 
-def _attempt_spans(
-    lines: Sequence[Mapping[str, Any]], signs: Sequence[float], now: float | None
-) -> list[tuple[float, list[str]]]:
-    """Return (hours, names of the nodes) of each attempt; a line without a usable start is left out. An attempt without
-    an end that is not in progress counts up to its last sign of life.
+@dataclass(frozen=True)
+class AttemptSpan:
+    """When an attempt began and ended, on which nodes, and how."""
+
+    start_s: float
+    """Seconds since 1970."""
+    end_s: float
+    """Seconds since 1970; not before `start_s`."""
+    nodes: list[str]
+    values: Mapping[str, Any]
+    """The attempt's line in attempts.jsonl."""
+
+    @property
+    def hours(self) -> float:
+        """Hours from start to end."""
+        return (self.end_s - self.start_s) / 3600.0
+
+    @property
+    def exit_class(self) -> str:
+        """How the attempt ended, as in `ExitClass`; '' if it has not, or if nobody wrote it."""
+        return str(self.values.get("class", ""))
+
+
+def attempt_spans(lines: Sequence[Mapping[str, Any]], signs: Sequence[float], now: float | None) -> list[AttemptSpan]:
+    """Return the span of each attempt; a line without a usable start is left out. An attempt without an end that is not
+    in progress counts up to its last sign of life.
 
     Args:
         lines: lines of attempts.jsonl.
@@ -70,7 +91,7 @@ def _attempt_spans(
             end = max((sign for sign in signs if start <= sign < following), default=start)
         nodes = values.get("nodes")
         names = [name for name in nodes if isinstance(name, str)] if isinstance(nodes, list) else []
-        spans.append((max(0.0, end - start) / 3600.0, names))
+        spans.append(AttemptSpan(start, max(start, end), names, values))
     return spans
 
 
@@ -80,7 +101,7 @@ def _moment(value: object) -> float | None:
     return float(value) if is_time else None  # type: ignore[arg-type]
 
 
-def _gpus_of_nodes(folder: Path, run: Run) -> Callable[[str], float] | None:
+def gpus_of_nodes(folder: Path, run: Run) -> Callable[[str], float] | None:
     """Return a function that returns the number of GPUs that the run has on a node; None without GPUs, or if it is not
     known.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,23 +69,41 @@ def _rows_like(values: Sequence[Mapping[str, Any]], one: Mapping[str, Any]) -> l
     return sorted(rows_of(RankRow, same), key=lambda row: row.rank)
 
 
-def slowness(row: RankRow, rows: Sequence[RankRow]) -> float | None:
-    """Return how many times as long as the median of its peers a rank computes; None without peers. Peers are the other
-    ranks with the same stages.
+def slowness(rows: Sequence[RankRow]) -> dict[int, float]:
+    """Return rank -> how many times as long as the median of its peers it computes. Peers are the other ranks with the
+    same stages; a rank without peers has no entry.
 
     Args:
         rows: one row of each rank, of the same steps.
     """
-    peers = [other.compute_s for other in rows if other.stages == row.stages and other.rank != row.rank]
-    median = statistics.median(peers) if peers else 0.0
-    return row.compute_s / median if median > 0 else None
+    peers: dict[tuple[int, ...], list[float]] = {}
+    for row in rows:
+        peers.setdefault(tuple(row.stages), []).append(row.compute_s)
+    for times in peers.values():
+        times.sort()
+    ratios = {}
+    for row in rows:
+        times = peers[tuple(row.stages)]
+        median = _median_of_others(times, bisect_left(times, row.compute_s))
+        if median > 0:
+            ratios[row.rank] = row.compute_s / median
+    return ratios
+
+
+def _median_of_others(ordered: Sequence[float], without: int) -> float:
+    """Return the median of a list of ascending values without the one at a position; 0 if there is no other."""
+    count = len(ordered) - 1
+    if not count:
+        return 0.0
+    middle = ((count - 1) // 2, count // 2)
+    return sum(ordered[at + (at >= without)] for at in middle) / 2
 
 
 def slow_rank_text(rows: Sequence[RankRow]) -> str | None:
     """Return a sentence that names the slowest rank and by how much it is slower than its peers; None if no rank is
     slow. The arguments are those of `slowness`."""
-    known = [(ratio, row) for row in rows if (ratio := slowness(row, rows)) is not None]
-    ratio, row = max(known, key=lambda item: item[0], default=(1.0, None))
-    if row is None or ratio <= SLOW:
+    ratios = slowness(rows)
+    row = max(rows, key=lambda row: ratios.get(row.rank, 0.0), default=None)
+    if row is None or ratios.get(row.rank, 0.0) <= SLOW:
         return None
-    return f"rank {row.rank} ({row.device}) computes {ratio:.2f} times as long as the median of its peers"
+    return f"rank {row.rank} ({row.device}) computes {ratios[row.rank]:.2f} times as long as the median of its peers"

@@ -46,7 +46,7 @@ class Chromium:
         os.close(reads)
         os.close(writes)
         self._commands, self._events = os.fdopen(commands, "wb", 0), os.fdopen(events, "rb", 0)
-        self._rest, self._number, self._session = b"", 0, ""
+        self._rest, self._number, self._session, self._width = b"", 0, "", 800
         self.errors: list[str] = []
         """Errors and warnings on the page's console, and exceptions that nothing caught."""
         self.requests: list[str] = []
@@ -85,11 +85,21 @@ class Chromium:
         """Open a file, and return when it is loaded."""
         self.errors.clear()
         self.requests.clear()
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self._width = width
+        self._resize(900)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=page.as_uri())
         self.value("new Promise(done => document.readyState === 'complete' ? done() : addEventListener('load', done))")
+        self._settle()
+
+    def _resize(self, height: int) -> None:
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=self._width, height=height, deviceScaleFactor=1, mobile=False
+        )
+
+    def _settle(self) -> None:
+        """Return when the page has been drawn twice."""
         self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def value(self, expression: str) -> Any:
@@ -98,14 +108,12 @@ class Chromium:
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
-    def screenshot(self, target: Path, whole: bool = True) -> None:
-        """Write a picture of the page as PNG.
-
-        Args:
-            whole: the whole page, not only what a window shows.
-        """
-        done = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        target.write_bytes(base64.b64decode(done["data"]))
+    def screenshot(self, target: Path) -> None:
+        """Write a picture of the whole page as PNG."""
+        self._resize(self.value("document.documentElement.scrollHeight"))
+        self._settle()
+        target.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+        self._resize(900)
 
     def _message(self) -> dict[str, Any]:
         while b"\0" not in self._rest:

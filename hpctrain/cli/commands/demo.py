@@ -26,6 +26,7 @@ from hpctrain.cli.views.console import Console, phases
 from hpctrain.corpus.prepare.options import Progress
 from hpctrain.launch.local import check_gpus
 from hpctrain.launch.local_run import LocalJob, start
+from hpctrain.launch.predicted_step import predicted_spans
 from hpctrain.launch.preflight.prepare import RunInputs, prepare, resolve_run
 from hpctrain.launch.probe import probe_local
 from hpctrain.launch.starter import Starter, write_starter
@@ -188,7 +189,7 @@ def _report(run_folder: Path, seconds: float, preset: str) -> Path:
     _say(5, "Report", "Loss, throughput, the measured network, the plan and the recoveries in one file.")
     rows = last_row_of_each_step(read_metrics(run_folder / "metrics.jsonl"))
     click.echo(f"    loss {rows[0].loss:.3f} -> {rows[-1].loss:.3f} in {len(rows)} steps, none missing")
-    write_report(run_folder, report, SystemClock().wall())
+    write_report(run_folder, report, SystemClock().wall(), predicted_spans)
     base = run_folder.parent.parent
     _styled(f"\nDone in {format_seconds(seconds)}. Open {report}", "bold")
     click.echo("Next: change something in the plan by hand, and train by it:")

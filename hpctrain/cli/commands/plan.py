@@ -52,7 +52,7 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import read_run, run_of
 from hpctrain.records.topology.topology import Topology
-from hpctrain.report.html.tables import plural
+from hpctrain.report.html.tables.words import plural
 from hpctrain.runs.locate import find_run
 
 

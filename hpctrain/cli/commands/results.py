@@ -25,7 +25,6 @@ from hpctrain.base.units import format_bytes
 from hpctrain.cli.answers import JSON_OPTION, print_json, warn
 from hpctrain.cli.options.parameters import FILE, FOLDER, PATH, RUN, RUNS
 from hpctrain.cli.views.console import phases, table_console
-from hpctrain.cli.views.predicted_step import predicted_spans
 from hpctrain.hf.convert.convert import convert
 from hpctrain.hf.output import ExportFormat
 from hpctrain.hf.tensors import BYTES, shard_bytes
@@ -34,6 +33,7 @@ from hpctrain.jobs.tracking import FOLDER as TRACKING
 from hpctrain.jobs.tracking import track
 from hpctrain.launch.evaluate import CheckpointEvaluation, evaluate
 from hpctrain.launch.export import export
+from hpctrain.launch.predicted_step import predicted_spans
 from hpctrain.records.history.step_spans import StepSpans, recorded_steps, spans_file
 from hpctrain.records.run.run import run_of
 from hpctrain.records.run.tracking import TrackerName
@@ -56,15 +56,25 @@ from hpctrain.runs.sweeps import NamedRuns
 
 
 @click.command("report")
-@click.argument("named", metavar="RUN|SWEEP", type=RUNS)
-@click.option("-o", "--output", type=FILE, help="Default: report.html in RUN, or in the folder of the sweep.")
+@click.argument("several", metavar="RUN|SWEEP...", type=RUNS, nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    help="Default: report.html in RUN or in the folder of the sweep; of several, in the current folder.",
+)
+@click.option("--baseline", type=RUN, metavar="RUN", help="Run with which the others are compared. Default: the first.")
 @JSON_OPTION
-def report_command(named: NamedRuns, output: Path | None, as_json: bool) -> None:
-    """Write the report.html of a run or a sweep.
+def report_command(several: tuple[NamedRuns, ...], output: Path | None, baseline: Path | None, as_json: bool) -> None:
+    """Write the report.html of a run, of a sweep or of several runs.
 
-    The report is one file that needs no network and no other file: loss, throughput, stage times, bytes sent, the
-    measured network, the plan compared with the measurements, faults and recoveries. A run in progress has a report
-    too. The report of a sweep has the loss curves of all its runs in one chart, and the table of `hpctrain compare`.
+    The report is one file that needs no network and no other file: what the device-hours were spent on, loss,
+    throughput, learning rate, gradient norm, memory, times of stages and ranks, bytes sent, faults and recoveries, the
+    plan compared with the measurements, the measured network, and notes on what to set next time. A run in progress
+    has a report too.
+
+    The report of several runs or of a sweep has the curves of all runs in the same charts, the settings in which they
+    differ, and changes against the first run or --baseline. Runs that differ only in name and seed are one band.
 
     RUN is a run folder, a run's name or a job's id. Names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
     among the runs that you started anywhere; of several folders with that name the newest counts.
@@ -72,12 +82,20 @@ def report_command(named: NamedRuns, output: Path | None, as_json: bool) -> None
     if output is None:
         # In the run folder only the owner may read the report; a report elsewhere is made to be shown.
         click.get_current_context().with_resource(owner_only())
-    target, now = output or named.folder / "report.html", SystemClock().wall()
-    if named.is_sweep:
-        rows = sort_rows(_compared(named.runs).runs, "loss")
-        write_comparison(f"Sweep {run_name(named.folder.name)}", rows, target, now)
+    now, first = SystemClock().wall(), several[0]
+    place = first.folder if len(several) == 1 else Path()
+    target = output or place / "report.html"
+    if len(several) == 1 and not first.is_sweep and baseline is None:
+        write_report(first.folder, target, now, predicted_spans)
     else:
-        write_report(named.folder, target, now)
+        named = [*([baseline.resolve()] if baseline else []), *(folder for item in several for folder in item.runs)]
+        folders = list(dict.fromkeys(named))
+        compared = _compared(folders)
+        if first.is_sweep and len(several) == 1:
+            compared = replace(compared, runs=sort_rows(compared.runs, "loss"))
+        title = f"Sweep {run_name(first.folder.name)}" if first.is_sweep else f"{len(folders)} runs"
+        at = [Path(row.folder) for row in compared.runs].index(folders[0])
+        write_comparison(title, compared, at, target, now)
     print_json({"report": str(target)}) if as_json else click.echo(str(target))
 
 

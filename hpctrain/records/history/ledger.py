@@ -22,6 +22,8 @@ ExitClass = Literal["done", "resumable", "infrastructure", "fatal", "no_progress
 """How an attempt ended. done: the run is finished. resumable: the attempt was asked to stop (preemption, time limit, a
 user). infrastructure: nodes or the network failed. fatal: the training itself failed. no_progress: the attempt ended
 without a new checkpoint, and another attempt would end in the same way."""
+FAILED_CLASSES = ("infrastructure", "fatal", "no_progress")
+"""Exit classes of attempts that ended by a fault."""
 COUNTED_AGAINST_RETRIES = ("fatal", "no_progress")
 """Exit classes that count against recovery.retries; the run is not to blame for the other exit classes."""
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from hpctrain.base.errors import FileError
 from hpctrain.base.owned_files import read_owned
+from hpctrain.base.units import format_bytes
+from hpctrain.records.format.input_file import read_jsonl
+from hpctrain.records.history.layer_figures import LayerFigures
+from hpctrain.records.history.ledger import ATTEMPTS_FILE
+from hpctrain.records.history.node_log import NODE_LOG
 from hpctrain.records.history.provenance import (
     PROVENANCE_FILE,
     NodeEnvironment,
@@ -26,11 +32,16 @@ from hpctrain.records.history.run_log import (
     read_events,
     read_metrics,
 )
+from hpctrain.records.history.step_spans import StepSpans, recorded_steps, spans_file
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology
-from hpctrain.report.rank_times import read_last_rank_rows
-from hpctrain.report.status import RunStatus, decide_status, lock_held
+from hpctrain.report.cost import AttemptSpan, attempt_spans
+from hpctrain.report.device_hours import DeviceHours, read_device_hours
+from hpctrain.report.energy import RunEnergy, read_energy
+from hpctrain.report.rank_history import RankHistory, read_rank_history
+from hpctrain.report.rank_times import read_last_layers, read_last_rank_rows, slow_rank_text
+from hpctrain.report.status import AT_WORK, RunStatus, decide_status, lock_held
 from hpctrain.report.summaries import FaultRecovery, recoveries, steady_step_time
 
 _PLAN = re.compile(r"^plan(?:-(\d+))?\.json$")
@@ -95,8 +106,27 @@ class RunView:
     """Software and devices of each node in each attempt."""
     rank_rows: list[RankRow] = field(default_factory=list)
     """Where the time of each rank went in the last steps of which metrics-ranks.jsonl tells."""
+    rank_history: RankHistory = field(default_factory=lambda: RankHistory([], True))
+    """Times of the ranks over the run."""
+    layers: list[LayerFigures] = field(default_factory=list)
+    """The newest figures of each layer over all ranks; [] where none were measured."""
+    spans: list[AttemptSpan] = field(default_factory=list)
+    """Times of the attempts."""
+    device_hours: DeviceHours | None = None
+    """What the device-hours were spent on; None without an attempt."""
+    energy: RunEnergy | None = None
+    """What energy the run used; None if none could be read, or its file has more than `NODE_LOG_BYTES`."""
+    recorded_step: StepSpans | None = None
+    """The newest step of which each rank recorded its operations; None without one of at most `SPANS_BYTES`."""
     damaged: list[str] = field(default_factory=list)
     """Lines that name the files that could not be read, each with the reason."""
+
+    @property
+    def submitted_s(self) -> float | None:
+        """Time at which the run was submitted, in seconds since 1970; None if it is not known, and for local runs."""
+        if self.provenance is None or self.run.cluster.kind == "local":
+            return None
+        return datetime.fromisoformat(self.provenance.created.replace("Z", "+00:00")).timestamp()
 
     @property
     def start_s(self) -> float | None:
@@ -127,14 +157,19 @@ def read_run_view(folder: Path, now: float) -> RunView:
     damaged: list[str] = []
     run = run_of(folder)
     held = lock_held(folder)
+    attempts = _or_damaged(read_jsonl, folder / ATTEMPTS_FILE, damaged) or []
     events = _or_damaged(read_events, folder / "events.jsonl", damaged) or []
     rows = _or_damaged(read_metrics, folder / "metrics.jsonl", damaged) or []
+    ranks = read_last_rank_rows(folder)
+    status = decide_status(run, events, rows, now, held, attempts, slow_rank=slow_rank_text(ranks))
+    until = now if status.state in AT_WORK else None
+    signs = [*(event.time_s for event in events), *(row.time_s for row in rows)]
     return RunView(
         folder=folder.name,
         written_s=now,
         run=run,
         run_text=read_owned(folder / "run.yaml").decode("utf-8"),
-        status=decide_status(run, events, rows, now, held),
+        status=status,
         events=events,
         recoveries=recoveries(events),
         rows=rows,
@@ -143,9 +178,38 @@ def read_run_view(folder: Path, now: float) -> RunView:
         plans=_plans(folder, events, rows, damaged),
         provenance=_provenance(folder, damaged),
         environments=_or_damaged(read_environments, folder, damaged) or [],
-        rank_rows=read_last_rank_rows(folder),
+        rank_rows=ranks,
+        rank_history=read_rank_history(folder, len(ranks)),
+        layers=read_last_layers(folder),
+        spans=attempt_spans(attempts, signs, until),
+        device_hours=read_device_hours(folder, run, attempts, rows, events, until),
+        energy=_energy(folder, run, rows, damaged),
+        recorded_step=_recorded_step(folder, damaged),
         damaged=damaged,
     )
+
+
+NODE_LOG_BYTES = 64 << 20
+"""Largest metrics-nodes.jsonl that the report reads: about 40,000 lines of nodes with 8 GPUs, which take seconds."""
+
+
+def _energy(folder: Path, run: Run, rows: list[MetricRow], damaged: list[str]) -> RunEnergy | None:
+    path = folder / NODE_LOG
+    size = path.stat().st_size if path.exists() else 0
+    if size > NODE_LOG_BYTES:
+        damaged.append(f"{path}: {format_bytes(size)} are too much for a report; `hpctrain status` sums the energy up")
+        return None
+    return _or_damaged(lambda path: read_energy(path.parent, run, rows), path, damaged)
+
+
+SPANS_BYTES = 8 << 20
+"""Largest record of a step that the report reads, of about 3,000 ranks."""
+
+
+def _recorded_step(folder: Path, damaged: list[str]) -> StepSpans | None:
+    paths = [spans_file(folder, step) for step in recorded_steps(folder)]
+    small = [path for path in paths if path.stat().st_size <= SPANS_BYTES]
+    return _or_damaged(partial(StepSpans.read, owned=True), small[-1], damaged) if small else None
 
 
 def _topology(folder: Path, damaged: list[str]) -> Topology | None:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.atomic import write_json
-from hpctrain.base.errors import FileError
+from hpctrain.base.errors import FileError, RefusedError
 from hpctrain.cli.main import cli
 from hpctrain.records.history.provenance import (
     ImageIdentity,
@@ -18,10 +18,12 @@ from hpctrain.records.history.provenance import (
     RunProvenance,
     SoftwareVersions,
 )
+from hpctrain.records.history.step_spans import RankSpans, StepSpans, spans_file
 from hpctrain.report.html.charts.matrices import QUANTITIES, matrix
 from hpctrain.report.html.page import chart_library
 from hpctrain.report.html.render import render, write_report
 from hpctrain.report.html.run_view import read_run_view
+from hpctrain.report.step_trace import PredictedSpan
 
 
 class Page(HTMLParser):
@@ -61,7 +63,7 @@ def page_of(make, folder, at=100.0):
 def test_the_whole_run(make, finished_run):
     page = page_of(make, finished_run)
     assert list(page.charts) == [
-        "loss", "throughput", "step-time", "stages", "bubble", "bytes", "wall",
+        "loss", "throughput", "step-time", "lr", "grad-norm", "memory", "stages", "bubble", "bytes", "wall",
         "bandwidth", "loaded-bandwidth", "latency",
     ]  # fmt: skip
     for expected in (
@@ -127,7 +129,7 @@ def test_a_run_in_progress_has_a_report(make, run_folder):
 def test_a_damaged_file_is_named_and_the_rest_is_shown(make, finished_run):
     (finished_run.path / "topology.json").write_text("{")
     page = page_of(make, finished_run)
-    assert "Files that could not be read" in page.text
+    assert "What could not be read" in page.text
     assert "topology.json:1: not valid JSON" in page.text
     assert "loss" in page.charts
 
@@ -244,3 +246,67 @@ def test_software_has_a_column_for_each_attempt(make, finished_run):
         assert expected in page, expected
     (finished_run.path / "provenance.json").write_text("{")
     assert "provenance.json" in page_of(make, finished_run).text
+
+
+def test_what_it_cost_and_what_to_set_next_time(make, finished_run):
+    folder = finished_run.path
+    attempts = [
+        {"attempt": 0, "job_id": "7", "nodes": ["n1"], "start": make.start_s, "end": make.start_s + 20,
+         "class": "resumable", "reason": "preempted"},
+        {"attempt": 1, "job_id": "8", "nodes": ["n1"], "start": make.start_s + 25, "end": make.start_s + 40,
+         "class": "done"},
+    ]  # fmt: skip
+    (folder / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in attempts))
+    page = page_of(make, finished_run)
+    for expected in (
+        "Done: 40 steps, 81.9k tokens in", "0.00972 node-hours", "of them in useful steps", "lost to faults",
+        "0 7 1 – 20 s resumable – preempted", "1 8 1 5 s 15 s done", "20 +20.5 s 400 ms 12.0 MiB saved",
+        "Next time 5 steps were done again after faults", "checkpoint.every: 25",
+    ):  # fmt: skip
+        assert expected in page.text, (expected, page.text)
+
+
+def test_a_validation_loss_below_the_training_loss_is_explained(make, run_folder):
+    rows = [make.row(step, step) for step in range(1, 21)]
+    run_folder.write([], [*rows[:-1], rows[-1].model_copy(update={"valid_loss": 9.0})])
+    assert "is below the training loss" not in page_of(make, run_folder).text
+    run_folder.write([], [make.row(21, 21, valid_loss=1.0)])
+    assert (
+        "After step 21 the validation loss is below the training loss. That is no error"
+        in page_of(make, run_folder).text
+    )
+
+
+def test_energy_is_a_table(make, finished_run):
+    line = {"schema": "hpctrain.node_metric/v1", "time_s": make.start_s + 40, "seconds": 40.0, "attempt": 0,
+            "node": "n1", "machine": "n1", "cpu_j": {"package-0": 3.6e6}}  # fmt: skip
+    (finished_run.path / "metrics-nodes.jsonl").write_text(json.dumps(line) + "\n")
+    assert "all attempts 1 kWh" in page_of(make, finished_run).text
+
+
+def test_a_log_of_nodes_that_is_too_large_is_named(make, finished_run, monkeypatch):
+    monkeypatch.setattr("hpctrain.report.html.run_view.NODE_LOG_BYTES", 3)
+    (finished_run.path / "metrics-nodes.jsonl").write_text("{}\n\n")
+    assert "4 B are too much for a report; `hpctrain status` sums the energy up" in page_of(make, finished_run).text
+
+
+def test_the_predicted_step_stands_below_the_measured_one(make, finished_run):
+    ranks = [RankSpans(rank=0, device="local0:cpu0", spans=[("forward stage 0 mb 0", -1.0, -0.5, "compute")])]
+    (finished_run.path / "profile").mkdir()
+    StepSpans(step=10, generation=0, ranks=ranks).write(spans_file(finished_run.path, 10))
+
+    def predict(folder, generation):
+        assert (folder, generation) == (finished_run.path, 0)
+        return [PredictedSpan(0, "forward stage 0 mb 0", 0.0, 0.4, "compute")]
+
+    target = finished_run.path / "report.html"
+    write_report(finished_run.path, target, make.start_s, predict)
+    chart = Page(target.read_text()).charts["timeline"]
+    assert chart["rows"] == ["rank 0", "predicted"]
+    assert [bar[:4] for bar in chart["bars"]] == [[0, 0, 0.0, 0.5], [1, 0, 0.0, 0.4]]
+
+    def refuse(folder, generation):
+        raise RefusedError("no such plan")
+
+    write_report(finished_run.path, target, make.start_s, refuse)
+    assert "the predicted step is absent: no such plan" in Page(target.read_text()).text

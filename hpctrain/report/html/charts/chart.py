@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from hpctrain.base.units import format_si
@@ -53,6 +54,11 @@ class Curve:
     """Lower edge of a band around the line."""
     high: Sequence[float] | None = None
     """Upper edge of the band."""
+
+    @cached_property
+    def shown(self) -> list[int]:
+        """Positions of the points that are shown."""
+        return extremes(self.y, MOST_POINTS)
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class LineChart(Chart):
     @property
     def note_of_points(self) -> str:
         """How many points are shown, if not all are."""
-        lengths = [(len(curve.y), len(_shown(curve))) for curve in self.curves]
+        lengths = [(len(curve.y), len(curve.shown)) for curve in self.curves]
         points, shown = map(max, zip(*lengths, strict=True))
         if shown == points:
             return ""
@@ -199,12 +205,8 @@ def _axis_json(axis: Axis) -> dict[str, Any]:
     return {"title": axis.title, "unit": axis.unit, "zero": axis.from_zero, "log": axis.is_log}
 
 
-def _shown(curve: Curve) -> list[int]:
-    return extremes(curve.y, MOST_POINTS)
-
-
 def _curve_json(curve: Curve) -> dict[str, Any]:
-    shown = _shown(curve)
+    shown = curve.shown
     values: dict[str, Any] = {
         "name": curve.name,
         "colour": curve.colour,

@@ -23,7 +23,8 @@
     var size = Math.abs(value), prefix = [1, ""];
     if (unit === "%") { return parseFloat((100 * value).toPrecision(4)) + " %"; }
     if (size === 0) { return "0"; }
-    if (unit || size >= 1e5) {
+    if (!unit && size < 1e6 && Number.isInteger(value)) { return value.toLocaleString("en-US"); }
+    if (unit || size >= 1e6) {
       prefix = PREFIXES.find(function (entry) { return size >= entry[0] * 0.99999; }) || PREFIXES[PREFIXES.length - 1];
       if (!unit && prefix[0] < 1) { prefix = [1, ""]; }
     } else if (size < 1e-3) {
@@ -56,14 +57,14 @@
       textStyle: {color: theme.ink, fontSize: 12, fontFamily: theme.font}}, extra);
   }
 
-  function legend(names) {
-    return {type: "scroll", top: 2, left: 0, right: 76, data: names, itemWidth: 18, itemHeight: 9, itemGap: 14,
+  function legend(names, narrow) {
+    return {type: "scroll", top: 2, left: 0, right: narrow ? 0 : 110, data: names, itemWidth: 18, itemHeight: 9, itemGap: 14,
       inactiveColor: theme.edge, pageIconColor: theme.soft, pageIconInactiveColor: theme.edge, pageIconSize: 10,
       textStyle: {color: theme.soft, fontSize: 12}, pageTextStyle: {color: theme.soft}};
   }
 
   function zoomTools() {
-    return {right: 4, top: 0, itemSize: 13, itemGap: 8, iconStyle: {borderColor: theme.faint},
+    return {right: 0, top: -8, itemSize: 13, itemGap: 8, iconStyle: {borderColor: theme.faint},
       emphasis: {iconStyle: {borderColor: theme.ink, textFill: theme.ink}},
       feature: {dataZoom: {filterMode: "none", title: {zoom: "zoom", back: "back"}}, restore: {title: "whole"}}};
   }
@@ -96,7 +97,7 @@
       }};
   }
 
-  function lines(chart, which) {
+  function lines(chart, which, narrow) {
     var series = [], DASH = {line: "solid", faint: "solid", dashed: [6, 4], points: "dotted"};
     chart.curves.forEach(function (curve) {
       var ink = colour(curve), places = curve.x[which], faint = curve.form === "faint", points = curve.form === "points";
@@ -118,8 +119,10 @@
     var shown = chart.curves.filter(function (curve) { return curve.form !== "faint"; });
     var names = shown.map(function (curve) { return curve.name; });
     return common({
-      xAxis: horizontal(chart.x[which]), yAxis: axis(chart.y, {name: ""}), series: series, toolbox: zoomTools(),
-      legend: legend(shown.length > 1 || chart.curves.length > 1 ? names : []),
+      xAxis: horizontal(chart.x[which]), yAxis: axis(chart.y, {name: ""}), series: series, toolbox: narrow ? undefined : zoomTools(),
+      legend: legend(shown.length > 1 || chart.curves.length > 1 ? names : [], narrow),
+      grid: {left: 6, right: 18, top: shown.length > 1 || chart.curves.length > 1 ? 40 : 22, bottom: 30, outerBoundsMode: "same",
+        outerBoundsContain: "axisLabel"},
       tooltip: tooltip({trigger: "axis", axisPointer: {lineStyle: {color: theme.faint}}, formatter: function (items) {
         var seen = items.filter(function (item) { return item.seriesType === "line" && item.value[1] !== null; });
         if (!seen.length) { return ""; }
@@ -150,7 +153,8 @@
     }
     return common({
       xAxis: category(chart.columns, chart.x.title, {nameLocation: "middle", nameGap: 26}),
-      yAxis: category(chart.rows, chart.y.title, {inverse: true, nameLocation: "start", nameGap: 8}),
+      yAxis: category(chart.rows, chart.y.title, {inverse: true, nameLocation: "start", nameGap: 8,
+        axisLabel: {color: theme.soft, width: 110, overflow: "truncate", interval: Math.ceil(chart.rows.length / 26) - 1}}),
       grid: {left: 6, right: 12, top: 58, bottom: 30, outerBoundsMode: "same", outerBoundsContain: "axisLabel"},
       visualMap: {type: "continuous", min: low, max: high === low ? low + Math.abs(low || 1) * 1e-6 : high, orient: "horizontal",
         right: 0, top: 0, itemWidth: 10, itemHeight: 110, inRange: {color: theme.ramp}, precision: 3,
@@ -166,10 +170,11 @@
     });
   }
 
-  function spans(chart) {
+  function spans(chart, which, narrow) {
     var series = chart.kinds.map(function (kind, index) {
       var ink = theme.series[index % COLOURS];
       return {type: "custom", name: kind, clip: true, color: ink, itemStyle: {color: ink}, encode: {x: [1, 2], y: 0},
+        z: 2 + chart.kinds.length - index,  // an operation lies within one of a later kind
         data: chart.bars.filter(function (bar) { return bar[1] === index; }).map(function (bar) {
           return {value: [bar[0], bar[2], bar[3]], name: bar[4]};
         }),
@@ -185,7 +190,8 @@
         max: "dataMax"}),
       yAxis: {type: "category", data: chart.rows, inverse: true, axisLine: {show: false}, axisTick: {show: false},
         axisLabel: {color: theme.soft, hideOverlap: true}},
-      legend: legend(series.map(function (entry) { return entry.name; })), toolbox: zoomTools(), series: series,
+      legend: legend(series.map(function (entry) { return entry.name; }), narrow), series: series,
+      toolbox: narrow ? undefined : zoomTools(),
       tooltip: tooltip({trigger: "item", formatter: function (item) {
         return dot(item.color) + text(item.name) + "<br>" + text(chart.rows[item.value[0]]) + ", <b>" +
           number(item.value[2] - item.value[1], "s") + "</b> from " + number(item.value[1], "s");
@@ -203,7 +209,7 @@
     if (old) { old.dispose(); }
     // Drawn as SVG, text stays sharp in print; thousands of rectangles are drawn faster on a canvas.
     var view = echarts.init(place, null, {renderer: isLarge(chart) ? "canvas" : "svg"});
-    view.setOption({lines: lines, heat: heat, spans: spans}[chart.kind](chart, place.which));
+    view.setOption({lines: lines, heat: heat, spans: spans}[chart.kind](chart, place.which, place.clientWidth < 480));
   }
 
   function drawAll() {
@@ -215,7 +221,11 @@
   function step(place, event) {
     var moves = {ArrowRight: 1, ArrowLeft: -1, PageDown: 25, PageUp: -25, Home: -Infinity, End: Infinity};
     var view = echarts.getInstanceByDom(place), series = view.getOption().series;
-    var which = series.findIndex(function (entry) { return entry.type !== "custom" || place.chart.kind === "spans"; });
+    var which = -1;  // the longest series; bands have no text
+    series.forEach(function (entry, index) {
+      var shown = entry.type !== "custom" || place.chart.kind === "spans";
+      if (shown && (which < 0 || entry.data.length >= series[which].data.length)) { which = index; }
+    });
     if (event.key === "Escape") { view.dispatchAction({type: "hideTip"}); }
     if (!(event.key in moves) || which < 0) { return; }
     event.preventDefault();

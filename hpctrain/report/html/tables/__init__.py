@@ -1,0 +1,1 @@
+"""The tables of a report, as rows of text, so that the page only lays them out."""
