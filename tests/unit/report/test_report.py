@@ -18,6 +18,7 @@ from hpctrain.records.history.provenance import (
     RunProvenance,
     SoftwareVersions,
 )
+from hpctrain.records.history.run_log import BytesSent
 from hpctrain.records.history.step_spans import RankSpans, StepSpans, spans_file
 from hpctrain.report.html.charts.matrices import QUANTITIES, matrix
 from hpctrain.report.html.page import chart_library
@@ -98,6 +99,17 @@ def test_only_axes_that_sent_something_are_drawn(make, finished_run):
         "data parallel",
         "pipeline",
     ]
+
+
+def test_gradients_that_are_summed_by_level_have_bytes_by_level(make, run_folder):
+    sent = BytesSent(dp=300, dp_intra_node=200, dp_inter_node=100)
+    run_folder.write([], [make.row(step, step, bytes_sent=sent) for step in (1, 2)])
+    curves = page_of(make, run_folder).charts["bytes"]["curves"]
+    assert {curve["name"]: curve["y"] for curve in curves} == {
+        "data parallel": [300, 300],
+        "data parallel, within nodes": [200, 200],
+        "data parallel, between nodes": [100, 100],
+    }
 
 
 def test_a_bubble_is_drawn_only_for_steps_that_had_a_pipeline(make, run_folder):

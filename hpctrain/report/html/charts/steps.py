@@ -147,17 +147,24 @@ def bubble_chart(view: RunView) -> Chart | None:
 
 
 def bytes_chart(view: RunView) -> Chart | None:
-    """Return the chart of the bytes sent in a step, by mesh axis; None if nothing was sent."""
+    """Return the chart of the bytes sent in a step, by mesh axis, and within and between nodes where gradients are
+    summed by level; None if nothing was sent."""
     series: dict[str, Value] = {name: partial(_bytes_sent, axis=axis) for axis, name in _AXES.items()}
     note = "On the wire of the whole job, counted where it is sent."
     return _step_chart(view, "bytes", "Bytes sent in a step (B)", note, series, Axis("", "B", from_zero=True))
 
 
-_AXES = {"dp": "data parallel", "pp": "pipeline", "tp": "tensor parallel"}
+_AXES = {
+    "dp": "data parallel",
+    "dp_intra_node": "data parallel, within nodes",
+    "dp_inter_node": "data parallel, between nodes",
+    "pp": "pipeline",
+    "tp": "tensor parallel",
+}
 
 
-def _bytes_sent(row: MetricRow, axis: str) -> float:
-    sent: int = getattr(row.bytes_sent, axis)
+def _bytes_sent(row: MetricRow, axis: str) -> float | None:
+    sent: int | None = getattr(row.bytes_sent, axis)
     return sent
 
 
