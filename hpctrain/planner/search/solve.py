@@ -166,13 +166,16 @@ def solve_as_paper(space: SearchSpace) -> ChosenPlan:
         RefusedError: no M in `GRID` fits the memory, or there are too few devices for the degrees.
     """
     made, errors = list[_PaperLayout](), list[HpctrainError]()
-    for dims in _degrees(space.pool, space.work):
-        try:
-            made.append(_paper_layout(space, dims))
-        except (InputError, RefusedError) as error:
-            errors.append(error)
+    for group in _degrees(space.pool, space.work):
+        for dims in group:
+            try:
+                made.append(_paper_layout(space, dims))
+            except (InputError, RefusedError) as error:
+                errors.append(error)
+        if made:
+            break
     if not made:
-        raise errors[0]
+        raise errors[-1]
     chosen = min(made, key=lambda option: option.imbalance_s)
     if not space.can_shard(chosen.layout.placement):
         raise InputError(f"parallel: {WHY_NO_SHARDING}")
@@ -277,19 +280,21 @@ def equation_7(stages: int, layers: int, micro_batches: int, step_s: float, send
     return stages / layers * micro_batches * step_s + (micro_batches - 1) * send_s
 
 
-def _degrees(pool: DevicePool, work: Workload) -> list[ParallelDims]:
-    """Return the degrees that the paper's rules allow: those of the run file, or as many stages as nodes. For a deep
-    model, they are those numbers of stages that have 4 to 6 blocks each, if there are any."""
+def _degrees(pool: DevicePool, work: Workload) -> list[list[ParallelDims]]:
+    """Return the degrees that the paper's rules allow, in groups; a later group counts if nothing in those before it is
+    possible. They are those of the run file, or numbers of stages that have 4 to 6 blocks each, then as many stages as
+    nodes.
+    """
     if work.fixed is not None:
-        return [ParallelDims(work.fixed.pp, work.fixed.dp, work.fixed.tp)]
+        return [[ParallelDims(work.fixed.pp, work.fixed.dp, work.fixed.tp)]]
     nodes = pool.by_node()
     devices = min(len(devices) for devices in nodes.values())
     tp = max(tp for tp in range(1, devices + 1) if devices % tp == 0 and work.spec.tensor_parallel_error(tp) is None)
     if work.spec.pipeline_error(2) is not None:
-        return [ParallelDims(1, len(nodes) * devices // tp, tp)]
-    least, most = SEAM_LAYERS
-    at_seams = [pp for pp in range(2, len(nodes) + 1) if least * pp <= work.spec.layers <= most * pp]
-    return [ParallelDims(pp, devices // tp, tp) for pp in at_seams or [min(len(nodes), work.spec.layers)]]
+        return [[ParallelDims(1, len(nodes) * devices // tp, tp)]]
+    (least, most), layers = SEAM_LAYERS, work.spec.layers
+    at_seams = [pp for pp in range(2, len(nodes) + 1) if least * pp <= layers <= most * pp]
+    return [[ParallelDims(pp, devices // tp, tp) for pp in group] for group in (at_seams, [min(len(nodes), layers)])]
 
 
 def _stage_units(space: SearchSpace, pp: int, dp: int, tp: int) -> list[list[TensorParallelGroup]]:
