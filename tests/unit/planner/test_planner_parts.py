@@ -34,14 +34,14 @@ def _cluster(seed: int, devices: int) -> Topology:
 
 def _run(seed: int) -> Run:
     draw = random.Random(seed)
-    dims = {"layers": draw.choice((6, 11)), "dim": 1024, "heads": 16, "vocab": 32000}
+    dims = {"layers": draw.choice((12, 22)), "dim": 1024, "heads": 16, "vocab": 32000}
     return Run.model_validate(
         {
             "steps": 1,
             "precision": "bf16",
             "model": {"dims": dims},
             "data": {"train": ["data"], "seq_len": 1024},
-            "batch": {"global": draw.choice((30, 32, 128, 250))},
+            "batch": {"global": draw.choice((60, 64, 256, 500))},
         }
     )
 
@@ -58,7 +58,7 @@ def _parts(topology: Topology) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "devices"), [(2, 66), (4, 72), (6, 128)])
+@pytest.mark.parametrize(("seed", "devices"), [(2, 66), (4, 90), (6, 128)])
 def test_no_part_of_a_cluster_has_a_faster_plan(seed, devices):
     topology, run = _cluster(seed, devices), _run(seed)
     spec = run.spec()

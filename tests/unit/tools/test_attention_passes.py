@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,6 +36,7 @@ class ScorePasses(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 def test_scores_are_touched_as_often_as_the_operations_of_plain_attention_do() -> None:
     query, key, value = (torch.randn(ROWS * HEADS, SEQ, WIDTH, requires_grad=True) for _ in range(3))
     later = torch.ones(1, 1, SEQ, SEQ, dtype=torch.bool).triu(1)
