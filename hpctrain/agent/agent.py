@@ -388,10 +388,7 @@ def _question(
 ) -> Callable[[Generation, int], Future[ChangePlanOrder | None]] | None:
     """Return a function that asks the adviser in a thread of its own, and then calls `wake`; None without an
     adviser."""
-    if adviser is None:
-        return None
-    # The search for a plan gives way to the workers of the node.
-    return partial(in_background(HelperThread("adviser", nice=19), wake), adviser.advise)
+    return None if adviser is None else partial(in_background(HelperThread("adviser"), wake), adviser.advise)
 
 
 def _member(agent: Announcement | PeerView) -> Member:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -17,14 +15,7 @@ class HelperThread(Executor):
     """Makes calls one after the other. Unlike the threads of a ThreadPoolExecutor, it never keeps its process from
     ending, even if a call hangs."""
 
-    def __init__(self, name: str, nice: int = 0) -> None:
-        """Start the thread.
-
-        Args:
-            name: name of the thread.
-            nice: by how much its calls give way to other threads of the machine, 0 to 19.
-        """
-        self._nice = nice
+    def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._is_shut = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -42,9 +33,6 @@ class HelperThread(Executor):
         self._calls.put(None)
 
     def _run(self) -> None:
-        if self._nice:
-            with contextlib.suppress(OSError):  # Linux has a priority for each thread
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while (item := self._calls.get()) is not None and not self._is_shut:
             future, call = item
             if not future.set_running_or_notify_cancel():
