@@ -95,8 +95,9 @@ def test_early_and_late_sums_of_a_hybrid_plan_are_the_same_training(tmp_path: Pa
     settings = replace(SMALL, spec=SMALL.spec.model_copy(update={"layers": 4}))
     with local_site(4) as place:
         early, late = measure_site(SystemRunner(), place, ["hybrid_int8", "hybrid_int8_late"], settings, tmp_path)
-    assert early.loss == late.loss
-    assert early.counted_bytes_per_parameter == late.counted_bytes_per_parameter
+    # A bucket has gradients of one stage or of several, so blocks of integers begin elsewhere.
+    assert early.loss == pytest.approx(late.loss, abs=1e-3)
+    assert early.counted_bytes_per_parameter == pytest.approx(late.counted_bytes_per_parameter, rel=0.02)
     assert late.late_ratio is None
     assert early.late_ratio is not None
     assert early.late_ratio_low <= early.late_ratio <= early.late_ratio_high  # type: ignore[operator]
