@@ -43,9 +43,8 @@ from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes
 
 SIZES = (1, 2**16, 2**20, BUCKET_BYTES // 4)
 """Numbers of fp32 values in the all-reduces with which a link is measured. The largest is a bucket of gradients."""
-REPEATS = 12
-"""All-reduces of each size that count, after two that do not. Where processes share cores, single ones take up to four
-times as long as others."""
+REPEATS = 9
+"""All-reduces of each size. Where processes share cores, single ones take up to four times as long as others."""
 STEPS = 10_000
 """Number of steps of the run for which the method auto asks the planner; with so many, the warm-up does not matter."""
 AUTO = "auto"
@@ -128,13 +127,13 @@ def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
     for numbers in SIZES:
         values = torch.zeros(numbers)
         taken = []
-        for _ in range(2 + REPEATS):
+        for _ in range(REPEATS):
             dist.barrier(group)
             start = time.perf_counter()
             dist.all_reduce(values, group=group)
             taken.append(time.perf_counter() - start)
         # A ring all-reduce sends 2·(n−1) messages, each an n-th of the values.
-        points.append((values.nbytes / world, statistics.median(taken[2:]) / (2 * (world - 1))))
+        points.append((values.nbytes / world, statistics.median(taken) / (2 * (world - 1))))
     return fit_alpha_beta(points)
 
 
