@@ -113,6 +113,8 @@ KINDS = (
 )
 """FLOP/s, bytes of memory and bytes/s of memory of the kinds of GPUs of mixed cases."""
 MIXED_CASES = (
+    MixedCase(256, 4, 12.5, "7B", 256, 2048, (8, 4, 8, 2)),
+    MixedCase(1000, 4, 12.5, "7B", 1024, 2048, (8, 4, 8, 2)),
     MixedCase(64, 5, 12.5, "350M", 64, 1024, (8, 4, 2, 1, 8, 4)),
     MixedCase(64, 5, 12.5, "1.3B", 512, 2048, (8, 4, 2, 1, 8, 4)),
     MixedCase(64, 5, 12.5, "7B", 128, 2048, (8, 8, 4, 8, 2)),
@@ -123,8 +125,6 @@ MIXED_CASES = (
     MixedCase(32, 3, 3, "1.3B", 64, 2048, (4, 2, 4, 2)),
     MixedCase(8, 8, 3, "1.3B", 32, 1024, (2, 1, 2, 1, 2)),
     MixedCase(8, 8, 1, "350M", 16, 1024, (1,)),
-    MixedCase(256, 4, 12.5, "7B", 256, 2048, (8, 4, 8, 2)),
-    MixedCase(1000, 4, 12.5, "7B", 1024, 2048, (8, 4, 8, 2)),
 )
 """Cases whose lower bounds lie far below the predicted steps."""
 ALL_CASES: tuple[SearchCase | MixedCase, ...] = CASES + MIXED_CASES
