@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpctrain.base.even_parts import even_parts
-from hpctrain.bench.planner.search import CASES, SearchCase, scene_of_case
+from hpctrain.bench.planner.search import CASES, MixedCase, SearchCase, scene_of_case
 from hpctrain.bench.record import make_record
 from hpctrain.planner import make_plan
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
@@ -54,7 +54,7 @@ class PlacementRow:
 
 
 def measure(
-    progress: Callable[[str], None], cases: Sequence[SearchCase] = PLACED, orders: int = ORDERS
+    progress: Callable[[str], None], cases: Sequence[SearchCase | MixedCase] = PLACED, orders: int = ORDERS
 ) -> dict[str, Any]:
     """Plan every case, and predict the step time also with ranks in the listed order of the nodes and in `orders`
     random orders. Return the record of the bench."""
@@ -65,7 +65,7 @@ def measure(
     return make_record("placement", rows, {"orders": orders})
 
 
-def _row(case: SearchCase, orders: int) -> PlacementRow:
+def _row(case: SearchCase | MixedCase, orders: int) -> PlacementRow:
     run, topology = scene_of_case(case)
     spec = run.spec()
     plan = make_plan(run, spec, topology)

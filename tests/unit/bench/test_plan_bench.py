@@ -11,7 +11,15 @@ from hpctrain.base.errors import CommandTimeoutError
 from hpctrain.base.process import CommandResult, SystemRunner
 from hpctrain.bench.planner.annealing import annealed_pct
 from hpctrain.bench.planner.placement import measure as measure_placement
-from hpctrain.bench.planner.search import CASES, MIXED_CASES, SearchCase, brute_force_gap_pct, figures_of, scene_of_case
+from hpctrain.bench.planner.search import (
+    CASES,
+    MIXED_CASES,
+    MixedCase,
+    SearchCase,
+    brute_force_gap_pct,
+    figures_of,
+    scene_of_case,
+)
 from hpctrain.cli.main import cli
 from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.replan.replan import plan_without
@@ -56,9 +64,9 @@ def test_annealing_improves_a_plan_by_the_rules_of_the_paper_and_hardly_that_of_
 
 
 def test_unlike_devices_gain_by_placement_and_equal_ones_do_not() -> None:
-    cases = [case for case in CASES if case.name in ("equal-32-350M", "paper-32-1.3B", "unlike-16-7B")]
-    rows = {row["case"]: row for row in measure_placement(lambda said: None, cases, orders=3)["rows"]}
-    equal, mixed, large = rows["equal-32-350M"], rows["paper-32-1.3B"], rows["unlike-16-7B"]
+    cases = [case for case in CASES if case.name in ("equal-32-350M", "paper-32-1.3B")]
+    cases.append(MixedCase(16, kinds=4, gb_per_s=12.5, model="7B", rows=64, seq_len=2048, sizes=(4,)))
+    equal, mixed, large = measure_placement(lambda said: None, cases, orders=3)["rows"]
     assert equal["shuffled_s"] == pytest.approx([equal["planned_s"]] * 3)
     assert mixed["planned_s"] < mixed["shuffled_s"][1] <= mixed["shuffled_s"][0] <= mixed["shuffled_s"][2]
     assert mixed["planned_s"] < mixed["listed_s"]
