@@ -79,7 +79,7 @@ class _Tracking:
         self._until_s = float("-inf")
 
     def open(self, settings: Mapping[str, object]) -> None:
-        """Begin, or continue behind the last row that was written to the same folder.
+        """Begin to track the run, or continue behind the last of its rows that an earlier call wrote to the tracker.
 
         Args:
             settings: those of the run file, as in `TrackedRun`.

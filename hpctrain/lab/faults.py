@@ -151,9 +151,8 @@ def limit_cpu(machine: Machine, layout: LabLayout, names: Sequence[str], cores: 
 def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str, NodeState]:
     """Undo every fault of some nodes and wait until Slurm uses them again; return their states in Slurm by name.
 
-    Links go up with the spec's rates and without cuts, nodes get the spec's CPU shares, and stopped processes continue.
-    A slurmd that is gone, or whose
-    node Slurm has set down, is restarted.
+    Links go up without cuts and with the rates of the spec with which the lab was started (lab.json), nodes get its CPU
+    shares, and stopped processes continue. A slurmd that is gone, or whose node Slurm has set down, is restarted.
 
     Args:
         names: names of the nodes.

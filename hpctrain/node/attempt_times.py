@@ -120,7 +120,8 @@ class AttemptTimes:
 
     @property
     def rows(self) -> list[MetricRow]:
-        """The present generation's rows of metrics.jsonl, in order: the first ones and the newest."""
+        """The present generation's rows of metrics.jsonl, in order: the first `WARMUP_STEPS` and the newest
+        `NEWEST_ROWS`; those between are dropped."""
         return [*self._first_rows, *self._rows]
 
     @property

@@ -52,7 +52,8 @@ def select_nodes(topology: Topology, nodes: str, source: Path) -> Topology:
 
 @contextmanager
 def errors_name_file(source: Path) -> Iterator[None]:
-    """Give the errors of the code within, which begin with "topology:", the path of the topology file instead.
+    """In errors of the code within that begin with "topology:", replace this word by the path of the topology file; raise
+    other errors unchanged.
 
     Args:
         source: path of the topology file.

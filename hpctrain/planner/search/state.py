@@ -315,8 +315,8 @@ class CandidateQueue:
         """Queue an option of a space, unless it was queued before or has more stages than the model has blocks.
 
         Args:
-            bound_s: lower bound of the candidate from which the option comes. The larger of it and the option's
-                closed-form bound becomes the option's bound.
+            bound_s: lower bound of the queued option from which this one was derived, such as by leaner memory options.
+                The larger of it and the option's closed-form bound becomes the option's bound.
         """
         key = (space.work.memory_options, option)
         if self.plain.work.spec.layers < option.stages or key in self._pushed:
