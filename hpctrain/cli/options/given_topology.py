@@ -52,8 +52,8 @@ def select_nodes(topology: Topology, nodes: str, source: Path) -> Topology:
 
 @contextmanager
 def errors_name_file(source: Path) -> Iterator[None]:
-    """In errors of the code within that begin with "topology:", replace this word by the path of the topology file; raise
-    other errors unchanged.
+    """In errors of the code within that begin with "topology:", replace this word by the path of the topology file;
+    raise other errors unchanged.
 
     Args:
         source: path of the topology file.
