@@ -339,15 +339,16 @@ def attempt_key(key: str, attempt: int) -> str:
 
 
 class ReachabilityTracker:
-    """The pairs of nodes that do not hear each other, as one agent knows them, and since when. With no `nodes`, as in a
-    tree, there are no pairs."""
+    """The pairs of nodes of which at least one does not hear the other (`unreachable_pairs`), as one agent knows them,
+    and since when. With no `nodes`, as in a tree, there are no pairs."""
 
     def __init__(self, me: str, nodes: Sequence[str], limits: DecisionLimits) -> None:
         self._me = me
         self._nodes = nodes
         self._limits = limits
         self.silent: dict[NodePair, float] = {}
-        """Pair of nodes that do not hear each other -> since when, in seconds of the agent's clock."""
+        """Pair of nodes of which at least one does not hear the other -> since when, in seconds of the agent's
+        clock."""
 
     def unheard(self, now: float, peers: Sequence[PeerView]) -> tuple[int, ...]:
         """Return the positions in the job's list of nodes, ascending, of the nodes that this agent does not hear.
@@ -361,7 +362,8 @@ class ReachabilityTracker:
         return tuple(place for place, node in enumerate(self._nodes) if node not in heard)
 
     def note(self, now: float, peers: Sequence[PeerView]) -> None:
-        """Update `silent`, the pairs of nodes that do not hear each other, from the peers' last heartbeats.
+        """Update `silent` from the peers' last heartbeats, which name the nodes that each peer does not hear. One
+        direction is enough: a pair counts if one of its nodes does not hear the other.
 
         Args:
             now: seconds of the agent's clock.

@@ -130,7 +130,8 @@ class AgentView:
     incarnation: str = ""
     """Incarnation of this agent. A restarted agent is no member of a generation that names its node's earlier agent."""
     silent: Mapping[NodePair, float] = field(default_factory=dict)
-    """Pair of nodes that do not hear each other (`ReachabilityTracker`) -> since when, by the agent's clock."""
+    """Pair of nodes of which at least one does not hear the other (`ReachabilityTracker`) -> since when, by the agent's
+    clock."""
 
     @cached_property
     def members(self) -> Mapping[str, Member]:

@@ -54,8 +54,16 @@ def job_price(asked: Run, state: ClusterState) -> JobPrice | None:
 
 
 def _gpu_kind(node: NodeInfo, gpu_type: str | None) -> tuple[str, float] | None:
-    """Return name and data-sheet FLOP/s of a node's GPUs, found by their type in Slurm, else by the node's feature that
-    is a GPU's name; None for a GPU without a data sheet, for part of a GPU (MIG), and for GPUs of several types."""
+    """Return name and peak FLOP/s of one of a node's GPUs. The name is the GPU's type in the node's generic resources
+    (`gpu:a100:4`), or if they give no type, the node's feature that is a GPU's name. FLOP/s are those of the data sheet
+    for this name.
+
+    Return None if the node has no such GPU, if its GPUs or these features are of several types, and for a GPU without a
+    data sheet and a part of a GPU (MIG).
+
+    Args:
+        gpu_type: look only at the node's GPUs of this type, which may have others beside them; None: at all GPUs.
+    """
     types = [item.type for item in node.gres if item.name == "gpu" and gpu_type in (None, item.type)]
     typed = [types[0]] if types and types[0] is not None else []
     names = typed or list(node.features)

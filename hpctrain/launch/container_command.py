@@ -45,7 +45,7 @@ def container_command(run: Run, folder: Path, command: Sequence[str], with_code:
 
 def tracker_command(folder: Path) -> list[str]:
     """Return the argv that writes the metrics of the run in `folder` into its trackers until the run is over. It runs
-    outside the run's image, as other tools of a person do."""
+    with the Python of this process, outside the run's image, so the image needs no packages of trackers."""
     return [*program("hpctrain"), "track", str(folder), "--follow"]
 
 

@@ -225,7 +225,8 @@ class LineMac:
         self._count = 0
 
     def mac(self, line: bytes) -> bytes:
-        """Return the MAC, as hex, of `line` as the next line of the channel."""
+        """Return the MAC, as hex, of `line` and its number. The first call has the number 0, and each further call the
+        next one, so call this once for each line of the channel, in their order."""
         number, self._count = self._count, self._count + 1
         return hmac.digest(self._key, number.to_bytes(8, "big") + line, hashlib.sha256).hex().encode()
 

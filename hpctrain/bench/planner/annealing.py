@@ -19,7 +19,7 @@ from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 
 ANNEALING_EVALUATIONS = 10_000
-"""Layouts, at least, that the annealing of a plan tries."""
+"""About how many layouts the annealing of a plan tries."""
 ANNEALING_SLOWDOWN = 0.03
 """Largest share by which a first move of the annealing may make the step longer."""
 
@@ -30,7 +30,9 @@ def annealed_pct(run: Run, topology: Topology, plan: Plan, evaluations: int = AN
 
     Args:
         plan: the planner's plan for this run on this topology.
-        evaluations: about how many layouts are tried, at least.
+        evaluations: end after as much work as so many predictions of the plan's layout take. About as many layouts are
+            tried: more if many of them are dropped without a prediction, fewer if their predictions simulate more
+            actions than that of the plan.
     """
     made, pool = layout_of_plan(run, run.spec(), plan, topology).layout, make_device_pool(run, topology)
     work, _ = workload_of(run, run.spec())

@@ -195,7 +195,8 @@ class SimulatedGroup:
             self._process.wake()
 
     def order(self, order: object) -> None:
-        """Never called: no schedule asks a run to stop, and no agent has an adviser."""
+        """Never called. No schedule of faults asks a run to stop (`StopOrder`), and no simulated agent has a
+        `PlanAdviser`, from which a `ChangePlanOrder` would come."""
 
     def kill(self) -> bool:
         """End the workers. Return True: none of them stays in a call of the system."""

@@ -5,8 +5,9 @@ offset of each tile's output. The second kernel finds these numbers again, and w
 output from the offset on. The positions are ascending, and the output has the same bits in every run: it does not
 depend on which tile finishes first.
 
-Why two passes: messages are written by gaps, and runs repeat bit by bit, so positions must be ascending. One pass with
-a shared counter (`atomic_add`) gives them in the order in which tiles finish. One pass in which tiles wait for those
+Why two passes: positions must be ascending, for two reasons. A message may hold, in place of each position, the count
+of numbers between it and the position before (`IndexForm.GAPS`). And runs must repeat bit by bit. One pass with a
+shared counter (`atomic_add`) gives positions in the order in which tiles finish. One pass in which tiles wait for those
 before them (decoupled look-back) needs programs that start in order, which Triton does not promise. torch's own
 operations, even compiled, write magnitudes or masks and read them again. Selecting a share ρ moves 8 + 12·ρ bytes per
 number, where a copy moves 8. The goal is 60 % of a copy's rate on a GPU. If the goal is missed, the first pass could

@@ -104,8 +104,13 @@ class MegatronLayout:
         """Return the keys of config.json that follow from the shapes of the tensors and from Megatron-LM's arguments of
         the training.
 
+        Args:
+            given: keys of config.json that the user gave. Of these, only the number of attention heads is used: for a
+                Llama, Qwen 2 or Qwen 3 whose arguments lack it.
+
         Raises:
-            FileError: a tensor is missing, or has a shape that does not fit the arguments or `given`.
+            FileError: a tensor is missing, or has a shape that does not fit another tensor, the arguments, or the
+                number of attention heads.
         """
         config = self._gpt2_config() if self._is_gpt2 else self._llama_config(given)
         # Without group_query_attention, Megatron-LM does not use num_query_groups, and leaves its default there.

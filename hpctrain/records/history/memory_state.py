@@ -42,7 +42,9 @@ class HeldState(Part):
     """Size of the segment."""
 
     def reaches(self, step: int) -> bool:
-        """Return whether the part has the state of a step, or can be brought to it by the step's norm."""
+        """Return whether this part has the training state of a step, or is one step behind and has all gradients of the
+        step, so that another process can finish the step's update. The update also needs the gradient norm of the step,
+        which any part of the same plan may have; whether one has it is not checked here."""
         begun = self.norm_step > self.step
         return (self.step == step and not begun) or (self.step == step - 1 and self.finishable)
 
