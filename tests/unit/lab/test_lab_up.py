@@ -46,7 +46,8 @@ def test_up_records_builds_starts_and_waits(machine, desk, tmp_path):
     assert len((layout.munge / "key").read_bytes()) == 128
     assert (layout.folder / "ready").exists()
     assert machine.hosts.read_text().endswith("198.18.7.10 node0 # hpctrain-lab\n198.18.7.11 node1 # hpctrain-lab\n")
-    assert (tmp_path / "cpu/hpctrain-lab/node1/cpu.cfs_quota_us").read_text() == "50000"
+    share = tmp_path / "cpu/hpctrain-lab/node1"
+    assert [(share / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")] == ["10000", "20000"]
     assert layout.task_prolog.stat().st_mode & 0o777 == 0o755
     assert told == [
         "network: 2 nodes in 198.18.7.0/24",

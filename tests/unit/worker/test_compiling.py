@@ -31,6 +31,7 @@ def test_the_first_validation_compiles(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiles: bool, told: list[str]
 ) -> None:
     monkeypatch.setattr(dist, "all_reduce", lambda _: None)
+    monkeypatch.setattr("hpctrain.worker.loop.RankMetrics", lambda _: None)
     trainer: Any = SimpleNamespace(
         run=SimpleNamespace(compile=compiles, validation=SimpleNamespace(batches=0)),
         step=0, folder=tmp_path, coordinate=SimpleNamespace(tp=0, rank=1), pipeline=SimpleNamespace(take_counters=dict),
