@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.compress.codecs.indexed_numbers import IndexedCode
+from hpctrain.compress.codecs.integers import BlockCode, IntegerCode
+from hpctrain.compress.codecs.rotated_integers import RotatedIntegerCode
 from hpctrain.compress.codecs.sparse_message import ValueCode
 from hpctrain.compress.collectives.reduce_scatter import DenseReduceScatter, ReduceScatter, ShardedParameter
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback, SparseSettings, SparseState
@@ -37,6 +39,7 @@ from hpctrain.records.plan.compression import (
 from hpctrain.records.plan.gradient_codec import Layers
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.low_rank import PowerSgd
+from hpctrain.records.plan.rotated import RotatedIntegers
 
 
 def build_reducer(
@@ -64,8 +67,8 @@ def build_reducer(
             return DenseReducer(group)
         case Bf16():
             return ReduceScatterAllGather(group, chosen, Bf16BucketCodec())
-        case Quantized():
-            return ReduceScatterAllGather(group, chosen, QuantizedBucketCodec(codec.bits))
+        case Quantized() | RotatedIntegers():
+            return ReduceScatterAllGather(group, chosen, QuantizedBucketCodec(build_block_code(codec)))
         case TopK() | Adaptive():
             state = _sparse_state(codec, group, chosen, [math.prod(shapes[index]) for index in chosen])
             return SparseReducer(group, state, _sparse_settings(codec))
@@ -73,6 +76,11 @@ def build_reducer(
             return TagcReducer(group, chosen, codec, _feedback(codec))
         case PowerSgd():
             return PowerSgdReducer(group, chosen, codec)
+
+
+def build_block_code(codec: Quantized | RotatedIntegers) -> BlockCode:
+    """Return the code that writes and reads the messages of a codec of integers."""
+    return IntegerCode(codec.bits) if isinstance(codec, Quantized) else RotatedIntegerCode(codec.bits, codec.seed)
 
 
 def _sparse_state(
@@ -119,8 +127,8 @@ def build_reduce_scatters(
             return [exact] * len(parts)
         case Bf16():
             return [DenseReduceScatter(torch.bfloat16)] * len(parts)
-        case Quantized():
-            shared = QuantizedStage(codec.bits)
+        case Quantized() | RotatedIntegers():
+            shared = QuantizedStage(build_block_code(codec))
             return [
                 QuantizedReduceScatter(pieces, indices, number, shared) if indices else exact
                 for number, pieces in enumerate(parts)

@@ -190,7 +190,7 @@ def _fastest(
         return winner, decision
     # A node that sums first sends fewer bytes, so this helps wherever links between nodes are what a step waits for.
     in_nodes = "none" if run.compression.node_sums == "auto" else run.compression.node_sums
-    for codec, worth in searched(run.steps, run.compression.lossy):
+    for codec, worth in searched(run.steps, run.compression.loss_limit):
         try:
             other = find(space.with_work(codec=codec, intra_node=in_nodes))
         except HpctrainError:
@@ -212,7 +212,7 @@ def _decision(run: Run, cost: CostModel, best: Prediction, layers: Sequence[Laye
     """
     cost = cost.with_work(memory_options=best.layout.memory_options)
     if isinstance(run.compression, AutoCompression):
-        return choose_codec(cost, best.layout, run.steps, run.compression.lossy, layers, run.compression.node_sums)
+        return choose_codec(cost, best.layout, run.steps, run.compression.loss_limit, layers, run.compression.node_sums)
     if run.compression.node_sums == "auto":
         cost = choose_node_sums(cost, best.layout, "auto", MIN_GAIN)
         best = predict(cost, best.layout, whole=True)

@@ -47,6 +47,7 @@ from hpctrain.records.history.run_log import read_metrics
 from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.compression import Quantized
 from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.rotated import RotatedIntegers
 from hpctrain.worker.build import reducer_state_tensors
 from hpctrain.worker.loop import train
 
@@ -54,11 +55,12 @@ SHAPES = {"layers.0.mlp.up.weight": (96, 64), "layers.0.attention.q.weight": (64
 CODECS: dict[str, dict[str, Any]] = {
     "bf16": {"mode": "bf16"},
     "bf16, without attention": {"mode": "bf16", "layers": "non_attention"},
-    **{mode: {"mode": mode} for mode in Quantized.modes()},
+    **{mode: {"mode": mode} for mode in (*Quantized.modes(), *RotatedIntegers.modes())},
     "topk, all of it": {"mode": "topk", "density": 1, "selector": "exact", "values": "fp32", "warmup_steps": 0},
     "tagc, all of it": {"mode": "tagc", "density": 1, "layers": "all", "warmup_steps": 0},
     "power_sgd, whole rank": {"mode": "power_sgd", "rank": 64, "min_compression": 1, "warmup_steps": 0},
 }
+ROTATED = "rotated_int3"
 LOW_RANK = {"mode": "power_sgd", "rank": 2, "remainder": "int2", "warmup_steps": 1}
 ADAPTIVE = {"mode": "adaptive", "warmup_steps": 1}
 LOCAL = {"mode": "local_steps", "every": 2}
@@ -236,7 +238,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
     with process_group(folder, rank, world):
         for name, codec in CODECS.items():
             found[name] = sums(codec, rank, world)
-        for mode in ("bf16", *Quantized.modes()):
+        for mode in ("bf16", *Quantized.modes(), ROTATED):
             found[f"dense, {mode}"] = dense_wire(mode, rank)
         found["dense, int4, by level"] = dense_wire("int4", rank, pairs_of_ranks(rank, world))
         for name, further in BY_LEVEL.items():
@@ -255,6 +257,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
             found[f"parts, {mode}"] = conserved({"mode": mode}, rank, world) | {
                 "representable": representable({"mode": mode}, rank, world)
             }
+        found[f"parts, {ROTATED}"] = conserved({"mode": ROTATED}, rank, world)
         found["integers, zero 1"] = sharded({"mode": "int4"}, rank, zero=1, **stages)
         found["integers, zero 3"] = sharded({"mode": "int8"}, rank, zero=3)
         for mode in ("bf16", "int8"):

@@ -15,6 +15,7 @@ from hpctrain.compress.build import build_reduce_scatters
 from hpctrain.compress.collectives.reduce_scatter import ShardedParameter, residual_metrics, residuals_of
 from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.compression import Quantized
+from hpctrain.records.plan.rotated import RotatedIntegers
 
 PARTS = [
     {"layers.0.up.weight": (90, 200), "layers.0.norm.weight": (63,), "layers.0.down.weight": (61, 90)},
@@ -92,7 +93,7 @@ def residuals(state: dict[str, Tensor], codec: dict[str, Any], world: int) -> li
     """What a rank keeps, as its flat gradients. The compressed parameters of the first part are its first and third."""
     up, norm, down = (of_rank(shape, world) for shape in PARTS[0].values())
     head = of_rank(PARTS[2]["head.weight"], world)
-    if codec["mode"] in Quantized.modes():
+    if codec["mode"] in (*Quantized.modes(), *RotatedIntegers.modes()):
         # By part, each owner's numbers filled up to whole blocks.
         first, last = (state[f"residual.{number}"].view(world, -1) for number in (0, 2))
         compressed, last = first[:, : up + down].split([up, down], 1), last[:, :head]

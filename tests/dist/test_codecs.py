@@ -9,9 +9,11 @@ import pytest
 from processes import run_cases
 
 from hpctrain.records.plan.compression import Quantized
+from hpctrain.records.plan.rotated import RotatedIntegers
 
 INTEGERS = {mode: int(mode.removeprefix("int")) for mode in Quantized.modes()}
 """Mode -> bits."""
+ROTATED = {mode: int(mode.removeprefix("rotated_int")) for mode in RotatedIntegers.modes()}
 UP, QUERY, NORM = "layers.0.mlp.up.weight", "layers.0.attention.q.weight", "norm.weight"
 
 
@@ -29,6 +31,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         ("bf16, without attention", {UP: 2**-7, QUERY: 1e-6, NORM: 1e-6}),
         # The same to a 127th of the largest number around with 8 bits, and what the step before has left of it.
         *((mode, dict.fromkeys((UP, QUERY), 2.0 ** (3 - bits)) | {NORM: 1e-6}) for mode, bits in INTEGERS.items()),
+        # Of four roundings and that of their sum, each with an error of 0.1, 0.19 or 0.34 of a standard deviation.
+        *((mode, dict.fromkeys((UP, QUERY), 6 * 2.0**-bits) | {NORM: 1e-6}) for mode, bits in ROTATED.items()),
         ("topk, all of it", {UP: 1e-6, QUERY: 1e-6, NORM: 1e-6}),
         ("tagc, all of it", {UP: 1e-6, QUERY: 1e-6, NORM: 1e-6}),
         # Both factors are rounded to 8 bits. Where rows are more than columns, rounding also turns the span of P, by as
@@ -51,11 +55,13 @@ def test_bytes_of_bf16_are_half_of_the_ring(found: dict[str, Any]) -> None:
     # Both matrices are a multiple of four parts of blocks of 256 numbers, each with a scale of four bytes.
     for mode, bits in INTEGERS.items():
         assert found[mode]["counted"] == 1.5 * ((96 * 64 + 64 * 64) * (bits / 8 + 4 / 256) + 4 * 64)
+    for mode, bits in ROTATED.items():
+        assert found[mode]["counted"] == 1.5 * ((96 * 64 + 64 * 64) * (bits / 8 + 2 / 256) + 4 * 64)
     assert found["bf16"]["calls"] == ["all_gather", "all_reduce", "all_to_all"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["bf16", *INTEGERS])
+@pytest.mark.parametrize("mode", ["bf16", *INTEGERS, "rotated_int3"])
 def test_dense_sums_leave_beside_the_backward_pass_and_keep_what_rounding_took(
     mode: str, found: dict[str, Any]
 ) -> None:
@@ -68,8 +74,11 @@ def test_dense_sums_leave_beside_the_backward_pass_and_keep_what_rounding_took(
     assert case["errors"] < (2**-7 if mode == "bf16" else 1e-6)
     assert case["kept"] == (0 if mode == "bf16" else 6)
     assert case["broken are finite"] == case["others are not"] == case["touched"] == 0
-    if mode != "bf16":
+    if mode in INTEGERS:
         assert 0 < case["ratio"] < 2.5 / (2 ** (INTEGERS[mode] - 1) - 1)
+    if mode in ROTATED:
+        # The error of 3 bits is 0.19 of the numbers; a quarter of the sums, up to four times as large, adds its error.
+        assert 0.19 < case["ratio"] < 0.19 * (1 + 4 / 4**0.5)
 
 
 @pytest.mark.slow
@@ -128,6 +137,18 @@ def test_a_sharded_sum_of_integers_keeps_what_rounding_took(mode: str, bits: int
     blocks = -(-(23 * 200 + 16 * 90) // 256) + -(-33 * 64 // 256)
     sent = 3 * (4 * (1 + 16) + 4 * 16 + 4 + blocks * (4 + 256 * bits // 8))
     assert case["sent"] == [sent] * 6
+
+
+@pytest.mark.slow
+def test_a_sharded_sum_of_rotated_integers_keeps_what_rounding_took(found: dict[str, Any]) -> None:
+    case = found["parts, rotated_int3"]
+    assert case["error"] < 1e-6
+    assert case["unequal"] == 0
+    assert 0.05 < case["ratio"] < 0.25
+    assert case["infinite"] == case["others are finite"] == case["untouched"] == 0
+    # As with plain integers; pairs of blocks of 256, each with a scale of two bytes.
+    pairs = -(-(23 * 200 + 16 * 90) // 512) + -(-33 * 64 // 512)
+    assert case["sent"] == [3 * (4 * (1 + 16) + 4 * 16 + 4 + pairs * 2 * (2 + 96))] * 6
 
 
 @pytest.mark.slow

@@ -11,12 +11,14 @@ import torch.distributed as dist
 from processes import largest
 from torch import Tensor, nn
 
+from hpctrain.compress.build import build_block_code
 from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups
 from hpctrain.compress.reducers.levels import LevelReducer, ReplicatedNodeLevel
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.reducers.reduce_scatter_all_gather import Bf16BucketCodec, ReduceScatterAllGather
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.records.plan.compression import Quantized, make_codec
+from hpctrain.records.plan.rotated import RotatedIntegers
 
 STEPS = 5
 BUCKET_BYTES = 60_000
@@ -41,7 +43,9 @@ class _CountingIntegers(_Counting, QuantizedBucketCodec): ...
 
 def wire_of(mode: str) -> Any:
     codec = make_codec({"mode": mode})
-    return _CountingIntegers(codec.bits) if isinstance(codec, Quantized) else _CountingBf16()
+    if isinstance(codec, Quantized | RotatedIntegers):
+        return _CountingIntegers(build_block_code(codec))
+    return _CountingBf16()
 
 
 def small_model() -> nn.Sequential:

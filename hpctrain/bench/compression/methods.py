@@ -37,6 +37,7 @@ from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.compression import BUCKET_BYTES, MODES, Quantized, make_codec
 from hpctrain.records.plan.local_sgd import LocalSteps
+from hpctrain.records.plan.rotated import RotatedIntegers
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Device, Node
 from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes_per_s, launch_seconds, matmul_flops
@@ -369,7 +370,7 @@ METHODS: dict[str, Open] = {
     AUTO: _auto,
     "fsdp2_dense": _sharded({"mode": "none"}, zero=3, compute=None),
     "fsdp2_sparse": _sharded({"mode": "topk", "density": 0.1}),
-    **{f"fsdp2_{mode}": _sharded({"mode": mode}) for mode in Quantized.modes()},
+    **{f"fsdp2_{mode}": _sharded({"mode": mode}) for mode in (*Quantized.modes(), *RotatedIntegers.modes())},
     # TAGC as published: FSDP in fp32 that reduces to the owner. Also the same with the index of this package.
     **{
         f"fsdp2_{name}": _sharded(CODEC_METHODS[name] | _PUBLISHED, zero=3, compute=None)

@@ -1,8 +1,10 @@
-"""Measures the parts of a sparse codec on a CPU or a GPU: selection of the largest values of a gradient, and their
-encoding. The times of the selections are compared with the time of `torch.topk`."""
+"""Measures the parts of a codec on a CPU or a GPU: selection of the largest values of a gradient and their encoding,
+and, on a CPU, encoding and decoding of integers. The times of the selections are compared with the time of
+`torch.topk`."""
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +15,11 @@ from torch import Tensor
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.units import format_bytes
+from hpctrain.compress.build import build_block_code
 from hpctrain.compress.codecs.sparse_message import ValueCode, decode, encode
 from hpctrain.compress.select.selectors import by_torch, select, select_with_values, threshold_select
+from hpctrain.records.plan.compression import Quantized, make_codec
+from hpctrain.records.plan.rotated import RotatedIntegers
 
 NUMBERS = 30_000_000
 """Number of values in the gradient that is measured on a CPU."""
@@ -50,11 +55,35 @@ def measure_pieces(
     densities: Sequence[float] = DENSITIES, numbers: int = NUMBERS, repeats: int = 5, seed: int = 1
 ) -> list[PieceRow]:
     """Return the measurements of each part of a sparse codec on a CPU at each density: top-k of torch, selections,
-    encoding and decoding. All parts get one set of `numbers` normally distributed values, whose magnitude is that of
+    encoding and decoding; then those of integers. All parts get `numbers` normally distributed values, as large as
     small gradients."""
     torch.set_num_threads(1)
     values = torch.randn(numbers, generator=torch.Generator().manual_seed(seed)).mul_(1e-5)
-    return [row for density in densities for row in _cpu_rows(density, values, repeats)]
+    sparse = [row for density in densities for row in _cpu_rows(density, values, repeats)]
+    return sparse + _integer_rows(values, repeats)
+
+
+def _integer_rows(values: Tensor, repeats: int) -> list[PieceRow]:
+    """Return the measurements of encoding and decoding with each mode of integers. Encoding includes the rounding
+    errors, which are left in place."""
+    works: dict[str, Work] = {}
+    in_message: dict[str, float] = {}
+    for mode in (*Quantized.modes(), *RotatedIntegers.modes()):
+        codec = make_codec({"mode": mode})
+        assert isinstance(codec, Quantized | RotatedIntegers)
+        code = build_block_code(codec)
+        numbers = values[: values.numel() // code.part_multiple * code.part_multiple]
+        message = torch.empty(code.bytes_of(numbers.numel()), dtype=torch.uint8)
+        # The rounding errors take the place of the numbers, so each repeat encodes other ones.
+        works[f"encode {mode}"] = functools.partial(code.write, numbers.clone(), message)
+        works[f"decode {mode}"] = functools.partial(code.read, message, torch.empty_like(numbers))
+        in_message |= dict.fromkeys((f"encode {mode}", f"decode {mode}"), codec.dense_bytes)
+    times = in_turns(works, repeats, _processor_seconds)
+    ns = {name: [1e9 * second / values.numel() for second in seconds] for name, seconds in times.items()}
+    return [
+        PieceRow(name, 1.0, 1.0, statistics.median(ns[name]), min(ns[name]), max(ns[name]), in_message[name])
+        for name in works
+    ]
 
 
 def _cpu_rows(density: float, values: Tensor, repeats: int) -> list[PieceRow]:

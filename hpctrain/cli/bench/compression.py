@@ -115,7 +115,7 @@ def compression(
     network interface.
 
     With --convergence: the loss after equally many steps and after equal time, with the gap to exact sums. With
-    --pieces: the time to choose and encode the numbers of a sparse message.
+    --pieces: the time to choose and encode the numbers of a sparse message, and of integers.
     """
     asked = {"--pieces": pieces, "--convergence": convergence, "--lab": lab is not None}
     kind = next((name for name, wanted in asked.items() if wanted), "")
@@ -287,7 +287,7 @@ def _measure_pieces(device: str, people: Console) -> dict[str, Any]:
     rows = measure_pieces()
     table = Table(
         "density", "piece", "CPU ns/number", "least to most", "chosen", "bytes/number",
-        title=f"Pieces of a sparse message of {format_si(NUMBERS, 'numbers')}, one thread", title_justify="left",
+        title=f"Pieces of a message of {format_si(NUMBERS, 'numbers')}, one thread", title_justify="left",
     )  # fmt: skip
     for row in rows:
         table.add_row(

@@ -6,7 +6,8 @@ Numbers are rounded to the nearest integer, not at random: rounding errors of gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +24,51 @@ _PIECE_BLOCKS = 512
 FEWEST_BITS, MOST_BITS = 2, 8
 
 
-class IntegerCode:
+class BlockCode(ABC):
+    """Interface of a code that writes blocks of 256 numbers into messages whose length depends only on the count of
+    numbers."""
+
+    part_multiple: int
+    """The count of numbers in a message is a multiple of this number, so that its length is a multiple of 4."""
+
+    @abstractmethod
+    def bytes_of(self, numbers: int) -> int:
+        """Return the length in bytes of a message with `numbers` numbers; `numbers` is a multiple of
+        `part_multiple`."""
+
+    @abstractmethod
+    def write(self, numbers: Tensor, message: Tensor) -> None:
+        """Encode numbers as a message, and replace the numbers by their rounding errors.
+
+        Args:
+            numbers: [n], fp32, contiguous; n is a multiple of `part_multiple`. Overwritten.
+            message: [bytes_of(n)], uint8, written to; its memory begins at a multiple of 4.
+        """
+
+    @abstractmethod
+    def read(self, message: Tensor, numbers: Tensor) -> None:
+        """Decode a message into `numbers`.
+
+        Args:
+            message: [bytes_of(n)], uint8, as `write` left it.
+            numbers: [n], fp32, contiguous; written to.
+        """
+
+    @abstractmethod
+    def add(self, messages: Sequence[Tensor], total: Tensor) -> None:
+        """Decode messages and add their numbers to `total`.
+
+        Args:
+            messages: at least one message, uint8 [bytes_of(n)], as `write` left it.
+            total: [n], fp32, contiguous.
+        """
+
+    @abstractmethod
+    def finite(self, message: Tensor) -> Tensor:
+        """Return whether all numbers of a message are finite, as a bool tensor [] on the message's device."""
+
+
+class IntegerCode(BlockCode):
     """Encodes numbers as integers, and decodes them. An integer counts steps of 1/m of its block's largest magnitude,
     with m = 2^(bits−1) − 1.
 
@@ -32,6 +77,8 @@ class IntegerCode:
     2, 4 or 8 numbers with 4, 2 or 1 bits. If a block has a number that is not finite, its scale and all its decoded
     numbers are not finite either.
     """
+
+    part_multiple = BLOCK
 
     def __init__(self, bits: int) -> None:
         """Create the code.
@@ -50,16 +97,9 @@ class IntegerCode:
         self._scratch = Scratch()
 
     def bytes_of(self, numbers: int) -> int:
-        """Return the length in bytes of a message with `numbers` numbers; `numbers` is a multiple of `BLOCK` (256)."""
         return numbers // BLOCK * (SCALE_BYTES + BLOCK * self._bits // 8)
 
     def write(self, numbers: Tensor, message: Tensor) -> None:
-        """Encode numbers as a message, and replace the numbers by their rounding errors.
-
-        Args:
-            numbers: [n], fp32, contiguous; n is a multiple of `BLOCK`. Overwritten.
-            message: [bytes_of(n)], uint8, written to; its memory begins at a multiple of 4.
-        """
         scales, payload = self._parts(message)
         for blocks, scale, packed in zip(*self._pieces(numbers, scales, payload), strict=True):
             # The largest magnitude comes from amax and amin: torch's norms of rows take ten times as long.
@@ -71,29 +111,17 @@ class IntegerCode:
             blocks.addcmul_(steps, scale[:, None], value=-1)
 
     def read(self, message: Tensor, numbers: Tensor) -> None:
-        """Decode a message into `numbers`.
-
-        Args:
-            message: [bytes_of(n)], uint8, as `write` left it.
-            numbers: [n], fp32, contiguous; written to.
-        """
         scales, payload = self._parts(message)
         for blocks, scale, packed in zip(*self._pieces(numbers, scales, payload), strict=True):
             torch.mul(self._unpack(packed, self._scratch.take(blocks.shape, blocks)), scale[:, None], out=blocks)
 
-    def add(self, message: Tensor, total: Tensor) -> None:
-        """Decode a message and add its numbers to `total`.
-
-        Args:
-            message: [bytes_of(n)], uint8, as `write` left it.
-            total: [n], fp32, contiguous.
-        """
-        scales, payload = self._parts(message)
-        for blocks, scale, packed in zip(*self._pieces(total, scales, payload), strict=True):
-            blocks.addcmul_(self._unpack(packed, self._scratch.take(blocks.shape, blocks)), scale[:, None])
+    def add(self, messages: Sequence[Tensor], total: Tensor) -> None:
+        for message in messages:
+            scales, payload = self._parts(message)
+            for blocks, scale, packed in zip(*self._pieces(total, scales, payload), strict=True):
+                blocks.addcmul_(self._unpack(packed, self._scratch.take(blocks.shape, blocks)), scale[:, None])
 
     def finite(self, message: Tensor) -> Tensor:
-        """Return whether all numbers of a message are finite, as a bool tensor [] on the message's device."""
         scales, _ = self._parts(message)
         return scales.isfinite().all()
 

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
+from hpctrain.compress.codecs.integers import IntegerCode
 from hpctrain.compress.collectives.reduce_scatter import StepState
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.reducers.reduce_scatter_all_gather import ReduceScatterAllGather
@@ -277,7 +278,7 @@ def _reducer_of(
     ]
     if codec.values_bits is None or not coded:
         return DenseReducer(group)
-    return ReduceScatterAllGather(group, coded, QuantizedBucketCodec(codec.values_bits))
+    return ReduceScatterAllGather(group, coded, QuantizedBucketCodec(IntegerCode(codec.values_bits)))
 
 
 def equal_parts(sizes: Sequence[int], count: int) -> list[list[int]]:

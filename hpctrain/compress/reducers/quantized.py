@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.codecs.buffers import BufferPool, Scratch
-from hpctrain.compress.codecs.integers import BLOCK, IntegerCode
+from hpctrain.compress.codecs.integers import BlockCode
 from hpctrain.compress.collectives.reduce_scatter import (
     FlatGradientLayout,
     ReduceScatter,
@@ -36,14 +36,14 @@ class IntegerResiduals(Residuals):
     a sum that is not finite leaves the residual as it was.
     """
 
-    def __init__(self, bits: int, of: str) -> None:
+    def __init__(self, code: BlockCode, of: str) -> None:
         """Create residuals of zero.
 
         Args:
-            bits: bits of each number on the wire.
+            code: encodes the numbers.
             of: what a residual belongs to, for error messages, as 'gradient'.
         """
-        self.code = IntegerCode(bits)
+        self.code = code
         self._of = of
         self._residuals: dict[Hashable, _Residual] = {}
         self._loaded: dict[str, Tensor] = {}
@@ -110,6 +110,9 @@ class IntegerResiduals(Residuals):
         residual = self._residuals[key]
         if finite:
             residual.current, residual.next = residual.next, residual.current
+            # A rotation spreads rounding errors over the padding, too, which is no part of the state: a resumed run
+            # begins without it.
+            residual.current[sum(residual.sizes) :] = 0
         return residual.next
 
     def free(self, memory: Tensor) -> None:
@@ -179,7 +182,7 @@ class _Residual:
 
 
 class QuantizedBucketCodec(BucketCodec):
-    """The codec of modes `int8` and `int4`: integers with a scale per block. Gradients are rounded, and so are their
+    """The codec of integers, rotated or not, with a scale per block. Gradients are rounded, and so are their
     sums.
 
     A rank keeps the rounding errors of its own numbers and of the sums that it owns, and adds them to the next gradient
@@ -189,23 +192,22 @@ class QuantizedBucketCodec(BucketCodec):
     change.
     """
 
-    part_multiple = BLOCK
-
-    def __init__(self, bits: int) -> None:
+    def __init__(self, code: BlockCode) -> None:
         """Create the codec with residuals of zero.
 
         Args:
-            bits: bits of each number on the wire.
+            code: encodes the numbers.
         """
-        self._residuals = self.holder = IntegerResiduals(bits, "gradient")
-        self._code = self._residuals.code
+        self._residuals = self.holder = IntegerResiduals(code, "gradient")
+        self._code = code
+        self.part_multiple = code.part_multiple
 
     def bytes_of(self, numbers: int) -> int:
         return self._code.bytes_of(numbers)
 
     def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
         sizes = [tensor.numel() for tensor in tensors]
-        length = outgoing.shape[0] * (outgoing.shape[1] // self.bytes_of(BLOCK)) * BLOCK
+        length = outgoing.shape[0] * (outgoing.shape[1] // self.bytes_of(self.part_multiple)) * self.part_multiple
         numbers = self._residuals.begin(tuple(bucket), bucket, sizes, length, tensors[0])
         torch._foreach_copy_(unflatten_like(numbers[: sum(sizes)], tensors), tensors)
         numbers[sum(sizes) :] = 0
@@ -216,8 +218,8 @@ class QuantizedBucketCodec(BucketCodec):
         total, part = torch.empty_like(error), torch.empty_like(incoming[rank])
         first, *others = incoming
         self._code.read(first, total)
-        for message in others:
-            self._code.add(message, total)
+        if others:
+            self._code.add(others, total)
         self._code.write(total, part)
         error += total
         return part
@@ -241,9 +243,9 @@ class QuantizedReduceScatter(ReduceScatter):
 
     Each rank owns a part of the sums. Each rank sends each owner the numbers of the owner's part, rounded, and keeps
     the rounding errors in its residuals. The owner adds up the numbers in fp32 and does not send the sums. At N ranks,
-    each rank sends (N−1)/N·b bytes for each number of its gradient, where b is 1.016 bytes (8 bits) or 0.516 bytes (4
-    bits). ZeRO++'s qgZ (Wang et al. 2023, arXiv:2306.10209) sends gradients of a sharded state in the same form,
-    without residuals.
+    each rank sends (N−1)/N·b bytes for each number of its gradient, where b is 1.016 bytes with mode int8 and 0.258
+    bytes with mode rotated_int2. ZeRO++'s qgZ (Wang et al. 2023, arXiv:2306.10209) sends gradients of a sharded state
+    in the same form, without residuals.
 
     The numbers of a rank's own part are not rounded. If any rank's gradient is not finite, all owners get NaN, and the
     module's residuals do not change.
@@ -268,7 +270,8 @@ class QuantizedReduceScatter(ReduceScatter):
         self._number = number
         self._sizes = [end - start for start, end in self._part.compressed]
         self._exempt_sizes = [end - start for start, end in self._part.exempt]
-        self._filled = -(-sum(self._sizes) // BLOCK) * BLOCK
+        multiple = self.residuals.code.part_multiple
+        self._filled = -(-sum(self._sizes) // multiple) * multiple
         """Count of integers in the message to an owner, including padding."""
         self._head = 1 + sum(self._exempt_sizes)
         """Count of fp32 numbers at the head of a message: a flag, and the numbers that are summed exactly.
@@ -324,9 +327,8 @@ class QuantizedReduceScatter(ReduceScatter):
             rank: this rank.
         """
         total = self.residuals.parts(self._number, len(incoming))[rank]
-        for sender, message in enumerate(incoming):
-            if sender != rank:
-                self.residuals.code.add(message[_FULL_BYTES * self._head :], total)
+        others = [message[_FULL_BYTES * self._head :] for sender, message in enumerate(incoming) if sender != rank]
+        self.residuals.code.add(others, total)
         compressed = total[: sum(self._sizes)].split(self._sizes)
         exempt = heads[1:].split(self._exempt_sizes)
         for stretches, sums in ((self._part.compressed, compressed), (self._part.exempt, exempt)):
@@ -350,11 +352,11 @@ def _copy(targets: Sequence[Tensor], rows: Tensor, stretches: Sequence[tuple[int
 class QuantizedStage:
     """The residuals and the message memory that the reduce-scatters of one sharded stage share."""
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, code: BlockCode) -> None:
         """Create residuals of zero.
 
         Args:
-            bits: bits of each number on the wire.
+            code: encodes the numbers.
         """
-        self.residuals = IntegerResiduals(bits, "part")
+        self.residuals = IntegerResiduals(code, "part")
         self.outgoing, self.incoming = Scratch(torch.uint8), Scratch(torch.uint8)

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.compress.codecs.buffers import Scratch
-from hpctrain.compress.codecs.integers import BLOCK
-from hpctrain.compress.codecs.rotated_bits import RotatedBits
+from hpctrain.compress.codecs.rotated_integers import RotatedIntegerCode
 from hpctrain.compress.reducers.reduce_scatter_all_gather import BucketCodec, ReduceScatterAllGather
 from hpctrain.records.plan.compression import BUCKET_BYTES
 from hpctrain.records.plan.gradient_codec import FULL_BYTES
@@ -18,7 +17,7 @@ from hpctrain.records.plan.gradient_codec import FULL_BYTES
 
 def padded(numbers: int, world: int) -> int:
     """Return the length of the memory that an `IntegerRemainder` needs for residuals of this many numbers."""
-    multiple = world * BLOCK
+    multiple = world * RotatedIntegerCode.part_multiple
     return -(-numbers // multiple) * multiple
 
 
@@ -30,7 +29,7 @@ class IntegerRemainder(BucketCodec):
     a segment of them.
     """
 
-    part_multiple = BLOCK
+    part_multiple = RotatedIntegerCode.part_multiple
 
     def __init__(self, group: dist.ProcessGroup, bits: int, memory: Tensor, sizes: Sequence[int]) -> None:
         """Create the sums before the first step.
@@ -42,7 +41,7 @@ class IntegerRemainder(BucketCodec):
             sizes: count of numbers of each matrix.
         """
         world = dist.get_world_size(group)
-        self._code = RotatedBits(bits)
+        self._code = RotatedIntegerCode(bits, seed=0)
         self._padding = memory[sum(sizes) :]
         self._segments = list(memory.split(padded(BUCKET_BYTES // FULL_BYTES, world)))
         self._pieces = _pieces(sizes, [segment.numel() for segment in self._segments])
@@ -77,8 +76,7 @@ class IntegerRemainder(BucketCodec):
         total, part = self._scratch.take(tuple(error.shape), error), torch.empty_like(incoming[rank])
         first, *others = incoming
         self._code.read(first, total)
-        for message in others:
-            self._code.add(message, total)
+        self._code.add(others, total)
         self._code.write(total, part)
         error += total
         return part

@@ -10,14 +10,13 @@ On a GPU, hpctrain's Triton kernels select by threshold if they compile, else to
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpctrain.compress.triton_trial import working_kernels
 from hpctrain.records.plan.compression import Selector
 
 ThresholdSelect = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -32,25 +31,17 @@ and the numbers at these positions [k]. NaN is never selected.
 def threshold_select(device: torch.device) -> ThresholdSelect:
     """Return the function that selects by threshold on a device; every such function selects the same numbers.
 
-    On CUDA or ROCm with a working Triton, which torch's GPU wheels include, the function is hpctrain's kernels;
-    otherwise torch's operations. If Triton is there and does not work, a line on stderr says why.
+    On a GPU where Triton works, the function is hpctrain's kernels; otherwise torch's operations.
     """
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return by_torch
-    try:
+
+    def trial() -> ThresholdSelect:
         from hpctrain.compress.select import select_kernels
 
         # A trial run on 16 numbers compiles the kernels for nearly all sizes.
         select_kernels.at_least(torch.zeros(16, device=device), torch.ones((), device=device))
-    except Exception as error:  # no C compiler, no place for its cache, a GPU too old: Triton has a class for each
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(
-            f"hpctrain: Triton does not work on {device} ({reason}); torch's own operations choose the same numbers in "
-            "more time; what Triton needs: a C compiler (CC), and a folder that it may write to (TRITON_CACHE_DIR)",
-            file=sys.stderr,
-        )
-        return by_torch
-    return select_kernels.at_least
+        return select_kernels.at_least
+
+    return working_kernels(device, trial, "choose the same numbers") or by_torch
 
 
 def by_torch(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:

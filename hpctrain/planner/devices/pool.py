@@ -9,7 +9,13 @@ from functools import cached_property
 
 from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.net.vertex_cover import vertex_cover
-from hpctrain.planner.devices.constants import COST_CONSTANTS, HPCTRAIN_FRAMEWORK, CostConstants, Framework
+from hpctrain.planner.devices.constants import (
+    COST_CONSTANTS,
+    DEFAULT_CODEC_S,
+    HPCTRAIN_FRAMEWORK,
+    CostConstants,
+    Framework,
+)
 from hpctrain.planner.devices.contention import SharedPorts
 from hpctrain.planner.devices.links import Links
 from hpctrain.records.format.node_name import DeviceId
@@ -225,8 +231,17 @@ def _device_spec(precision: str, topology: Topology, node: Node, device: Device,
         memory_bytes=device.memory_bytes,
         bytes_per_s=device.memory_bytes_per_s or DEFAULT_BYTES_PER_S[kind],
         launch_s=DEFAULT_LAUNCH_S[kind] if device.launch_s is None else device.launch_s,
-        codec_s=device.codec_s,
+        codec_s=_codec_seconds(device, kind),
     )
+
+
+def _codec_seconds(device: Device, kind: str) -> CodecSeconds | None:
+    """Return the measured seconds of the codecs; where a probe measured none of rotated integers, these take as many
+    times the seconds of plain integers as on a typical device of the kind. None: no codec was measured."""
+    seconds, usual = device.codec_s, DEFAULT_CODEC_S[kind]
+    if seconds is None or seconds.rotated is not None or usual.rotated is None:
+        return seconds
+    return seconds.model_copy(update={"rotated": seconds.quantized * usual.rotated / usual.quantized})
 
 
 def _without_spares(devices: list[DeviceSpec], spares: int, notes: list[str]) -> list[DeviceSpec]:

@@ -185,7 +185,9 @@ def _slowed(topology: Topology, node: Node, factors: Mapping[DeviceId, float]) -
             "flops": {name: value * factor for name, value in device.flops.items()},
             "memory_bytes_per_s": (device.memory_bytes_per_s or DEFAULT_BYTES_PER_S[kind]) * factor,
             "launch_s": launch_s / factor,
-            "codec_s": usual.model_copy(update={name: took_s / factor for name, took_s in usual.model_dump().items()}),
+            "codec_s": usual.model_copy(
+                update={name: took_s / factor for name, took_s in usual.model_dump(exclude_none=True).items()}
+            ),
         }
         return device.model_copy(update=update)
 

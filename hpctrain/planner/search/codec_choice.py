@@ -27,13 +27,12 @@ from hpctrain.records.plan.low_rank import WARMUP_SHARE
 from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
 
 MIN_GAIN = 0.03
-"""Least share of a step that a codec must save to be chosen, if the codec sends every number, so that the training loss
-stays that of exact sums.
+"""Least share of a step that a codec must save to be chosen, if with it the training loss stays that of exact sums.
 
-So the chosen codec is at most this much slower than the fastest codec that sends every number.
+So the chosen codec is at most this much slower than the fastest of these codecs.
 """
 MIN_LOSSY_GAIN = 0.1
-"""Least share of a step that a codec which leaves out most of each gradient must save to be chosen.
+"""Least share of a step that a codec with which the loss may be higher must save to be chosen.
 
 It is larger than `MIN_GAIN`, because predicted times have errors and the loss may fall more slowly.
 """
@@ -68,23 +67,24 @@ class _CodecTrial:
     mean_step_s: float
 
 
-def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
+def candidate_codecs(steps: int, loss_limit: float) -> list[Codec]:
     """Return the codecs that mode auto chooses from, in the order of `CODECS`: exact sums first.
 
     Args:
         steps: steps of the run.
-        lossy: whether codecs that leave out most of each gradient are allowed.
+        loss_limit: share by which the loss may exceed that of exact sums; infinity: no limit.
     """
     warmup = warmup_steps(steps)
-    return [
+    codecs = [
         make_codec(
             {"mode": mode, **codec.auto_settings}
             | ({"warmup_steps": warmup} if "warmup_steps" in codec.model_fields else {})
         )
         for codec in CODECS
-        if codec.auto_settings is not None and (lossy or not codec.lossy)
+        if codec.auto_settings is not None
         for mode in codec.modes()
     ]
+    return [codec for codec in codecs if codec.allowed_with(loss_limit)]
 
 
 def warmup_steps(steps: int) -> int:
@@ -92,30 +92,30 @@ def warmup_steps(steps: int) -> int:
     return min(math.ceil(WARMUP_SHARE * steps), MAX_WARMUP)
 
 
-def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
+def searched(steps: int, loss_limit: float) -> list[tuple[Codec, float]]:
     """Return (codec, gain) for each codec that gets a search of its own besides exact sums. The plan of this search is
     taken if its mean step is shorter by at least the share `gain` than that of the plan chosen so far.
 
-    These codecs are the one with the fewest bytes among those that send every number and, if `lossy`, the one with the
-    fewest bytes among those that leave out most of each gradient.
+    These codecs are the one with the fewest bytes among those with the loss of exact sums and, if any others are
+    allowed, the one with the fewest bytes among these.
 
     Args:
         steps: steps of the run.
-        lossy: whether codecs that leave out most of each gradient are allowed.
+        loss_limit: share by which the loss may exceed that of exact sums; infinity: no limit.
     """
-    candidates = candidate_codecs(steps, lossy)
-    groups = [[codec for codec in candidates if codec.lossy == group] for group in (False, True)]
+    candidates = candidate_codecs(steps, loss_limit)
+    groups = [[codec for codec in candidates if codec.may_raise_loss == group] for group in (False, True)]
     smallest = [min(group, key=lambda codec: codec.wire_bytes(1.0, 2)) for group in groups if group]
-    return [(codec, min_gain(codec.lossy)) for codec in smallest]
+    return [(codec, min_gain(codec.may_raise_loss)) for codec in smallest]
 
 
-def min_gain(lossy: bool) -> float:
+def min_gain(may_raise_loss: bool) -> float:
     """Return the least share of a step that a codec must save to be chosen.
 
     Args:
-        lossy: whether the codec leaves out most of each gradient.
+        may_raise_loss: whether the loss may be higher with the codec.
     """
-    return MIN_LOSSY_GAIN if lossy else MIN_GAIN
+    return MIN_LOSSY_GAIN if may_raise_loss else MIN_GAIN
 
 
 def compression_may_gain(prediction: Prediction) -> bool:
@@ -126,19 +126,19 @@ def compression_may_gain(prediction: Prediction) -> bool:
 
 
 def choose_codec(
-    cost: CostModel, layout: Layout, steps: int, lossy: bool, layers: Sequence[LayerFigures] = (),
+    cost: CostModel, layout: Layout, steps: int, loss_limit: float, layers: Sequence[LayerFigures] = (),
     node_sums: IntraNode | Literal["auto"] = "auto",
 ) -> CodecDecision:  # fmt: skip
     """Return the codec for a layout, and the predicted step with this codec.
 
     Codecs are tried in the order of `CODECS`, exact sums first. A codec is chosen if it shortens the run's mean step by
-    the share `MIN_GAIN`, or `MIN_LOSSY_GAIN` if it is lossy, against the codec chosen so far. So by the cost model the
-    mean step is never longer than with exact sums.
+    the share `MIN_GAIN`, or `MIN_LOSSY_GAIN` if the loss may be higher with it, against the codec chosen so far. So by
+    the cost model the mean step is never longer than with exact sums.
 
     Args:
         cost: cost model with the layout's memory options; its codec does not matter.
         steps: steps of the run.
-        lossy: whether codecs that leave out most of each gradient are allowed.
+        loss_limit: share by which the loss may exceed that of exact sums; infinity: no limit.
         layers: figures of the run's layers, over all ranks, if steps were measured. Then mode adaptive is tried, too,
             and a sparse codec with which too little of the gradients would arrive is not chosen.
         node_sums: how the replicas of a node sum gradients first; auto: with each codec in the best way.
@@ -149,8 +149,9 @@ def choose_codec(
         return CodecDecision(spec, exact, exact.total)
     whys: dict[int, str] = {}
     tried: dict[int, _CodecTrial] = {}
-    codecs = candidate_codecs(steps, lossy)
-    if lossy and (adaptive := adaptive_codec(layers, warmup_steps(steps))) is not None:
+    codecs = candidate_codecs(steps, loss_limit)
+    adaptive = adaptive_codec(layers, warmup_steps(steps))
+    if adaptive is not None and adaptive.allowed_with(loss_limit):
         codecs.append(adaptive)
     chosen = 0
     for number, codec in enumerate(codecs):
@@ -161,7 +162,7 @@ def choose_codec(
         one = tried[number] = replace(_try(priced, layout, steps, tried.get(0)), codec=codec)
         if number == 0:
             continue
-        worth = min_gain(codec.lossy)
+        worth = min_gain(codec.may_raise_loss)
         before = tried[chosen]
         gain = 1 - one.mean_step_s / before.mean_step_s
         if gain >= worth:

@@ -36,7 +36,9 @@ def warm_started(previous: Plan, plain: SearchSpace, run: Run | None) -> SearchS
     if run is not None and isinstance(run.compression, AutoCompression) and uses_one_codec(plain):
         codec = previous.codec
         same = plain.with_work(codec=codec)
-        if codec in candidate_codecs(run.steps, run.compression.lossy) and (start := make_warm_start(same, previous)):
+        if codec in candidate_codecs(run.steps, run.compression.loss_limit) and (
+            start := make_warm_start(same, previous)
+        ):
             same.warm_start, same.replaces = start, True
             return same
     plain.warm_start, plain.replaces = make_warm_start(plain, previous), True

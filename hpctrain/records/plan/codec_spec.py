@@ -44,7 +44,8 @@ class CodecSpec(Part):
     reason: str | None = None
     """With mode auto: why the planner chose the codec."""
     compared: list[CodecFigures] = []
-    """With mode auto: the codecs that were compared, in this order: none, bf16, int8, int4, power_sgd, topk."""
+    """With mode auto: the codecs that were compared, in this order: none, bf16, int8, int4, rotated integers of 4, 3
+    and 2 bits, power_sgd, topk."""
 
     @model_validator(mode="after")
     def _only_gradients(self) -> CodecSpec:

@@ -8,6 +8,7 @@ from `CODECS`.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter, model_validator
@@ -27,6 +28,7 @@ from hpctrain.records.plan.gradient_codec import (
 )
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.low_rank import PowerSgd
+from hpctrain.records.plan.rotated import RotatedIntegers
 
 Selector = Literal["exact", "sampled", "block", "random"]
 Feedback = Literal["none", "standard", "decayed", "paper"]
@@ -52,6 +54,10 @@ class NoCompression(GradientCodec):
     mode: Literal["none"] = "none"
     """Gradients are summed exactly, in fp32."""
 
+    @property
+    def loss_gap(self) -> float:
+        return 0.0
+
 
 class Bf16(GradientCodec):
     """Codec that sends gradients in bfloat16."""
@@ -71,6 +77,10 @@ class Bf16(GradientCodec):
     cross-attention. non_attention_linear: these and the projection after each attention, as in the paper on TAGC
     (Polyakov et al. 2025). Or a list of patterns for names of parameters, with '*', such as
     'layers.*.feed_forward.*'. Other parameters are summed exactly."""
+
+    @property
+    def loss_gap(self) -> float:
+        return -0.0015
 
     @property
     def dense_bytes(self) -> float:
@@ -100,6 +110,10 @@ class Quantized(GradientCodec):
         return int(self.mode.removeprefix("int"))
 
     @property
+    def loss_gap(self) -> float | None:
+        return {"int8": 0.0004, "int4": 0.0035}.get(self.mode)
+
+    @property
     def dense_bytes(self) -> float:
         return self.bits / 8 + SCALE_BYTES
 
@@ -110,7 +124,7 @@ class Quantized(GradientCodec):
 class _Sparse(GradientCodec):
     """Base class of the codecs that send only some numbers of a gradient."""
 
-    lossy = True
+    lossy = may_raise_loss = True
     measured_as = "topk"
 
     layers: Layers = "all"
@@ -163,6 +177,10 @@ class TopK(_Selected):
     """What happens to unsent numbers every `reset_every` steps. zero: they are dropped. flush: they are sent."""
     reset_every: int = Field(default=1000, ge=1)
     """Steps between two resets."""
+
+    @property
+    def loss_gap(self) -> float | None:
+        return 0.108 if (self.density, self.feedback) == (0.07, "standard") else None
 
     def number_bytes(self, world: int, dim: float) -> float:
         return sparse_bytes(self.density, self.values)
@@ -257,11 +275,29 @@ class AutoCompression(CompressionSettings):
     """Mode auto: the planner chooses the codec."""
 
     mode: Literal["auto"]
-    """The planner chooses none, bf16, int8 or int4 by the measured links and devices; with `lossy`, also power_sgd or
-    topk. The plan states the reason."""
+    """The planner chooses none, bf16, int8 or int4 by the measured links and devices; with `lossy` or `loss_budget`,
+    also rotated integers, power_sgd or topk. The plan states the reason."""
     lossy: bool = False
-    """Whether the planner may choose modes that leave out most of each gradient. They are faster on slow links, but
-    after the same number of steps the loss may be higher (`hpctrain docs results/compression`)."""
+    """Whether the planner may choose any mode, also those that leave out most of each gradient. They are faster on slow
+    links, but after the same number of steps the loss may be higher (`hpctrain docs results/compression`)."""
+    loss_budget: float = Field(default=0, ge=0, lt=1)
+    """Share by which the validation loss may exceed that of exact sums after the same number of steps, as 0.01 for 1 %.
+    The planner may then choose each mode whose measured gap is at most this large (`hpctrain docs
+    results/compression`). Default: 0, only modes whose loss could not be told from that of exact sums. Not with `lossy:
+    true`, which sets no limit."""
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> AutoCompression:
+        if self.lossy and self.loss_budget:
+            raise ValueError(
+                f"loss_budget: found {self.loss_budget:g} with lossy: true, which sets no limit; give one of them"
+            )
+        return self
+
+    @property
+    def loss_limit(self) -> float:
+        """Return the largest allowed gap of the loss, as a share; infinity with `lossy: true`."""
+        return math.inf if self.lossy else self.loss_budget
 
     @property
     def messages(self) -> Messages | Literal["auto"]:
@@ -272,12 +308,13 @@ class AutoCompression(CompressionSettings):
         return self.intra_node or "auto"
 
 
-_AnyCodec = NoCompression | Bf16 | Quantized | PowerSgd | TopK | Adaptive | Tagc | LocalSteps
+_AnyCodec = NoCompression | Bf16 | Quantized | RotatedIntegers | PowerSgd | TopK | Adaptive | Tagc | LocalSteps
 Codec = Annotated[_AnyCodec, Field(discriminator="mode")]
 Compression = Annotated[_AnyCodec | AutoCompression, Field(discriminator="mode")]
 
 CODECS: tuple[type[GradientCodec], ...] = get_args(_AnyCodec)
-"""Classes of all codecs. Mode auto tries its codecs in this order: none, bf16, int8, int4, power_sgd, topk."""
+"""Classes of all codecs. Mode auto tries its codecs in this order: none, bf16, int8, int4, rotated integers
+of 4, 3 and 2 bits, power_sgd, topk."""
 MODES: dict[str, type[GradientCodec]] = {mode: codec for codec in CODECS for mode in codec.modes()}
 """Value of `compression.mode` -> class of the codec."""
 _ADAPTER: TypeAdapter[Codec] = TypeAdapter(Codec)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hpctrain.records.plan.gradient_codec import (
     FULL_BYTES,
-    SCALE_BYTES,
+    ROTATED_SCALE_BYTES,
     VALUE_BYTES,
     CodecRate,
     GradientCodec,
@@ -34,7 +34,7 @@ class PowerSgd(GradientCodec):
     """Codec PowerSGD: each matrix is sent as a product of two thin matrices (Vogels et al. 2019) and, with a remainder,
     what the product leaves out as integers of 1 or 2 bits."""
 
-    lossy = True
+    lossy = may_raise_loss = True
     auto_settings = {}
     all_to_all = True
     measured_as = "power_sgd"
@@ -46,7 +46,7 @@ class PowerSgd(GradientCodec):
     rank: Annotated[int, Field(ge=1)] | Literal["auto"] = 4
     """Number of columns of the thin matrices. auto: for each matrix the most with which a message has at most 0.25
     bytes for each number of the matrix, with remainder int2 0.327, with int1 0.2: a 16th of the side of a square
-    matrix, with a remainder about a 66th; but at least 1."""
+    matrix, with a remainder about a 60th; but at least 1."""
     remainder: Remainder = "none"
     """How the part of the gradient that the product leaves out is sent. none: not in this step. int2, int1: with 2 bits
     or 1 bit for each number, in rotated blocks of 256 numbers with a scale each."""
@@ -66,11 +66,15 @@ class PowerSgd(GradientCodec):
     @property
     def remainder_bytes(self) -> float:
         """Return the bytes of a message that the remainder takes for each number of a matrix."""
-        return self.remainder_bits / 8 + SCALE_BYTES if self.remainder_bits else 0.0
+        return self.remainder_bits / 8 + ROTATED_SCALE_BYTES if self.remainder_bits else 0.0
 
     @property
     def rates(self) -> tuple[CodecRate, ...]:
-        return ("power_sgd", "quantized") if self.remainder_bits else ("power_sgd",)
+        return ("power_sgd", "rotated") if self.remainder_bits else ("power_sgd",)
+
+    @property
+    def loss_gap(self) -> float | None:
+        return 0.0815 if (self.rank, self.remainder) == (4, "none") else None
 
     def rank_of(self, width: float) -> int:
         """Return the rank of the product for a square matrix, or for one that a product shrinks by the same factor.

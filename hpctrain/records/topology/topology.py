@@ -84,6 +84,9 @@ class CodecSeconds(Part):
     power_sgd: PositiveSecondsPerByte
     """Codec power_sgd at rank 4: computing both thin matrices with orthonormal columns, decoding their product, and
     storing the residual."""
+    rotated: PositiveSecondsPerByte | None = None
+    """Codec rotated_int3: as with int4, and rotating the numbers and the sums back and forth. Older probes did not
+    measure it."""
 
 
 class RatesAlone(Part):

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.units import format_si
+from hpctrain.compress.codecs.integers import IntegerCode
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.select.selectors import select_with_values
 from hpctrain.records.history.selfcheck import CheckOrder, CheckResult
@@ -118,7 +119,7 @@ def check_compression(order: CheckOrder) -> CheckResult:
     values = torch.randn(NUMBERS[order.device], device=timer.device).mul_(1e-5)
     target = torch.empty_like(values)
     k = round(DENSITY * values.numel())
-    codec = QuantizedBucketCodec(8)
+    codec = QuantizedBucketCodec(IntegerCode(8))
     message = torch.empty(1, codec.bytes_of(values.numel()), dtype=torch.uint8, device=timer.device)
     copy_s = _seconds(timer, lambda: target.copy_(values))
     topk_s = _seconds(timer, lambda: values.abs().topk(k, sorted=False))

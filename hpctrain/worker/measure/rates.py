@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hpctrain.compress.codecs.integers import IntegerCode
+from hpctrain.compress.codecs.rotated_integers import RotatedIntegerCode
 from hpctrain.compress.codecs.sparse_message import ValueCode, decode, encode, rounded
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback
 from hpctrain.compress.reducers.power_sgd import MatrixBatch, orthonormalize
@@ -147,7 +149,8 @@ def codec_seconds(timer: DeviceTimer, limit_s: float = CODEC_S) -> CodecSeconds:
     gradient = torch.randn(SIDE, SIDE, device=timer.device).mul_(1e-5)
     works = {
         "bf16": _dense(gradient, Bf16BucketCodec()),
-        "quantized": _dense(gradient, QuantizedBucketCodec(4)),
+        "quantized": _dense(gradient, QuantizedBucketCodec(IntegerCode(4))),
+        "rotated": _dense(gradient, QuantizedBucketCodec(RotatedIntegerCode(3, seed=0))),
         "topk": _topk(gradient),
         "power_sgd": _power_sgd(gradient),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 
 from hpctrain.bench.compression.methods import CODEC_METHODS, METHODS
 from hpctrain.compress.codecs.integers import BLOCK, IntegerCode
+from hpctrain.compress.codecs.rotated_integers import RotatedIntegerCode
 from hpctrain.planner.search.codec_choice import candidate_codecs
 from hpctrain.records.plan.compression import MODES, Quantized, make_codec
 from hpctrain.records.plan.gradient_codec import SCALE_BYTES
+from hpctrain.records.plan.rotated import RotatedIntegers
 from hpctrain.records.topology.topology import CodecSeconds
 
 PAGE = Path(__file__).parents[3] / "docs" / "compression.md"
@@ -53,9 +56,33 @@ def test_integers_are_priced_as_they_are_written(mode: str) -> None:
     assert codec.dense_bytes == codec.bits / 8 + SCALE_BYTES
 
 
+@pytest.mark.parametrize("mode", RotatedIntegers.modes())
+def test_rotated_integers_are_priced_as_they_are_written(mode: str) -> None:
+    codec = make_codec({"mode": mode})
+    assert isinstance(codec, RotatedIntegers)
+    code = RotatedIntegerCode(codec.bits, codec.seed)
+    assert code.bytes_of(code.part_multiple) == code.part_multiple * codec.dense_bytes
+
+
 def test_mode_auto_tries_what_the_table_says_the_least_lossy_first() -> None:
-    candidates = candidate_codecs(1000, lossy=True)
+    candidates = candidate_codecs(1000, math.inf)
     assert {codec.mode for codec in candidates} == {m for m, codec in MODES.items() if codec.auto_settings is not None}
-    assert [codec.lossy for codec in candidates] == sorted(codec.lossy for codec in candidates)
-    dense = [codec.wire_bytes(1.0, 2) for codec in candidates if not codec.lossy]
+    assert [codec.may_raise_loss for codec in candidates] == sorted(codec.may_raise_loss for codec in candidates)
+    dense = [codec.wire_bytes(1.0, 2) for codec in candidates if not codec.may_raise_loss]
     assert dense == sorted(dense, reverse=True)
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.004, 0.02, 0.1, 0.5, math.inf])
+def test_a_loss_budget_allows_what_was_measured_to_lose_no_more(limit: float) -> None:
+    allowed = candidate_codecs(1000, limit)
+    everything = candidate_codecs(1000, math.inf)
+    assert allowed == [codec for codec in everything if codec in allowed], "in the same order"
+    for codec in everything:
+        within = (
+            not codec.may_raise_loss or limit == math.inf or (codec.loss_gap is not None and codec.loss_gap <= limit)
+        )
+        assert (codec in allowed) == within
+    if limit == 0:
+        assert [codec.mode for codec in allowed] == ["none", "bf16", *Quantized.modes()]
+    # What needs no budget lost less than 1 %; the planner relies on it without asking.
+    assert all(codec.loss_gap is not None and codec.loss_gap < 0.01 for codec in everything if not codec.may_raise_loss)

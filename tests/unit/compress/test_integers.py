@@ -49,7 +49,7 @@ def test_messages_are_added_to_what_is_there(bits: int) -> None:
     numbers = torch.randn(3 * BLOCK, generator=torch.Generator().manual_seed(1))
     read, _, message = written(code, numbers)
     total = torch.ones_like(numbers)
-    code.add(message, total)
+    code.add([message], total)
     assert torch.allclose(total, read + 1, atol=1e-6)
     assert message.numel() == 3 * (4 + BLOCK * bits // 8)
     assert code.finite(message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from click.testing import CliRunner
 
@@ -28,6 +30,7 @@ from hpctrain.records.plan.compression import (
 )
 from hpctrain.records.plan.low_rank import PowerSgd
 from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.rotated import RotatedIntegers
 from hpctrain.records.topology.topology import CodecSeconds
 
 pytestmark = pytest.mark.slow
@@ -38,6 +41,7 @@ LARGE = {"layers": 8, "dim": 512, "heads": 8}
 AUTO = {"mode": "auto", "lossy": True}
 DENSE = ["none", "bf16", *Quantized.modes()]
 """Codecs that keep the loss."""
+ROTATED = list(RotatedIntegers.modes())
 
 
 def fixed(**fields):
@@ -57,7 +61,7 @@ def test_slow_links_are_given_low_rank_and_fast_ones_exact_sums(plan, topology):
     assert slow.predicted.step_time_s["total"] < 0.5 * exact.predicted.step_time_s["total"]
     assert slow.predicted.bound_s <= slow.predicted.step_time_s["total"]
     for made in (slow, fast):
-        assert list(compared(made)) == [*DENSE, "power_sgd", "topk"]
+        assert list(compared(made)) == [*DENSE, *ROTATED, "power_sgd", "topk"]
         assert [each.verdict for each in compared(made).values()].count("chosen") == 1
         assert compared(made)[made.codec.mode].verdict == "chosen"
         assert compared(made)[made.codec.mode].step_s <= compared(made)["none"].step_s
@@ -83,6 +87,17 @@ def test_what_costs_loss_is_chosen_only_where_that_is_allowed(plan, topology):
     made = plan(topology(default=SLOW), **asked)
     assert made.codec.mode == "int4"
     assert list(compared(made)) == DENSE
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(0, "int4"), (0.015, "rotated_int3"), (0.03, "rotated_int2")])
+def test_a_loss_budget_allows_codecs_that_were_measured_within_it(plan, topology, monkeypatch, budget, expected):
+    gaps = {"rotated_int4": 0.001, "rotated_int3": 0.01, "rotated_int2": 0.02}
+    monkeypatch.setattr(RotatedIntegers, "loss_gap", property(lambda codec: gaps[codec.mode]))
+    asked = {"compression": {"mode": "auto", "loss_budget": budget}, "parallel": fixed(dp=2), "dims": LARGE}
+    made = plan(topology(default=(2e-4, 8e-7)), steps=1000, **asked)  # 10 Mbit/s
+    assert list(compared(made)) == DENSE + [mode for mode, gap in gaps.items() if gap <= budget]
+    assert made.codec.mode == expected
+    assert plan(topology(default=FAST), steps=1000, **asked).codec.mode == "none"
 
 
 @pytest.mark.parametrize(("bits_per_s", "expected"), [(1e8, "int4"), (1e9, "int4"), (4e10, "none")])
@@ -129,8 +144,10 @@ def test_no_link_makes_it_slower_than_exact_sums_by_its_own_model(plan, topology
 
 def test_a_run_that_is_over_before_its_warm_up_is_not_compressed_by_halves(run):
     for steps, warmup in ((20, 2), (10**6, 100)):
-        candidates = candidate_codecs(steps, True)
-        assert [getattr(codec, "warmup_steps", None) for codec in candidates] == [None] * len(DENSE) + [warmup] * 2
+        candidates = candidate_codecs(steps, math.inf)
+        assert [getattr(codec, "warmup_steps", None) for codec in candidates] == [None] * len(DENSE + ROTATED) + [
+            warmup
+        ] * 2
 
 
 def test_measured_devices_decide_and_unmeasured_ones_are_said(plan, topology):
@@ -240,7 +257,7 @@ def test_bytes_and_rounds_of_each_way(topology, run):
     pool = make_device_pool(run(), topology((1, 1, 1, 1), default=(1e-3, 1e-8)))
     placement = Placement((unit,) for unit in make_tensor_parallel_groups(pool, 1))
     placement_links = PlacementLinks(placement, pool.links)
-    each = CodecSeconds(bf16=1e-9, quantized=3e-9, topk=4e-9, power_sgd=2e-9)
+    each = CodecSeconds(bf16=1e-9, quantized=3e-9, topk=4e-9, power_sgd=2e-9, rotated=6e-9)
     numbers = 1_000_000
 
     def found(codec):
@@ -251,8 +268,9 @@ def test_bytes_and_rounds_of_each_way(topology, run):
     for codec, sent, turns, processor in (
         (Bf16(mode="bf16"), 2 * ring, 1, 1e-3),
         (Quantized(mode="int4"), ring * (0.5 + 1 / 64), 1, 3e-3),
+        (RotatedIntegers(mode="rotated_int3"), ring * (3 / 8 + 1 / 128), 1, 6e-3),
         (PowerSgd(mode="power_sgd"), 2 * ring * 8 / 1024, 2, 2e-3),
-        (PowerSgd(mode="power_sgd", remainder="int2"), ring * (16 / 1024 + 1 / 4 + 1 / 64), 2, 5e-3),
+        (PowerSgd(mode="power_sgd", remainder="int2"), ring * (16 / 1024 + 1 / 4 + 1 / 128), 2, 8e-3),
         (TopK(mode="topk", density=0.07), ring * 0.21, 3, 5e-3),
     ):
         one = found(codec)

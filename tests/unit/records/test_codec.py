@@ -24,6 +24,7 @@ RING = 2 * (WORLD - 1) * BYTES
         ({"mode": "bf16"}, 1 / 2),
         # A scale of four bytes for each 256 numbers.
         *(({"mode": mode}, (int(mode[3:]) / 8 + 1 / 64) / 4) for mode in Quantized.modes()),
+        *(({"mode": f"rotated_int{bits}"}, (bits / 8 + 1 / 128) / 4) for bits in (4, 3, 2)),
         # A value of two bytes and a position, or a bit for every position, whichever is less.
         ({"mode": "topk", "density": 0.01}, (0.01 * 2 + 0.01) / 4),
         ({"mode": "topk", "density": 0.25, "values": "int8"}, (0.25 + 1 / 8) / 4),
@@ -34,8 +35,8 @@ RING = 2 * (WORLD - 1) * BYTES
         # Factors in bf16; a remainder of some bits and its scales.
         ({"mode": "power_sgd", "rank": 4}, 2 * 4 / 1024 / 2),
         ({"mode": "power_sgd", "rank": "auto"}, 1 / 16),
-        ({"mode": "power_sgd", "rank": "auto", "remainder": "int2"}, 15 / 1024 + (1 / 4 + 1 / 64) / 4),
-        ({"mode": "power_sgd", "rank": "auto", "remainder": "int1"}, 15 / 1024 + (1 / 8 + 1 / 64) / 4),
+        ({"mode": "power_sgd", "rank": "auto", "remainder": "int2"}, 17 / 1024 + (1 / 4 + 1 / 128) / 4),
+        ({"mode": "power_sgd", "rank": "auto", "remainder": "int1"}, 17 / 1024 + (1 / 8 + 1 / 128) / 4),
         ({"mode": "local_steps", "every": 10}, 1 / 10),
     ],
 )
@@ -56,7 +57,7 @@ def test_a_rank_of_the_width_keeps_the_stated_bytes(rows: int, columns: int, rem
     codec = make_codec({"mode": "power_sgd", "rank": "auto", "remainder": remainder, "min_compression": least})
     assert isinstance(codec, PowerSgd)
     rank = codec.rank_of(square_width(rows, columns))
-    integers = (int(remainder[3:]) / 8 + 1 / 64) * rows * columns if remainder != "none" else 0.0
+    integers = (int(remainder[3:]) / 8 + 1 / 128) * rows * columns if remainder != "none" else 0.0
     sent = 2 * rank * (rows + columns) + integers
     assert 1 <= rank <= min(rows, columns)
     assert codec.compresses(rows, columns) == (sent * least <= 4 * rows * columns)
