@@ -85,8 +85,7 @@ class CodecSeconds(Part):
     """Codec power_sgd at rank 4: computing both thin matrices with orthonormal columns, decoding their product, and
     storing the residual."""
     rotated: PositiveSecondsPerByte | None = None
-    """Codec rotated_int3: as with int4, and rotating the numbers and the sums back and forth. Older probes did not
-    measure it."""
+    """Codec rotated_int3: as int4, with rotations. None: the probe is older."""
 
 
 class RatesAlone(Part):
