@@ -214,7 +214,7 @@ class NodeCluster(Part):
     oversubscription: Ratio | None = None
     """Bandwidth from a node of the cluster to a node outside while only this pair sends, divided by the bandwidth of
     the pair while all members of the cluster send to another cluster. With n members, the uplink carries n divided by
-    this ratio pairs at full rate; in predictions, more messages share its rate. Absent: taken as 1; none waits."""
+    this ratio pairs at full rate; in predictions, more messages share its rate. Absent: taken as 1."""
 
     def only(self, names: Set[str]) -> NodeCluster:
         """Return the cluster without members that are not in `names`, with the same rate of its uplink."""
