@@ -80,8 +80,8 @@ class LinkChange:
     extra_s: float
     """Seconds by which a step waits longer for them; negative if shorter."""
     factors: Mapping[NodePair, float]
-    """Those of `pairs` whose messages were counted, and were sent more slowly or faster than before -> their bandwidth
-    as a factor of that before."""
+    """Pair -> its bandwidth divided by that before the change, for pairs of `pairs` whose messages were counted and
+    were sent more slowly or faster than before."""
     began: int
     """Index of the first window of the change."""
 
