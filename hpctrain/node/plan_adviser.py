@@ -94,16 +94,19 @@ class RunPlanAdviser:
         print(f"hpctrain agent: plans were compared after step {self._decided}: {decision.reason}", flush=True)
         if decision.plan is None or decision.before_s is None or decision.predicted_s is None:
             return None
-        return self._order(record, decision.plan, decision.reason, (decision.before_s, decision.predicted_s))
+        times_s = decision.before_s, decision.predicted_s
+        return self._order(record, decision.plan, decision.reason, times_s, first_comparison=decided is None)
 
     def _order(
-        self, record: Generation, plan: Plan, reason: str, times_s: tuple[float, float], taken_back: bool = False
-    ) -> ChangePlanOrder:
+        self, record: Generation, plan: Plan, reason: str, times_s: tuple[float, float],
+        *, first_comparison: bool = False, taken_back: bool = False,
+    ) -> ChangePlanOrder:  # fmt: skip
         """Write which plan comes next, and return the order to end the present generation.
 
         Args:
             plan: the plan that comes next.
             times_s: seconds of a step: measured with the present plan, and predicted with the next one.
+            first_comparison: as in `AdaptedPlan`.
             taken_back: as in `AdaptedPlan`.
         """
         nodes = [member.node for member in record.members]
@@ -113,7 +116,7 @@ class RunPlanAdviser:
         before_s, predicted_s = times_s
         adapted = AdaptedPlan(
             generation=record.number, plan=name, reason=reason, measured_step_time_s=before_s,
-            predicted_step_time_s=predicted_s, taken_back=taken_back,
+            predicted_step_time_s=predicted_s, first_comparison=first_comparison, taken_back=taken_back,
         )  # fmt: skip
         adapted.write(adapted_plan_file(self._folder / GENERATIONS, record.number))
         old = self._times.plans[record.number]

@@ -38,7 +38,8 @@ class AdaptLimits:
     price_factor: float = 2.0
     """The steps that remain must gain at least this many times the price of the move."""
     wait_steps: int = 100
-    """Steps without a change of speed that a second move in an attempt needs; each further one needs twice as many."""
+    """Steps without a change of speed that a second move in an attempt needs; each further one needs twice as many.
+    The move of the first comparison does not count."""
     judge_steps: int = 100
     """Steps after which a new plan is judged."""
     tolerance: float = 0.1
@@ -67,6 +68,8 @@ class PlanChange:
     """Predicted seconds of a step after it."""
     takes_back: bool = False
     """Whether it took back the move before it."""
+    first_comparison: bool = False
+    """Whether it comes from the attempt's first comparison of plans, which corrects the probe's figures."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def decide(now: Situation, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS) -> AdaptD
     the steps that remain gain `price_factor` times the price. Of plans that are nearly as fast as the fastest one, that
     which changes least of the present plan is taken. After each move, a change must last longer before it is
     followed, so that a device whose speed goes up and down moves the run twice at most, if it does so faster than in
-    `2 * wait_steps` steps.
+    `2 * wait_steps` steps. The move of the first decision does not count: it corrects the probe's figures.
     """
     if (reason := _why_stay(now) or _why_wait(now, limits)) is not None:
         return AdaptDecision(reason)
@@ -213,10 +216,11 @@ def _why_wait(now: Situation, limits: AdaptLimits) -> str | None:
         return "too few steps of this generation were measured"
     if now.speeds.undecided:
         return "the speed of a device may be changing"
-    needed = limits.wait_steps * 2 ** (len(now.moves) - 1) if now.moves else 0
-    steady = min(steady, now.step - now.moves[-1].step) if now.moves else steady
+    moves = [move for move in now.moves if not move.first_comparison]
+    needed = limits.wait_steps * 2 ** (len(moves) - 1) if moves else 0
+    steady = min(steady, now.step - now.moves[-1].step) if moves else steady
     if steady < needed:
-        return f"speeds have not changed for {steady} steps, and after {len(now.moves)} moves it must be {needed}"
+        return f"speeds have not changed for {steady} steps, and after {len(moves)} moves it must be {needed}"
     return None
 
 

@@ -219,6 +219,8 @@ def test_a_slow_node_gets_less_work_and_its_work_back(machine):
     made.train(90)
     again = decide(made.situation(decided=decided, moves=[move]))
     assert again.reason == "speeds have not changed for 90 steps, and after 1 moves it must be 100"
+    early = decide(made.situation(decided=decided, moves=[replace(move, first_comparison=True)]))
+    assert early.plan is not None
     made.train(10)
     again = decide(made.situation(decided=decided, moves=[move]))
     assert again.predicted_s == pytest.approx(made.rows[-1].step_time_s * 0.8, rel=0.3)
@@ -316,9 +318,10 @@ def test_a_flapping_node_moves_a_run_twice_at_most(machine, half_period, factor)
         slow = {"local1": factor} if window // half_period % 2 else {}
         made.train(WINDOW, **slow)
         answer = decide(made.situation(decided=decided, moves=moves))
-        decided = made.step if answer.made else decided
+        first, decided = decided is None, made.step if answer.made else decided
         if answer.plan is not None:
-            moves.append(PlanChange(made.step, made.plan, answer.plan, answer.before_s, answer.predicted_s))
+            times_s = answer.before_s, answer.predicted_s
+            moves.append(PlanChange(made.step, made.plan, answer.plan, *times_s, first_comparison=first))
             made.begin(answer.plan)
     assert 1 <= len(moves) <= 2
 
