@@ -128,8 +128,7 @@ class GenerationMaker:
         """
         plan, public = Plan.read(self.folder / adapted.plan, owned=True), f"plan-{number}.json"
         pending.files[public] = plan
-        figures = {"measured_step_time_s", "predicted_step_time_s", "first_comparison", "taken_back"}
-        data = adapted.model_dump(include=figures)
+        data = adapted.model_dump(exclude={"schema_", "generation", "plan", "reason"})
         data = {"plan": public, **plan.dims._asdict(), **data, "moves": len(plan.moves)}
         pending.events.append(("adapted", adapted.reason, data))
         return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from hpctrain.records.history.run_log import MetricRow
 
 PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
 STRETCHES = 60
+"""Most stretches of a run."""
 LEAST_STEPS = 20
 """Fewest steps of a stretch: of fewer, the 95th percentile is the largest."""
 
@@ -20,6 +22,7 @@ class StepStretch:
     step: int
     """The last of the steps."""
     steps: int
+    """How many steps a stretch of this run has; the last stretch may have more."""
     seconds: tuple[float, ...]
     """The percentiles of their step times, in the order of `PERCENTILES`."""
 
@@ -34,9 +37,13 @@ def step_time_percentiles(rows: Sequence[MetricRow]) -> tuple[float, ...]:
 
 
 def stretches_of_steps(rows: Sequence[MetricRow]) -> list[StepStretch]:
-    """Return stretches of equally many steps, at least `LEAST_STEPS` and at most `STRETCHES` of them; the rest of the
-    steps is part of the last one. [] for fewer steps than two stretches have."""
-    steps = max(LEAST_STEPS, len(rows) // STRETCHES)
+    """Cut the steps of a run into at most `STRETCHES` stretches of equally many steps, at least `LEAST_STEPS`; the
+    steps that remain are part of the last stretch. Return [] for fewer steps than two stretches have.
+
+    Args:
+        rows: the rows of metrics.jsonl, in order of their steps.
+    """
+    steps = max(LEAST_STEPS, math.ceil(len(rows) / STRETCHES))
     if len(rows) < 2 * steps:
         return []
     count = len(rows) // steps

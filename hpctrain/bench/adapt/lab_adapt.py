@@ -103,7 +103,7 @@ class AdaptRow:
     target_s: float | None = None
     """Seconds from the first step to the target loss."""
     adapted: list[str] = field(default_factory=list)
-    """The changes of the plan: step before each, whether it comes from the first comparison of plans, and its reason."""
+    """The changes of the plan: step before each, whether the first comparison of plans made it, and its reason."""
     taken_back: int = 0
     """How many of them took the plan before back."""
 
