@@ -35,8 +35,8 @@ class Decision:
     act: Act
     reason: str
     members: tuple[str, ...] = ()
-    """For `propose`: the nodes of the next generation. For `fail` with too few nodes: the nodes that remain, empty if
-    it is not known which do."""
+    """For `propose`: the nodes of the next generation. For `fail` with too few nodes: the nodes that remain, if
+    the decision can name them; else empty."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Living node that is no member -> the reason: the node and a member do not hear each other, or the probe could not
     measure the link between them."""

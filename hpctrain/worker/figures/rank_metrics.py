@@ -186,8 +186,9 @@ class RankMetrics:
 
 
 class _Measured(NamedTuple):
-    """What a rank measured in the last step of a window."""
+    """What a rank measured in the last step of a window, and since that of the window before."""
 
     wait_tp_s: float | None
     layers: list[LayerFigures] | None
     traffic: list[PeerTraffic] | None
+    """What it sent since the last step that was measured."""
