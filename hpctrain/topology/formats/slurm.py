@@ -68,8 +68,8 @@ def _switches(topology: Topology) -> dict[str, tuple[list[str], list[str]]]:
     """Return name of a switch -> (names of the nodes directly below it, names of the switches directly below it).
     Switches next to the nodes come first.
 
-    Nodes that are in no innermost cluster get a switch of their own together. If several switches have none above them, one more
-    switch joins them.
+    Nodes that are in no innermost cluster get a switch of their own together. If several switches have none above them,
+    one more switch joins them.
 
     Raises:
         InputError: the topology's clusters or names do not fit Slurm's format.
