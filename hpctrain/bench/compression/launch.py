@@ -73,7 +73,7 @@ class LaunchSpec:
     methods: tuple[str, ...]
     settings: LaunchSettings
     devices: int = 1
-    """Number of processes on each node, each of which holds a replica."""
+    """Number of processes on each node; each holds a replica, or with pipelines a part of one."""
 
     @property
     def world(self) -> int:

@@ -179,8 +179,8 @@ def summary(folder: Path, index: CorpusIndex) -> list[str]:
 
 
 def _listed(folder: Path) -> list[str]:
-    """Return lines with the first skipped inputs of a corpus, and a last line with the path of the file that lists more
-    of them; [] if no input was skipped."""
+    """Return lines with the first skipped inputs of a corpus, and a last line with the path of the file that lists all
+    or many of them; [] if no input was skipped."""
     skipped = read_skipped(folder, _SHOWN)
     if skipped is None:
         return []

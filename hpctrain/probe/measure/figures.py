@@ -246,8 +246,8 @@ def one_way_s(round_trip_s: float, answer_s: float) -> float:
     """Return the one-way seconds of a message: its round trip minus `answer_s`, the one-way seconds of its small
     answer.
 
-    The result is at least half of the round trip, because the answer is the smaller message. Otherwise a delayed answer
-    would make the message seem to take no time.
+    The result is at least half of the round trip, because the answer is the smaller message. Otherwise the message
+    would seem to take no time if something delayed the messages from which `answer_s` was measured.
     """
     return max(round_trip_s - answer_s, round_trip_s / 2)
 

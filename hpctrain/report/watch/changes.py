@@ -85,6 +85,6 @@ class JsonView:
 
 
 def _without_numbers(status: RunStatus) -> tuple[str, str]:
-    """Return (state, reason without its numbers) of a run: the time to the start always changes. The events of an
-    active run say the rest."""
+    """Return (state, reason) of a run as `watch` compares them: the reason has no numbers, because the time to the
+    start always changes. The reason is empty while a run is active, because its events say what changes."""
     return status.state, "" if status.state in AT_WORK else " ".join(_NUMBER.sub(" ", status.reason).split())
