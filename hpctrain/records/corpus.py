@@ -36,7 +36,7 @@ NO_CLEANING = Cleaning()
 INDEX_NAME = "index.json"
 """Name of the file within a corpus folder that lists its token shards, its tokenizer and the counts of its input."""
 SHARD_TOKENS_MAX = 2**48
-"""Most tokens of one token shard; file systems take no larger file."""
+"""Most tokens of one token shard, well above any real one."""
 
 
 class TokenizerInfo(Part):

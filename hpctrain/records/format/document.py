@@ -72,8 +72,8 @@ class Part(BaseModel):
     is named here: without its key, older files and their hashes keep their meaning."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the model as a mapping of plain JSON values with the keys of the file. A number that was not measured
-        has no key."""
+        """Return the model as a mapping of plain JSON values with the keys of the file. A field that is None by default
+        and has no value, such as a number that was not measured, has no key."""
         return self.model_dump(mode="json", by_alias=True)
 
     @classmethod
@@ -143,8 +143,9 @@ class Document(Part):
             owned: require that the file and its folder belong to this user, as in a run folder.
 
         Raises:
-            FileError: the file is missing, not JSON, or has errors; all are listed.
-            UntrustedError: with `owned`, the file belongs to somebody else, or others can write to it.
+            FileError: the file is missing, unreadable, too large, not JSON, or has errors; all are listed.
+            UntrustedError: with `owned`, the file or its folder belongs to somebody else, or others can write to one of
+                them.
         """
         return cls.from_json(read_json(path, owned=owned), str(path))
 
@@ -178,7 +179,8 @@ def read_json(path: Path, limit_bytes: int = DOCUMENT_BYTES, *, owned: bool = Fa
 
     Raises:
         FileError: the file is missing, unreadable, too large, empty, or not JSON.
-        UntrustedError: with `owned`, the file belongs to somebody else, or others can write to it.
+        UntrustedError: with `owned`, the file or its folder belongs to somebody else, or others can write to one of
+            them.
     """
     text = read_input_text(path, limit_bytes, owned=owned)
     if not text.strip():

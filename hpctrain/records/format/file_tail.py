@@ -40,8 +40,8 @@ class FileTail:
         self._rest = b""
 
     def values(self) -> list[Any]:
-        """Return the JSON value of each new line; [] if the file cannot be read. A line that is cut short, because its
-        writer died, is left out.
+        """Return the JSON object of each new line; [] if the file cannot be read. A line that is no complete JSON
+        object is left out: its writer may have died.
 
         Raises:
             UntrustedError: another user owns the file or its folder, or can write to it.
@@ -73,8 +73,8 @@ def rows_of(kind: type[RecordT], values: list[Any]) -> Iterator[RecordT]:
 
 def sampled_values(path: Path, count: int, spare_bytes: int) -> list[dict[str, Any]]:
     """Return the JSON objects of at most `count` lines of a file of this user, from evenly spaced places before its
-    last `spare_bytes`, in order; [] if the file is not larger, or cannot be read. However large the file is, at most
-    `count` times twice `SAMPLED_LINE_BYTES` are read.
+    last `spare_bytes`, in order; [] if the file has no more bytes than these, or cannot be read. However large the file
+    is, at most `count` times twice `SAMPLED_LINE_BYTES` are read.
 
     Raises:
         UntrustedError: another user owns the file or its folder, or can write to it.
@@ -86,7 +86,7 @@ def sampled_values(path: Path, count: int, spare_bytes: int) -> list[dict[str, A
             for index in range(count if size > 0 else 0):
                 file.seek(index * size // count)
                 if index:
-                    file.readline(SAMPLED_LINE_BYTES)  # the rest of a line
+                    file.readline(SAMPLED_LINE_BYTES)  # the end of a line whose beginning is before this place
                 values[file.tell()] = parse_json_line(file.readline(SAMPLED_LINE_BYTES))
     except OSError:
         return []

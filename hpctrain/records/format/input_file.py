@@ -1,5 +1,5 @@
-"""Reads files that users give, and files of JSON lines. Only regular files of a bounded size are read. A failure is a
-FileError, or an UntrustedError if a file that has to belong to this user does not.
+"""Reads files that users give, and files of JSON lines. Only regular files are opened, and a function that reads a file
+reads only a bounded number of bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read_input(
         FileError: the file is missing, unreadable, larger than `limit_bytes`, or a folder, FIFO or device. Its cause is
             the OSError, if there is one.
         UntrustedError: with `owned`, the file or its folder belongs to somebody else, or others can write to one of
-            them.
+            them, or the file is not regular.
     """
     try:
         return read_owned(path, limit_bytes) if owned else read_regular(os.path.realpath(path), limit_bytes)
@@ -48,7 +48,7 @@ def read_input_text(
     Raises:
         FileError: the file is missing, unreadable, too large, no regular file, or not UTF-8.
         UntrustedError: with `owned`, the file or its folder belongs to somebody else, or others can write to one of
-            them.
+            them, or the file is not regular.
     """
     try:
         return read_input(path, limit_bytes, missing, owned=owned).decode()

@@ -32,7 +32,8 @@ def expand_node_set(text: str) -> list[str]:
     list is empty for an empty text.
 
     Raises:
-        ValueError: the text is no node set, or has more than NODES_MAX names.
+        ValueError: the text is longer than 2^20 characters, is no node set, has more than NODES_MAX names, or has one
+            that does not match NODE_NAME.
     """
     if len(text) > _TEXT_CHARS_MAX:
         raise ValueError(f"has {len(text)} characters; a set of nodes has at most {_TEXT_CHARS_MAX}")

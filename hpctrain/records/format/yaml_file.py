@@ -119,8 +119,9 @@ def read_yaml(path: Path, *, owned: bool = False) -> YamlFile:
         owned: require that the file and its folder belong to this user, as in a run folder.
 
     Raises:
-        FileError: the file is missing, not YAML, or has duplicate keys or keys that are no text; all are listed.
-        UntrustedError: with `owned`, the file belongs to somebody else, or others can write to it.
+        FileError: the file is missing, unreadable, longer than YAML_BYTES, or no YAML that `parse_yaml` accepts.
+        UntrustedError: with `owned`, the file or its folder belongs to somebody else, or others can write to one of
+            them.
     """
     text = read_input_text(path, YAML_BYTES, "no such file; `hpctrain init` writes a run file", owned=owned)
     return parse_yaml(text, str(path))
@@ -133,7 +134,8 @@ def read_yaml_model(path: Path, model: type[Model], expected: str) -> Model:
         expected: example of the content, for the error about an empty file.
 
     Raises:
-        FileError: the file is missing or not YAML, or does not fit the model; all errors are listed with their lines.
+        FileError: the file is missing, unreadable, without keys, or no YAML that `parse_yaml` accepts, or does not fit
+            the model; all errors about the model are listed with their lines.
     """
     file = read_yaml(path)
     if not isinstance(file.value, dict) or not file.value:
@@ -151,8 +153,8 @@ def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
         source: name of the text in errors, such as the path of its file.
 
     Raises:
-        FileError: the text is not YAML, has duplicate keys, keys that are no text, aliases, tags or more than
-            LEVELS_MAX levels, or is longer than YAML_BYTES.
+        FileError: the text is not YAML, has duplicate keys (all are listed), lists or mappings as keys, aliases, tags
+            or more than LEVELS_MAX levels, or has more than YAML_BYTES characters.
     """
     if len(text) > YAML_BYTES:
         raise FileError(source, [FieldError("", f"has {len(text)} characters, expected at most {YAML_BYTES}")])
@@ -248,7 +250,8 @@ def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[s
     mapping a to c, which is read as YAML.
 
     Raises:
-        InputError: an override has no '=', has an empty key, or leads through a value that is no mapping.
+        InputError: an override has no '=', has an empty key or a value that is not YAML, or leads through a value that
+            is no mapping.
     """
     result = copy.deepcopy(value)
     for text in overrides:

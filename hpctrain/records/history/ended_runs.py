@@ -27,7 +27,7 @@ class EndedRun(Part):
     status: dict[str, Any]
     """All fields of the run's status by its files, without Slurm's answer."""
     jobs: list[str]
-    """Ids of the run's newest job and its successors; [] for a run that is done, or that Slurm does not know."""
+    """Ids of the run's newest job and its successors; [] for a run that is done, or that is no Slurm job."""
 
 
 class EndedRuns(Document):
@@ -55,8 +55,9 @@ def read_ended_runs(path: Path | None) -> dict[str, EndedRun]:
 
 
 def write_ended_runs(path: Path | None, runs: Mapping[str, EndedRun]) -> None:
-    """Replace ended_runs.json at `path` at once, so that only its owner can read it. Nothing is written if the disk is
-    full, or if the folder is not trusted. Of several writers, the last one wins."""
+    """Replace ended_runs.json at `path` at once, so that only its owner can read it. Nothing is written if `path` is
+    None, if the file cannot be written, as on a full disk, or if the folder is not trusted. Of several writers, the
+    last one wins."""
     if path is None:
         return
     values = EndedRuns(runs=dict(runs)).to_json()

@@ -1,8 +1,8 @@
 """The table of faults: which error messages mean which fault, and what is to blame for it. Pure functions.
 
-The parts of error messages in the table come from torch, NCCL, gloo and the CUDA runtime; they are in lower case. Xids
-are the error numbers of NVIDIA's driver (docs.nvidia.com/deploy/xid-errors), which the driver reports in the kernel's
-log and through NVML.
+The parts of error messages in the table come from torch, NCCL, gloo, the CUDA runtime, the C library and hpctrain; they
+are in lower case. Xids are the error numbers of NVIDIA's driver (docs.nvidia.com/deploy/xid-errors), which the driver
+reports in the kernel's log and through NVML.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Fault:
 
     @property
     def is_infrastructure(self) -> bool:
-        """Return whether nodes or the network are to blame; the fault then does not count against recovery.retries."""
+        """Return whether nodes, the network or the storage are to blame, and not the user; the fault then does not
+        count against recovery.retries."""
         return self.blame != "user"
 
     @property
@@ -93,8 +94,9 @@ _XID = re.compile(r"\bNVRM: Xid \([^)]{1,40}\): (\d{1,4})\b")
 _SYSTEM = frozenset(
     {"RuntimeError", "OSError", "MemoryError", "SystemError", "StorageError", "Superseded", "DamagedCheckpointError"}
 )
-"""Base classes of all errors that torch, NCCL, the system and hpctrain's checks raise. Any other error is one of the
-program, whatever its text: a ValueError with the text 'too many open files' is no fault of the node."""
+"""Classes of the errors in which torch, NCCL, the system and hpctrain report the faults of the table, or base classes
+of them. Any other error is one of the program, whatever its text: a ValueError with the text 'too many open files' is
+no fault of the node."""
 
 
 def fault_named(name: object) -> Fault:

@@ -1,5 +1,5 @@
 """Records of generations, and the fence against workers of old ones. A generation is a set of workers that train
-together until one is lost; the members of the generation before it vote on its record."""
+together until one is lost or another plan is taken; the members of the generation before it vote on its record."""
 
 from __future__ import annotations
 
@@ -99,6 +99,7 @@ class Fence:
     """
 
     generations: Path
+    """Folder in the run folder that has a record of each generation."""
     number: int
     """Number of the generation that the worker belongs to."""
 

@@ -31,9 +31,9 @@ class LayerFigures(Part):
     """Share of the squared norm of the gradients' sum that arrives if the largest 7 % of the numbers are sent in each
     measured step and the others are added to the next gradient. The sum is over 4 to 16 measured steps."""
     forward_s: float | None = None
-    """Seconds of the block's forward passes in the last of the steps; only with `profile.layers`."""
+    """Seconds of the block's forward passes in the last step that the line is about; only with `profile.layers`."""
     backward_s: float | None = None
-    """Seconds of the block's backward passes in the last of the steps; only with `profile.layers`."""
+    """Seconds of the block's backward passes in the last step that the line is about; only with `profile.layers`."""
 
 
 def layers_of_ranks(ranks: Iterable[Sequence[LayerFigures]]) -> list[LayerFigures]:

@@ -71,7 +71,7 @@ def failures_since_checkpoint(lines: Sequence[dict[str, Any]], bad: Collection[s
     """Return the number of failed attempts since the last new checkpoint, which count against recovery.retries.
 
     An attempt that saved a checkpoint and then failed counts as the first failure after the checkpoint. An attempt does
-    not count if it failed only on nodes that a later probe confirmed to be bad.
+    not count if only nodes that a later probe confirmed to be bad had faults in it.
 
     Args:
         lines: lines of attempts.jsonl.

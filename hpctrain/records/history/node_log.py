@@ -1,4 +1,4 @@
-"""The log of the nodes: metrics-nodes.jsonl says what energy each node used, and how its GPUs are."""
+"""The log of the nodes: metrics-nodes.jsonl has the energy that each node used, and the state of its GPUs."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def append_past_run(path: Path, past: PastRun) -> None:
 
 def read_past_runs(environ: Mapping[str, str]) -> list[PastRun]:
     """Return the runs in this user's history.jsonl, oldest first. Incomplete lines and lines of other versions of
-    hpctrain are left out. The list is empty if the file cannot be read."""
+    hpctrain are left out. The list is empty if the file does not exist, cannot be read or is not trusted."""
     path, past_runs = history_file(environ), []
     try:
         values = read_jsonl(path) if path is not None else []

@@ -59,7 +59,8 @@ class InstalledPackage(Part):
 
 
 def _is_version(text: str) -> bool:
-    """Whether `==` takes a version. Old packages have others, such as 2004d, for which pip knows `===`."""
+    """Return whether pip takes this version after `==`. Old packages have versions of other forms, such as 2004d, which
+    pip takes after `===`."""
     try:
         Version(text)
     except InvalidVersion:

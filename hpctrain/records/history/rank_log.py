@@ -79,7 +79,7 @@ class RankRow(Document):
 
     @property
     def compute_s(self) -> float:
-        """Seconds a step in forward and backward passes."""
+        """Return the seconds a step in forward and backward passes, summed over the stages of the rank."""
         return sum(self.forward_s) + sum(self.backward_s)
 
 

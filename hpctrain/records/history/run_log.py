@@ -119,8 +119,8 @@ class Event(Document):
 
 
 def read_events(path: Path, attempt: int | None = None) -> list[Event]:
-    """Return the events in events.jsonl at `path`, in file order. Incomplete lines are skipped: their writer was
-    killed.
+    """Return the events in events.jsonl at `path`, in file order; [] without the file. Incomplete lines are skipped:
+    their writer was killed.
 
     Args:
         attempt: number of the attempt whose events are returned; None: events of all attempts.
@@ -301,8 +301,8 @@ def _figures(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def read_metrics(path: Path) -> list[MetricRow]:
-    """Return all rows of metrics.jsonl at `path`, in file order. Incomplete lines are skipped: their writer was
-    killed.
+    """Return all rows of metrics.jsonl at `path`, in file order; [] without the file. Incomplete lines are skipped:
+    their writer was killed.
 
     Raises:
         FileError: the file cannot be read, or a line is no row of this version.

@@ -14,8 +14,8 @@ SUMMARY_CHARS = 1000
 
 
 class CheckOrder(Document):
-    """What a process of `hpctrain selfcheck` is asked to do. The check of one path of devices and training has `world`
-    such processes."""
+    """What a process of `hpctrain selfcheck` is asked to do. The check of one path has `world` such processes, each
+    with a rank."""
 
     schema_kind: ClassVar[str] = "check_order"
 

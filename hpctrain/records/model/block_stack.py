@@ -28,8 +28,9 @@ class BlockStack(Part):
 
     @abstractmethod
     def block_parameters(self, tp: int = 1) -> int:
-        """Return the number of parameters that one of `tp` devices holds of one block. Matrices are split over the
-        devices; every device holds whole norms."""
+        """Return the number of parameters that one of `tp` devices holds of one block: the mean, rounded up, if blocks
+        differ. In the families that hpctrain builds, matrices are split over the devices, and every device holds whole
+        norms."""
 
     @abstractmethod
     def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
@@ -79,8 +80,8 @@ class BlockStack(Part):
         return blocks * self.block_parameters(tp) + self.end_parameters(tp, first=first, last=last)
 
     def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
-        """Return the size of a stage in blocks of mean size, twice: (by FLOPs, by activations kept for the backward
-        pass). Both equal `blocks` if all blocks of the model are alike.
+        """Return two sizes of a stage, each as a number of blocks of mean size: (by FLOPs, by activations kept for the
+        backward pass). Both equal `blocks` if all blocks of the model are alike.
 
         Args:
             blocks: number of blocks of the stage.
@@ -204,7 +205,7 @@ class TransformerSpec(BlockStack):
     @property
     @abstractmethod
     def hidden(self) -> int:
-        """Width inside the feed-forward layer."""
+        """Return the width inside the feed-forward layer."""
 
     def embedding_parameters(self) -> int:
         """Return the number of parameters of the token embedding."""
@@ -224,8 +225,8 @@ class TransformerSpec(BlockStack):
         return {"embedding.weight": [0, len(cuts) - 1]} if self.tied and len(cuts) > 1 else {}
 
     def logits_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Return the bytes that head and loss take on one of `tp` devices for a micro-batch: three tensors of the size
-        of the logits (the logits, their log-softmax, and a gradient)."""
+        """Return the bytes that head and loss take on one of `tp` devices that split the vocabulary (`head_shards`),
+        for a micro-batch: three tensors of the size of the logits (the logits, their log-softmax, and a gradient)."""
         return int(3 * sequences * self.target_length(seq_len) * self.vocabulary * bytes_per_value / tp)
 
     def tensor_parallel_error(self, tp: int) -> str | None:

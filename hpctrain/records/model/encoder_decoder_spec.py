@@ -62,8 +62,8 @@ class EncoderDecoderSpec(TransformerSpec):
 
     @property
     def seam(self) -> int:
-        """Return the number of the first decoder block. The cut before this block separates encoder and decoder, and
-        has the smallest stage messages."""
+        """Return the number of the first decoder block. The cut before this block separates encoder and decoder; no
+        other cut has smaller stage messages."""
         return self.encoder_layers or self.layers // 2
 
     @property

@@ -60,7 +60,8 @@ class YarnRope(Part):
     beta_slow: float = Field(default=1.0, gt=0)
     """Angles that turn fewer times than this over `original_positions` are divided by `factor`."""
     attention_factor: float | None = Field(default=None, gt=0)
-    """Number by which cosines and sines are multiplied. Default: 1 + 0.1·ln(`factor`)."""
+    """Number by which cosines and sines are multiplied. Default: 1 + 0.1·ln(`factor`), but 1 with a `factor` below
+    1."""
     truncate: bool = True
     """Whether the two bounds between fast and slow angles are rounded to whole numbers. A bound is the index of the
     angle that turns `beta_fast` or `beta_slow` times."""

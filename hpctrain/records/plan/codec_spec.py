@@ -18,7 +18,7 @@ class CodecFigures(Part):
     """The codec with its settings."""
     intra_node: IntraNode | None = None
     """How the replicas of a node sum gradients first, as it is best with this codec; absent if the nodes have one
-    replica each."""
+    replica each, or unequally many."""
     sent_bytes: float | None = None
     """Bytes that a device sends in a step, after the warm-up steps."""
     wire_s: float | None = None

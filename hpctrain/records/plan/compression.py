@@ -152,10 +152,11 @@ class _Selected(_Sparse):
     all_to_all = True
 
     def rounds(self, buckets: int, world: int) -> float:
-        return 2 if world == 2 else 3  # exempt numbers; sizes and values, to all at once or to owners and back
+        # First the exempt numbers. Then two ranks exchange sizes and values; more ranks send them to owners and back.
+        return 2 if world == 2 else 3
 
     def passes(self, world: int) -> float:
-        return 1 + 1 / world if world > 2 else 1  # then owners select again from the sums of their part
+        return 1 + 1 / world if world > 2 else 1  # with owners, each selects again from the sums of its part
 
 
 class TopK(_Selected):

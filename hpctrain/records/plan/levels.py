@@ -32,7 +32,7 @@ def check_levels(compression: Sequence[CodecSpec], replicas: int, shards: int, p
     Args:
         compression: the entries of `compression` in plan.json.
         replicas: number of replicas.
-        shards: number of consecutive replicas that share a state; 1 if each has a whole one.
+        shards: number of consecutive replicas over which one copy of the state is sharded; 1 if each has a whole copy.
         per_node: number of consecutive replicas that share a node; 1 if it is not the same everywhere.
 
     Raises:

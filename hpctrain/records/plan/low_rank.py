@@ -56,7 +56,7 @@ class PowerSgd(GradientCodec):
     min_compression: float = Field(default=2.0, ge=1)
     """A matrix that the codec shrinks by less than this factor is summed exactly."""
     layers: Layers = "all"
-    """Parameters that are compressed, as in mode topk."""
+    """Parameters that are compressed, as in mode bf16."""
 
     @property
     def remainder_bits(self) -> int:
@@ -95,13 +95,14 @@ class PowerSgd(GradientCodec):
         return 2 * VALUE_BYTES["bf16"] * self.rank_of(width) / width + self.remainder_bytes
 
     def compresses(self, rows: int, columns: int) -> bool:
-        """Return whether the codec compresses a matrix: it must shrink by the factor `min_compression`."""
+        """Return whether the codec compresses a matrix: the matrix must shrink by the factor `min_compression`, and
+        have at least as many rows and as many columns as the product's rank."""
         width = square_width(rows, columns)
         fits = self.rank_of(width) <= min(rows, columns)
         return fits and self.bytes_at(width) * self.min_compression <= FULL_BYTES
 
     def number_bytes(self, world: int, dim: float) -> float:
-        # For a matrix of the sides m = n = dim: the most with a side of that width.
+        # For a square matrix of width `dim`, which is sent in fp32 where a product would be longer.
         return min(float(FULL_BYTES), self.bytes_at(dim))
 
     def rounds(self, buckets: int, world: int) -> float:

@@ -269,17 +269,17 @@ class Plan(Document):
 
     @property
     def level_replicas(self) -> int:
-        """Return the number of consecutive replicas that sum gradients among themselves first, so that each gets the
-        sums of a part, which the codec then sums over the groups of so many replicas. 1: the codec sums over all
-        replicas alike."""
+        """Return the number of consecutive replicas that sum gradients among themselves first. Each of them gets the
+        sums of a part of the gradients; the codec then sums this part over all such groups of replicas. 1: there is one
+        level, in which all replicas sum alike."""
         if 1 < self.shards < self.dp:
             return 1 if self.codec.exact and len(self.compression) == 1 else self.shards
         return 1 if len(self.compression) == 1 else self._replicas_per_node
 
     @property
     def part_replicas(self) -> int:
-        """Return into how many parts the replicas of a node cut each gradient, to sum one part each between nodes; 1 if
-        they do not, or if the state is sharded."""
+        """Return the number of parts into which the replicas of a node cut each gradient, so that each of them sums one
+        part between nodes. 1: they do not, or the state is sharded."""
         return self.level_replicas if self.shards == 1 else 1
 
     @cached_property

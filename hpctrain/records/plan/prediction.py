@@ -20,7 +20,8 @@ class Predicted(Part):
 
     @property
     def useful_bound_s(self) -> float | None:
-        """`bound_s` if it is at least 0.7 of the step: a smaller one does not say whether another plan is faster."""
+        """Return `bound_s` if it is at least 0.7 of the predicted step time, else None: a smaller bound does not say
+        whether another plan is faster."""
         least_s = 0.7 * self.step_time_s["total"]
         return None if self.bound_s is None or self.bound_s < least_s else self.bound_s
 
