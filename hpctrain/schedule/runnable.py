@@ -34,7 +34,7 @@ def check_runnable(plan: Plan, run: Run) -> None:
 
     Raises:
         InputError: the table of a custom schedule is incomplete, or the plan cannot be executed; the message gives the
-            first reason. Also if run.yaml does not have the model's dimensions yet (`Run.spec`).
+            first reason. Also if a check needs the model's dimensions and run.yaml does not have them yet (`Run.spec`).
     """
     if plan.sequence_parallel and run.data.seq_len % plan.tp:
         raise InputError(

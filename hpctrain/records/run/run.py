@@ -301,8 +301,10 @@ def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str,
         defaults: validated values for keys that neither the file nor an override gives.
 
     Raises:
-        InputError: an override is no 'key.path=value'.
-        FileError: the file or the value of an override has errors; all are listed with their lines.
+        InputError: an override is no 'key.path=value', its value is not YAML, or it leads through a value that is no
+            mapping.
+        FileError: the file is missing or unreadable, or the file or the value of an override has errors; all are listed
+            with their lines.
     """
     return _run_from_yaml(_keys_in(read_yaml(path), overrides), overrides, defaults)
 
@@ -315,8 +317,9 @@ def run_of(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
 
     Raises:
         UntrustedError: the folder or the file belongs to somebody else, or others can write to it.
-        InputError: an override is no 'key.path=value'.
-        FileError: the file is missing, or the file or the value of an override has errors.
+        InputError: an override is no 'key.path=value', its value is not YAML, or it leads through a value that is no
+            mapping.
+        FileError: the file is missing or unreadable, or the file or the value of an override has errors.
     """
     return _run_from_yaml(_keys_in(read_yaml(folder / RUN_FILE, owned=True), overrides), overrides, {})
 
@@ -341,8 +344,9 @@ def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, 
         overrides: texts 'key.path=value', as given by `--set`.
 
     Raises:
-        InputError: an override is no 'key.path=value'.
-        FileError: the file cannot be read.
+        InputError: an override is no 'key.path=value', its value is not YAML, or it leads through a value that is no
+            mapping.
+        FileError: the file is missing or unreadable, is not YAML, or has no keys.
     """
     given = apply_overrides(_keys_in(read_yaml(path), overrides).value, overrides)
     return [dotted(key) for key, _ in missing_values(given, defaults)]

@@ -346,7 +346,8 @@ class Topology(Document):
         Raises:
             FileError: topology.json is missing, not JSON or has errors, or the file of the pair matrix is missing or
                 has another hash.
-            UntrustedError: with `owned`, topology.json belongs to somebody else, or others can write to it.
+            UntrustedError: with `owned`, topology.json or its folder belongs to somebody else, or others can write to
+                it.
         """
         made = super().read(path, owned=owned)
         if made.fabric.matrix is not None:

@@ -172,8 +172,8 @@ def from_slurm(text: str, source: str, wall: float) -> Topology:
         wall: present time in seconds since 1970, for the provenance.
 
     Raises:
-        FileError: the file has errors. The message lists all of them with their lines, except where a topology.yaml has
-            no readable list of switches or blocks; it then has the first error.
+        FileError: the file has errors. The message lists all of them with their lines, except where a topology.yaml is
+            not YAML or has no readable list of switches or blocks; it then has only this error.
     """
     read = clusters_of_yaml if source.endswith((".yaml", ".yml")) else clusters_of_conf
     clusters = read(text, source)
@@ -219,8 +219,8 @@ def clusters_of_yaml(text: str, source: str) -> list[NodeCluster]:
         source: path of the file, for errors.
 
     Raises:
-        FileError: the file has no readable list of switches or blocks, or rows of the list are wrong; the message has
-            all wrong rows with their lines.
+        FileError: the text is not YAML, has no readable list of switches or blocks, or rows of the list are wrong; the
+            message has all wrong rows with their lines.
     """
     file = parse_yaml(text, source)
     index = _chosen(file)
