@@ -34,8 +34,9 @@ def place_unshards(runtime: _PipelineScheduleRuntime, zero: int, held: list[int]
     """Replace torch's choice of when the weights of whole stages are gathered and freed.
 
     torch keeps up to three stages of a rank gathered, in the order of the action table. Replicas with different tables
-    would then wait for each other. With this function, ZeRO levels 1 and 2 gather all stages at the start; level 3
-    gathers only blocks, never whole stages.
+    would then wait for each other. With this function, all stages are gathered at the start and freed at the end at
+    ZeRO levels 1 and 2. At level 3 the table gathers none: each stage gathers its weights within its passes
+    (`ShardedStage`).
 
     Args:
         runtime: torch's schedule executor; its action table is changed.

@@ -20,6 +20,7 @@ WARM_STEPS = 4
 BLOCK_STEPS = 5
 """Consecutive steps with the sums begun in the same way; the first of them does not count."""
 TRIAL_BLOCKS = 6
+"""Blocks of steps that are compared, half of them with early sums and half with late ones."""
 
 
 class EarlyOrLate:

@@ -165,7 +165,7 @@ class LocalSgdReducer(Reducer):
 
 class ShardedNodeLevel(NodeLevel):
     """The level within nodes for hybrid sharding: FSDP sums gradients within the backward pass, and leaves each rank
-    the sums of its shard. It needs no other part, because it gathers weights."""
+    the sums of its shard. The sums are not gathered afterwards, because FSDP gathers the updated weights."""
 
     def __init__(self, stages: Sequence[InstrumentedStage]) -> None:
         self._sharded = ShardedReducer(stages)
