@@ -32,7 +32,7 @@ class ActivityRecord(NamedTuple):
     """Name of the operation, as torch's profile shows it: 'recv output of stage 0 mb 3 from rank 0' (mb is
     micro-batch)."""
     waits: bool = False
-    """Whether the operation ends only when another process does its part."""
+    """Whether the operation ends only when another process, or the GPU, does its part."""
     since_s: float = 0.0
     """When the operation began: seconds on this machine's monotonic clock."""
 
@@ -126,8 +126,8 @@ class Activity:
         Args:
             start_s: when the message was sent, in seconds on this machine's monotonic clock.
             end_s: when it was complete.
-            waited_s: seconds between the two in which this process waited for something else. They count as the first
-                ones.
+            waited_s: seconds between `start_s` and `end_s` in which this process waited for something else. They are
+                taken off as if they were the first ones.
         """
         until_s = min(end_s, self._waiting_since)
         self._hidden.append((start_s + waited_s, until_s))
@@ -148,8 +148,8 @@ class Activity:
         """Count an operation that waited.
 
         Args:
-            seconds: its time.
-            before_s: the seconds of all waits when it began.
+            seconds: time of the operation.
+            before_s: value of `waited_s` when the operation began.
         """
         inner = self.waited_s - before_s
         self._waited[waits] = self._waited.get(waits, 0.0) + seconds - inner

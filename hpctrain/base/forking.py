@@ -218,7 +218,7 @@ class ForkingRunner(SystemRunner):
                     os.waitpid(child.pid, os.WNOHANG)
 
     def _is_orphan(self, pid: int) -> bool:
-        """Whether the child with id `pid` is an adopted orphan, whose exit code no code of this process will ask
+        """Return whether the child with id `pid` is an adopted orphan, whose exit code no code of this process will ask
         for."""
         session = os.getsid(pid)
         if session == os.getsid(0):
@@ -310,7 +310,8 @@ class ForkingRunner(SystemRunner):
 
 
 def _has_ended_child() -> bool:
-    """Whether any child process has ended. Its exit code stays available to the code that waits for this child."""
+    """Return whether any child process has ended. Its exit code stays available to the code that waits for this
+    child."""
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

@@ -77,9 +77,9 @@ _DIGITS_ALIKE = bytes.maketrans(b"0123456789E", b"0000000000e")
 
 
 def _may_have_long_number(text: str) -> bool:
-    """Whether a text may have a number of more than DIGITS_MAX digits, or one with an exponent of three. All others
-    need no check of each number, which would double the time of reading the metrics of a long run. A regular expression
-    would take five times as long as this search."""
+    """Return whether a text may have a number of more than DIGITS_MAX digits, or one with an exponent of three digits.
+    All other texts need no check of each number, which would double the time of reading the metrics of a long run. A
+    regular expression would take five times as long as this search."""
     digits = text.encode("ascii", "replace").translate(_DIGITS_ALIKE, b"+")
     return b"0" * (DIGITS_MAX + 1) in digits or b"e000" in digits
 
@@ -89,7 +89,7 @@ def _nesting_error() -> str:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and mappings nest deeper than `levels`; computed without recursion."""
+    """Return whether lists and mappings nest deeper than `levels`; computed without recursion."""
     here = [value] if isinstance(value, dict | list) else []
     for _ in range(levels):
         here = [

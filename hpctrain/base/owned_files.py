@@ -346,14 +346,14 @@ def owner_only() -> Iterator[None]:
 
 
 def is_trusted_group(gid: int) -> bool:
-    """Whether the members of a group may write what this user runs: this user is the only member (`is_private_group`),
-    or TRUSTED_GROUPS_VARIABLE names the group."""
+    """Return whether the members of a group may write what this user runs: this user is the only member
+    (`is_private_group`), or TRUSTED_GROUPS_VARIABLE names the group."""
     trusted = {name.strip() for name in os.environ.get(TRUSTED_GROUPS_VARIABLE, "").split(",")}
     return str(gid) in trusted or group_name(gid) in trusted or is_private_group(gid)
 
 
 def is_private_group(gid: int) -> bool:
-    """Whether this user is the only member of the group.
+    """Return whether this user is the only member of the group.
 
     Directory services do not list all their users, so an empty member list proves nothing by itself. The group must
     also be this user's primary group and have the user's name, as on systems with a group for each user.

@@ -73,7 +73,7 @@ class BuildResult:
 
 
 def has_user_namespaces(limit: Path = Path("/proc/sys/user/max_user_namespaces")) -> bool:
-    """Whether this system lets users create user namespaces.
+    """Return whether this system lets users create user namespaces.
 
     Args:
         limit: the kernel's file with the largest allowed number of user namespaces.

@@ -65,6 +65,6 @@ class Architecture:
         return name
 
     def is_ignorable(self, name: str) -> bool:
-        """Whether a tensor of a folder may be skipped. Such a tensor is a constant, is unused, or is part of BERT's
-        pooler or its head for sentence order, which hpctrain does not train."""
+        """Return whether a tensor of a folder may be skipped. Such a tensor is a constant, is unused, or is part of
+        BERT's pooler or its head for sentence order, which hpctrain does not train."""
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)

@@ -106,8 +106,8 @@ def _reason_with_crash(last: Event | None, events: Sequence[Event]) -> str | Non
 
 
 def _due_to_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
-    """Whether the agent that wrote a failed event gave up because of its nodes: too few remained, no plan fits on the
-    remaining ones, the probe refused them, or nodes or the network had a fault.
+    """Return whether the agent that wrote a failed event gave up because of its nodes: too few remained, no plan fits
+    on the remaining ones, the probe refused them, or nodes or the network had a fault.
 
     Args:
         events: events of the attempt.
@@ -123,8 +123,8 @@ def _due_to_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
 
 
 def _saved_after(asked: Event, code: int | None, events: Sequence[Event]) -> bool:
-    """Whether the workers saved a checkpoint after the request to stop, the event `asked`. Workers that exit with
-    EXIT_RESUMABLE have saved one, unless the request came before the training began.
+    """Return whether the workers saved a checkpoint after the request to stop, the event `asked`. Workers that exit
+    with EXIT_RESUMABLE have saved one, unless the request came before the training began.
 
     Args:
         code: exit code of srun.
@@ -174,12 +174,13 @@ def with_slurm_state(outcome: AttemptOutcome, job: JobInfo | None) -> AttemptOut
 
 
 def is_preempted(job: JobInfo) -> bool:
-    """Whether the job was preempted, or is about to be."""
+    """Return whether the job was preempted, or is about to be."""
     return job.preempt_s is not None or job.state == "PREEMPTED"
 
 
 def is_out_of_time(job: JobInfo) -> bool:
-    """Whether the job reached its time limit. Until its script has ended, Slurm 22.05 gives it the state COMPLETING."""
+    """Return whether the job reached its time limit. Until its script has ended, Slurm 22.05 gives it the state
+    COMPLETING."""
     return job.state == "TIMEOUT" or (job.state == "COMPLETING" and job.reason == "TimeLimit")
 
 

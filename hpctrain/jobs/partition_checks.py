@@ -95,7 +95,7 @@ def preemption_warnings(run: Run, state: ClusterState) -> list[str]:
 
 
 def can_be_preempted(kind: str, partition: Partition, partitions: Sequence[Partition]) -> bool:
-    """Whether jobs of the partition may be preempted.
+    """Return whether jobs of the partition may be preempted.
 
     Args:
         kind: PreemptType of the cluster, such as preempt/partition_prio.

@@ -171,7 +171,7 @@ class WatchedRun:
         return self._info() if self._jobs and self._asks and self._trouble is None else None
 
     def is_over(self, status: RunStatus) -> bool:
-        """Whether the run will do nothing more, given the status of the last look."""
+        """Return whether the run will do nothing more, given the status of the last look."""
         if status.state == "done":
             return True
         if self._jobs and self._asks:
@@ -251,7 +251,7 @@ class WatchedSweep:
         return [self._ended.get(folder) or self._status(folder, status) for folder, status in by_files.items()]
 
     def is_over(self) -> bool:
-        """Whether no run will do anything more, by the last answer of Slurm."""
+        """Return whether no run will do anything more, by the last answer of Slurm."""
         return len(self._ended) == len(self.runs)
 
     def _ask(self, going: Mapping[Path, RunStatus], now: float) -> None:

@@ -311,7 +311,7 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
 
 
 def is_cancelled(folder: Path) -> bool:
-    """Whether a person cancelled the run in `folder`."""
+    """Return whether a person cancelled the run in `folder`."""
     return (folder / CANCELLED_FILE).exists()
 
 

@@ -95,7 +95,7 @@ def state_folder(environ: Mapping[str, str]) -> Path:
 
 
 def is_own_namespace(name: str) -> bool:
-    """Whether `name` is the name of a network namespace of a lab."""
+    """Return whether `name` is the name of a network namespace of a lab."""
     return name == FABRIC or name.startswith(NODE_PREFIX)
 
 

@@ -300,7 +300,7 @@ def _groups(machine: Machine) -> list[Path]:
 
 
 def is_ready(machine: Machine, folder: Path) -> bool:
-    """Whether the lab with this state folder was built completely and its slurmctld still runs."""
+    """Return whether the lab with this state folder was built completely and its slurmctld still runs."""
     return (folder / "ready").exists() and bool(daemon_pids(machine, folder, "slurmctld"))
 
 

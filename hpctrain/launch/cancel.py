@@ -21,8 +21,8 @@ from hpctrain.slurm.commands import Slurm
 
 
 def cancel_run(folder: Path, at_once: bool, runner: Runner, clock: Clock) -> str:
-    """Stop the run in `folder`: its agents save a checkpoint and stop, then its job is cancelled. Return a sentence
-    that says what was done.
+    """Stop the run in `folder`: its agents save a checkpoint and stop, then its job is cancelled. A local run is only
+    asked to stop; this function does not wait for its end. Return a sentence that says what was done.
 
     Args:
         at_once: do not wait for a checkpoint to be saved; steps since the last one may be lost.
@@ -51,8 +51,8 @@ def cancel_runs(
     """Stop all runs of a sweep, each as `cancel_run` does; return for each run a sentence that says what was done, or
     the error that prevented it.
 
-    Runs that wait are stopped before those that train: otherwise, in an array with a limit, one would start in place of
-    each that ends.
+    Runs that wait are stopped before those that train. Otherwise, in an array with a limit, a waiting run would start
+    in place of each run that ends.
 
     Raises:
         CommandError: Slurm does not say which runs wait; none was stopped.

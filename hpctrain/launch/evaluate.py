@@ -65,9 +65,9 @@ def evaluate(
 
     Raises:
         InputError: there is no such checkpoint, others can write to the run folder, the data is missing or has
-            another tokenizer than the run, or the model cannot be cut so.
+            another tokenizer than the run, or the model cannot be cut into `pp` stages.
         CheckpointError: the checkpoint's files differ from what was written.
-        HpctrainError: the worker failed.
+        HpctrainError: a worker failed or cannot be started, or a temporary corpus cannot be written.
     """
     check_trusted(folder)
     run = run_of(folder)

@@ -67,8 +67,10 @@ def resume(
         from_seed: begin again with step 0 instead; existing checkpoints are renamed.
 
     Raises:
-        InputError: the folder is in use, holds no run, or others can write to it; or a setting may not change.
-        FileError: the run file or an override is wrong.
+        InputError: the folder is in use, holds no run, or others can write to it; a setting may not change, or changes
+            the model; the image does not exist; `cluster.device` is cuda, and there are fewer GPUs than nodes; or the
+            plan in the folder cannot be executed.
+        FileError: the run file or an override is wrong, or the plan in the folder is not for this run.
         StorageError: the run folder cannot be written; the run's settings are unchanged.
         RefusedError: every checkpoint that the run had saved is lost, or the plan in the folder is provisional.
         CommandError: a process cannot be started; the run's settings are unchanged.
@@ -114,7 +116,8 @@ def check_resumed(
         from_seed: whether the run begins again, so that the settings need not fit a checkpoint.
 
     Raises:
-        InputError: the folder holds no run, or others can write to it; or a setting may not change.
+        InputError: the folder holds no run, or others can write to it; a setting may not change, or changes the model;
+            the image does not exist; or `cluster.device` is cuda, and there are fewer GPUs than nodes.
         FileError: the run file or an override is wrong.
         HpctrainError: the process that builds the model failed.
     """
@@ -182,7 +185,7 @@ class LocalJob:
         self._killed = False
 
     def running(self) -> bool:
-        """Whether any node process still runs."""
+        """Return whether any node process still runs."""
         return any(process.poll() is None for process in self.processes.values())
 
     def stop(self) -> None:
@@ -211,8 +214,8 @@ class LocalJob:
         return killed
 
     def wait(self, tick: Callable[[], None]) -> LocalJobResult:
-        """Wait until all node processes have ended, complete the attempt's line in attempts.jsonl, and return how the
-        attempt ended.
+        """Wait until all node processes have ended, complete the attempt's line in attempts.jsonl, send the run's
+        notification, and return how the attempt ended.
 
         Args:
             tick: called every POLL_S seconds while a process runs, and once afterwards.

@@ -27,6 +27,7 @@ def predicted_spans(folder: Path, generation: int) -> list[PredictedSpan]:
         FileError: a file of the run is missing or has errors.
         UntrustedError: a file of the run belongs to somebody else, or others can write to it.
         InputError: the plan cannot be predicted on the run's topology.
+        HpctrainError: the process that builds the model failed.
     """
     events = read_events(folder / "events.jsonl")
     started = [event for event in events if event.kind == "generation_started" and event.generation == generation]

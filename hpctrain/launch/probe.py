@@ -188,7 +188,8 @@ def with_site_defaults(job: ProbeJob, runner: Runner) -> tuple[ProbeJob, list[st
     A default is from the profile of this cluster in site.yaml, otherwise from a variable such as SBATCH_ACCOUNT. Inside
     an allocation the job is unchanged, because no job is submitted.
 
-    Raises FileError if site.yaml is wrong.
+    Raises:
+        FileError: site.yaml is wrong.
     """
     if "SLURM_JOB_ID" in os.environ:
         return job, []
@@ -276,9 +277,8 @@ def _typed_gpus(job: ProbeJob) -> str | None:
 
 
 def has_part_of_nodes(slurm: Slurm, environ: Mapping[str, str]) -> bool:
-    """Whether this process is in an allocation that has only a part of its nodes. False outside of an allocation,
-    because the probe's own job gets whole nodes.
-    """
+    """Return whether this process is in an allocation that has only a part of its nodes. False outside of an
+    allocation, because the probe's own job gets whole nodes."""
     try:
         info = slurm.job(environ["SLURM_JOB_ID"]) if "SLURM_JOB_ID" in environ else None
     except CommandError:

@@ -112,7 +112,7 @@ def queue_run(
 
     Args:
         prepared: the run as it is to be recorded.
-        checked: the run as the checks of the queue changed it.
+        checked: what `check_for_queue` found.
 
     Raises:
         CommandError: sbatch refused the job; nothing is left of the run folder.

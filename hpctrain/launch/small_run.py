@@ -50,6 +50,10 @@ def temporary_corpus() -> Iterator[Path]:
 def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: Any) -> Run:
     """Create the run folder `folder`, without plans, and return its run, which is that of `plain_run`. The other
     arguments are those of `plain_run`.
+
+    Raises:
+        OSError: the folder exists, or its parent folder does not.
+        StorageError: the run file cannot be written.
     """
     run = plain_run(corpus, spec, rows, seq_len, **keys)
     folder.mkdir()
@@ -67,10 +71,6 @@ def plain_run(corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: 
         rows: sequences in the global batch.
         keys: further keys of the run file.
         seq_len: tokens of a sequence.
-
-    Raises:
-        OSError: the folder exists, or its parent folder does not.
-        StorageError: the run file cannot be written.
     """
     settings: dict[str, Any] = {
         "steps": NEVER,

@@ -74,7 +74,7 @@ def submit_job(folder: RunFolder, run: Run, slurm: Slurm, exclude: Sequence[str]
     the submitted script.
 
     Args:
-        exclude: names of nodes that the job excludes, besides those in cluster.sbatch.
+        exclude: names of nodes that the job excludes, besides those in cluster.exclude.
 
     Raises:
         InputError: there is no Slurm on the path, or as of `render_job`.
@@ -111,7 +111,7 @@ def submit_array(
         sweep: folder of the sweep.
         text: text of the array's script.
         runs: the run folders, each with the run that its job is for, in the order of the tasks.
-        exclude: names of nodes that the jobs exclude, besides those in cluster.sbatch.
+        exclude: names of nodes that the jobs exclude, besides those in cluster.exclude.
 
     Raises:
         CommandError: sbatch refused the array; the message quotes sbatch.

@@ -19,11 +19,12 @@ from hpctrain.slurm.values import format_time_limit, parse_time_limit
 USED_TIME = 0.5
 """A time limit of which less than this share was used is called long."""
 MARGIN = 1.25
-"""A shorter time limit is this factor times what was used."""
+"""The proposed shorter time limit is the longest attempt's time times this factor, rounded up."""
 MUCH = 0.1
-"""Share of a run from which on a loss is worth a note."""
+"""Largest share without a note: warm-up of the device-hours, waits between jobs of the attempts' hours, lost steps of
+the steps."""
 EXPOSED = 0.25
-"""Share of a step from which on waits for sums are worth a note."""
+"""Largest share of a step that ranks wait for sums over replicas without a note."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class NextTime:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What notes are made from."""
+    """What the notes about the next run are made from."""
 
     run: Run
     status: RunStatus
@@ -47,11 +48,12 @@ class RunFacts:
     """Times of the attempts."""
     device_hours: DeviceHours | None
     ranks: Sequence[RankRow]
-    """The newest row of each rank."""
+    """The newest row of each rank in metrics-ranks.jsonl."""
 
 
 def next_time(facts: RunFacts) -> list[NextTime]:
-    """Return the notes of a run, the most telling first; [] where nothing stands out."""
+    """Return the notes of a run: about its time limit, waits between its jobs, nodes to avoid, steps done again, and
+    waits for sums, in this order; [] where nothing stands out. A run that is not a Slurm job has only the last two."""
     notes = [*_nodes(facts), *_again(facts), *_sums(facts)]
     return [*_time_limit(facts), *_waits(facts), *notes] if facts.run.cluster.kind == "slurm" else notes
 
@@ -86,8 +88,8 @@ def _waits(facts: RunFacts) -> Iterator[NextTime]:
 
 
 def _nodes(facts: RunFacts) -> Iterator[NextTime]:
-    """Yield a note about nodes to avoid: those with several faults, with unhealthy GPUs, or with ranks that compute
-    longer than their peers."""
+    """Yield up to two notes about nodes to avoid: one about nodes with several faults or with unhealthy GPUs, one about
+    nodes with ranks that compute longer than their peers."""
     if facts.run.cluster.kind != "slurm":
         return
     faults = Counter(

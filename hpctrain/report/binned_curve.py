@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 
 BINS_MAX = 512
-"""Most bins of a curve; then two neighbours become one."""
+"""Most bins of a curve; with more, every two neighbouring bins become one."""
 BLOCKS = "▁▂▃▄▅▆▇█"
 """Characters of a sparkline, from the smallest value to the largest."""
 
 
 class BinnedCurve:
-    """The means of a figure over bins of equally many steps. A step that is done again replaces all later bins."""
+    """The means of a figure over bins of equally many steps. When a step is done again, its bin and all later bins are
+    dropped first."""
 
     def __init__(self) -> None:
         self._width = 1
@@ -36,8 +37,8 @@ class BinnedCurve:
             self._halve()
 
     def columns(self, width: int) -> list[float]:
-        """Return means over at most `width` equal parts of the steps so far, in the order of steps. A part of which no
-        step is known has the value of the part before it."""
+        """Return means over at most `width` equal parts of the steps so far, in the order of steps; [] without steps. A
+        part of which no step is known has the value of the part before it."""
         if not self._bins or width < 1:
             return []
         first, last = min(self._bins), max(self._bins)
@@ -67,6 +68,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def block(value: float, low: float, high: float) -> str:
-    """Return the block whose height is the place of `value` between `low` and `high`."""
+    """Return the block whose height is the place of `value` between `low` and `high`; if `low` equals `high`, a
+    block of middle height."""
     share = (value - low) / (high - low) if high > low else 0.5
     return BLOCKS[max(0, min(len(BLOCKS) - 1, int(share * len(BLOCKS))))]

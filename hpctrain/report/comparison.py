@@ -204,8 +204,12 @@ def sort_rows(rows: Sequence[ComparedRun], key: SortKey) -> list[ComparedRun]:
 
 
 def _differences(runs: Sequence[Run | None]) -> list[dict[str, Any]]:
-    """Return for each run the keys of the run file, except the name, in which the runs differ, with their values. A key
-    that a run leaves out has the value None, as has each key of a run whose file cannot be read (None)."""
+    """Return for each run the keys of the run file, except the name, in which the runs differ, with the run's values. A
+    key that the run leaves out has the value None. All keys of a run whose file cannot be read have the value None.
+
+    Args:
+        runs: the run files; None for one that cannot be read.
+    """
     flat = [{} if run is None else flat_values(run.to_json()) for run in runs]
     known = [values for values in flat if values]
     keys = dict.fromkeys(key for values in known for key in values if key != "name")
@@ -232,6 +236,7 @@ class Column:
     title: str
     cells: list[str]
     is_number: bool = True
+    """Whether the cells are numbers, which are aligned to the right."""
 
 
 def table(rows: Sequence[ComparedRun]) -> list[Column]:

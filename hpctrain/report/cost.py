@@ -67,13 +67,13 @@ class AttemptSpan:
 
     @property
     def exit_class(self) -> str:
-        """How the attempt ended, as in `ExitClass`; '' if it has not, or if nobody wrote it."""
+        """How the attempt ended, as in `ExitClass`; '' if it has not ended, or its end was not written."""
         return str(self.values.get("class", ""))
 
 
 def attempt_spans(lines: Sequence[Mapping[str, Any]], signs: Sequence[float], now: float | None) -> list[AttemptSpan]:
-    """Return the span of each attempt; a line without a usable start is left out. An attempt without an end that is not
-    in progress counts up to its last sign of life.
+    """Return the span of each attempt; a line without a usable start is left out. An attempt that is not in progress,
+    and whose end was not written, counts up to the last of `signs` before the next attempt.
 
     Args:
         lines: lines of attempts.jsonl.
@@ -102,10 +102,14 @@ def _moment(value: object) -> float | None:
 
 
 def gpus_of_nodes(folder: Path, run: Run) -> Callable[[str], float] | None:
-    """Return a function that returns the number of GPUs that the run has on a node; None without GPUs, or if it is not
-    known.
+    """Return a function (name of a node) -> number of GPUs that the run has on the node; None for a run on CPUs, or if
+    the number is not known.
 
-    The number is `cluster.devices_per_node`; without it, that of the GPUs that the run's probe found on the node.
+    The number is `cluster.devices_per_node`; without it, that of the GPUs that the run's probe found on the node. A
+    node that the probe did not find counts with the largest number of GPUs of any node.
+
+    Raises:
+        UntrustedError: topology.json belongs to somebody else, or others can write to it.
     """
     if run.cluster.device == "cpu":
         return None

@@ -29,9 +29,9 @@ class DeviceHours:
 
     useful: steps that led to the final model, from their beginnings to their ends. faults: steps that were done again,
     and the time from the last step before a fault to the first one after it, or to the end of an attempt that failed.
-    warm_up: from the start of an attempt to its first step (probe, plan, start of the workers, data). waiting: all the
-    rest, such as validation, checkpoints that steps wait for, and the end of an attempt. Device-hours count all devices
-    of an attempt's nodes, also those that a plan leaves idle.
+    warm_up: from the start of an attempt to its first step (probe, plan, start of the workers, data). waiting: all
+    other time, such as validation, checkpoints that steps wait for, and the end of an attempt. Device-hours count all
+    devices of an attempt's nodes, also those that a plan leaves idle.
     """
 
     hours: dict[Spent, float]
@@ -53,12 +53,13 @@ def read_device_hours(
     folder: Path, run: Run, attempts: Sequence[Mapping[str, Any]], rows: Sequence[MetricRow], events: Sequence[Event],
     now: float | None,
 ) -> DeviceHours | None:  # fmt: skip
-    """Return what a run's device-hours were spent on; None without an attempt.
+    """Return what a run's device-hours were spent on; None if no attempt took time on a node.
 
     Args:
         folder: run folder, whose topology.json may be read.
         attempts: lines of attempts.jsonl.
         rows: all rows of metrics.jsonl.
+        events: all events of the run.
         now: up to when the newest attempt counts, if it is in progress; None: no attempt is in progress.
 
     Raises:

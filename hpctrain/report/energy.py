@@ -40,10 +40,11 @@ class RunEnergy:
     carbon_g: float | None
     """Grams of CO2 equivalent that `total_j` stands for; None without `energy.carbon_intensity`."""
     power_w: float | None
-    """Mean watts of the newest line of each node that wrote one in the newest minute of the file."""
+    """Watts of all nodes together: the mean of each node's newest line, if that line began at most a minute, or three
+    times its own length, before the end of the file's newest line."""
     node_hours: float
-    """Hours that nodes measured, summed. They are fewer than those of the run's cost by its probes and the time of
-    agents that were lost."""
+    """Hours that nodes measured, summed. They lack the time of probes and of agents that were lost, which
+    `RunCost.node_hours` counts."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON values; unknown values are absent."""
@@ -59,7 +60,7 @@ def read_energy(folder: Path, run: Run, metrics: Sequence[MetricRow]) -> RunEner
 
     Raises:
         FileError: metrics-nodes.jsonl cannot be read.
-        UntrustedError: it or its folder belongs to somebody else, or others can write to it.
+        UntrustedError: metrics-nodes.jsonl or its folder belongs to somebody else, or others can write to it.
     """
     return run_energy(read_node_log(folder), metrics, run.energy)
 
@@ -70,6 +71,7 @@ def run_energy(rows: Sequence[NodeRow], metrics: Sequence[MetricRow], settings: 
     Args:
         rows: the rows, in any order.
         metrics: all rows of metrics.jsonl.
+        settings: section `energy` of the run file, which has the carbon intensity.
     """
     uses = list(_uses(rows))
     if not uses:
@@ -134,7 +136,7 @@ class EnergyCurve:
         return max(0.0, self._until(end_s)[0] - self._until(start_s)[0])
 
     def covers(self, start_s: float, end_s: float) -> bool:
-        """Return whether a counter counted in 99 % of the time between two times."""
+        """Return whether a counter counted in at least 99 % of the time between two times, in seconds since 1970."""
         return self._until(end_s)[1] - self._until(start_s)[1] >= 0.99 * (end_s - start_s)
 
     def _until(self, time_s: float) -> tuple[float, float]:
@@ -174,8 +176,8 @@ def _uses(rows: Iterable[NodeRow]) -> Iterator[EnergyUse]:
 
 
 class EnergyMeter:
-    """The energy of a run while its nodes write metrics-nodes.jsonl: each row is added once, none is kept but the
-    newest of each node."""
+    """The energy of a run while its nodes write metrics-nodes.jsonl. Each row is added once; only the newest row of
+    each node is kept."""
 
     def __init__(self, settings: Energy) -> None:
         self._settings = settings
@@ -236,7 +238,7 @@ def carbon_g(uses: Iterable[EnergyUse], settings: Energy) -> float | None:
 
 
 def _power(rows: Sequence[NodeRow]) -> float | None:
-    """Return the watts of the newest line of each node, of those within the newest minute, each machine once."""
+    """Return the watts of all nodes together, as in `RunEnergy.power_w`; each counter of a machine counts once."""
     newest = {row.node: row for row in sorted(rows, key=lambda row: row.time_s)}
     until = max(row.time_s for row in rows)
     recent = [row for row in newest.values() if row.time_s - row.seconds >= until - max(60.0, 3 * row.seconds)]

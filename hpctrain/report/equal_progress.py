@@ -22,7 +22,7 @@ class EqualProgress:
     """`steps` if all steps of all runs have the same number of tokens, else `tokens`."""
     points: list[int]
     """Steps or tokens since the start of a run, in ascending order: a fifth to five fifths of the longest run, and the
-    last one that all runs with a step have reached. [] without steps."""
+    largest number of steps or tokens that all runs with a step have reached. [] without steps."""
 
 
 def equal_progress(histories: Sequence[Sequence[MetricRow]]) -> EqualProgress:
@@ -42,8 +42,8 @@ def equal_progress(histories: Sequence[Sequence[MetricRow]]) -> EqualProgress:
 
 
 def losses_at(history: Sequence[MetricRow], progress: EqualProgress) -> list[float | None]:
-    """Return a run's training loss in nats at each of the points: the mean over the steps within `WINDOW` before the
-    point, at least of the last step before it; None at points that the run has not reached.
+    """Return a run's training loss in nats at each point of `progress`: the mean over the steps within `WINDOW` before
+    the point, at least of the last step before it; None at points that the run has not reached.
 
     Args:
         history: the rows of the run, one for each step in order.

@@ -42,7 +42,7 @@ def log_line_text(line: str) -> str:
 
 
 def signal_name(value: Any) -> str:
-    """Return the name of a signal given by number or name: 9 -> 'SIGKILL'."""
+    """Return the name of a signal given by number or name: 9 -> 'SIGKILL'; 'signal N' for an unknown number."""
     if isinstance(value, int):
         try:
             return signal.Signals(value).name

@@ -59,7 +59,8 @@ ROWS = 2000
 METRICS_BYTES = 1 << 22
 """Bytes at the end of metrics.jsonl that are read at first: more than `ROWS` rows of a run of few ranks."""
 SAMPLED_ROWS = 256
-"""Rows before these bytes from which the curves of a long run begin."""
+"""Most rows that are sampled from the part of metrics.jsonl before its last `METRICS_BYTES`, for the curves of a long
+run."""
 NODE_BYTES = 1 << 19
 """Most bytes of metrics-nodes.jsonl that one `read` takes."""
 
@@ -98,8 +99,8 @@ class LiveRun:
             self._add_to_curves(rows_of(MetricRow, sampled_values(metrics.path, SAMPLED_ROWS, METRICS_BYTES)))
 
     def read(self) -> list[Event | MetricRow]:
-        """Return the events and metrics that were written since the last call of `read`, sorted by time. The object
-        keeps them for its method `status`.
+        """Return the events and metrics that were written since the last call of `read`, sorted by time; at the first
+        call those in the files so far (see `all_rows`). The object keeps them for its method `status`.
 
         Raises:
             UntrustedError: another user owns a file or the run folder, or can write to it.

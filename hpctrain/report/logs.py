@@ -59,7 +59,7 @@ class LogFile:
     timestamp of the line before."""
 
     def holds(self, time_s: float) -> bool:
-        """Whether the log's selection (`spans`) includes a line of this time, in seconds since 1970."""
+        """Return whether the log's selection (`spans`) includes a line of this time, in seconds since 1970."""
         return self.spans is None or any(start <= time_s < end for start, end in self.spans)
 
 
@@ -296,7 +296,7 @@ def _jobs(folder: Path, attempt: int) -> set[str]:
 
 
 def _of_attempt(path: Path, attempt: int, jobs: set[str]) -> bool:
-    """Whether a log belongs to an attempt: it lies in the attempt's folder, or is a log of the attempt's job.
+    """Return whether a log belongs to an attempt: it lies in the attempt's folder, or is a log of the attempt's job.
 
     Args:
         path: the log's path within the folder `logs`.
@@ -308,8 +308,8 @@ def _of_attempt(path: Path, attempt: int, jobs: set[str]) -> bool:
 
 
 def _of_node(name: str, node: str) -> bool:
-    """Whether a log of this file name is of the node: NODE.RANK.log of a worker, NODE.agent.log or JOB.NODE.agent.log
-    of an agent."""
+    """Return whether a log of this file name is of the node: NODE.NUMBER.log of a worker, NODE.agent.log or
+    JOB.NODE.agent.log of an agent."""
     if re.fullmatch(rf"{re.escape(node)}\.\d+\.log", name):
         return True
     # Slurm uses the short host name in the names of log files.

@@ -12,7 +12,7 @@ PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
 STRETCHES = 60
 """Most stretches of a run."""
 LEAST_STEPS = 20
-"""Fewest steps of a stretch: of fewer, the 95th percentile is the largest."""
+"""Fewest steps of a stretch; with fewer, the 95th percentile would say little more than the longest step."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class StepStretch:
 
 
 def step_time_percentiles(rows: Sequence[MetricRow]) -> tuple[float, ...]:
-    """Return the percentiles of the step times in the order of `PERCENTILES`, in seconds; () without steps. Between two
-    steps they are interpolated."""
+    """Return the percentiles of the step times in the order of `PERCENTILES`, in seconds; () without steps. A
+    percentile that lies between two step times is interpolated."""
     import numpy as np  # the terminal's views need none
 
     times = [row.step_time_s for row in rows]

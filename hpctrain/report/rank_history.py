@@ -25,7 +25,7 @@ class RankHistory:
 
     windows: list[list[RankRow]]
     is_whole: bool
-    """Whether these are all windows of the file."""
+    """Whether the whole file was read."""
 
 
 def read_rank_history(folder: Path, ranks: int) -> RankHistory:

@@ -19,8 +19,8 @@ SLOW = 1.1
 
 
 def read_last_rank_rows(folder: Path) -> list[RankRow]:
-    """Return the newest row of each rank in metrics-ranks.jsonl of a run folder, in the order of ranks; [] without the
-    file. Lines that this version of hpctrain cannot read are left out.
+    """Return the rows of the newest steps in metrics-ranks.jsonl of a run folder, one for each rank, in the order of
+    ranks; [] without the file. Lines that this version of hpctrain cannot read are left out.
 
     Raises:
         UntrustedError: the file or its folder belongs to somebody else, or others can write to it.

@@ -105,7 +105,7 @@ class RunStatus:
     """What energy the run has used: the fields of `report.energy.RunEnergy` that are known; None if no node could read
     any, and in views that do not compute it."""
     last_end: str | None = None
-    """How the newest ended attempt ended, by its line in attempts.jsonl; None if the run is done."""
+    """How the newest ended attempt ended, by its line in attempts.jsonl; None without one, or if the run is done."""
 
     @property
     def further_words(self) -> list[str]:
@@ -166,7 +166,8 @@ def _free_bytes(folder: Path) -> int | None:
 
 
 def lock_held(folder: Path) -> bool:
-    """Whether a process holds the run folder's lock. A process that supervises the run holds it all the time.
+    """Return whether a process holds the run folder's lock; False without a lock file. A process that supervises the
+    run holds the lock all the time.
 
     Raises:
         UntrustedError: another user owns the folder or its lock file, or can write to it.
@@ -311,7 +312,7 @@ def _end(events: list[Event]) -> Event | None:
 
 
 def _written_at_the_end(events: list[Event], index: int) -> bool:
-    """Whether the `failed` event at `index` is the job script's and ends the attempt.
+    """Return whether the `failed` event at `index` is the job script's and ends the attempt.
 
     The job script's event has no generation, and no generation starts after it.
     """

@@ -46,8 +46,8 @@ class FaultRecovery:
 
 
 def restored_step(start: Event) -> int:
-    """Return the step from which a generation continues: the number in its checkpoint's name, or 0 without a
-    checkpoint.
+    """Return the step from which a generation continues: that of its checkpoint or of the state in memory; 0 without
+    both.
 
     Args:
         start: the event `generation_started` of the generation.
@@ -115,7 +115,7 @@ def _recovery(faults: Sequence[Event], start: Event | None, end: Event | None) -
 
 
 def lost_steps(rows: Sequence[MetricRow]) -> int:
-    """Return the number of steps that were made again after a fault."""
+    """Return the number of steps that were made again, as after a fault: rows beyond one for each step."""
     return len(rows) - len({row.step for row in rows})
 
 

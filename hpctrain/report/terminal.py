@@ -28,7 +28,7 @@ class TerminalLine:
 
 
 def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) -> str:
-    """Return a training step as one line: step, loss, speed, time left, generation.
+    """Return a training step as one line: step, loss, validation losses if it has any, speed, time left, generation.
 
     Args:
         steps: number of steps of the whole run.

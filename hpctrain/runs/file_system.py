@@ -73,7 +73,7 @@ def device_of(path: Path) -> str:
 
 
 def is_shared(kind: str) -> bool:
-    """Whether file systems of type `kind`, such as nfs4, are usually visible to all nodes."""
+    """Return whether file systems of type `kind`, such as nfs4, are usually visible to all nodes."""
     return kind.startswith(SHARED) and kind not in NOT_SHARED
 
 

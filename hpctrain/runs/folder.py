@@ -299,8 +299,8 @@ def lock_holder(path: Path) -> LockHolder | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether any process holds the lock of the run folder `path`: the process that took the lock, or a child that
-    inherited it.
+    """Return whether any process holds the lock of the run folder `path`: the process that took the lock, or a child
+    that inherited it.
 
     Raises:
         UntrustedError: the folder or its lock file belongs to somebody else, or others can write to it.

@@ -234,8 +234,8 @@ class ScannedFolders:
 
 
 def is_trusted_run(path: Path, file: str = "run.yaml") -> bool:
-    """Whether `path` is a run folder of this user, or with SWEEP_FILE the folder of a sweep; False if nothing is there,
-    or the folder has no `file`.
+    """Return whether `path` is a run folder of this user, or with SWEEP_FILE the folder of a sweep; False if nothing is
+    there, or the folder has no `file`.
 
     Args:
         file: name of the file by which the folder is recognised: run.yaml or SWEEP_FILE.

@@ -114,7 +114,7 @@ _FORMS = (
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether the name of an environment variable is typical for a secret, as HF_TOKEN and WANDB_API_KEY are."""
+    """Return whether the name of an environment variable is typical for a secret, as HF_TOKEN and WANDB_API_KEY are."""
     return _NAME.search(name) is not None and _WORD.search(name) is None
 
 
@@ -137,7 +137,7 @@ def find_secret(text: str) -> str | None:
 
 
 def is_literal(value: str) -> bool:
-    """Whether the text of a variable's value is the value itself (no `$OTHER` or `$(…)`), is no path, and is long
-    enough to be a secret."""
+    """Return whether the text of a variable's value is the value itself (no `$OTHER` or `$(…)`), is no path, and is
+    long enough to be a secret."""
     bare = value.strip("\"'")
     return len(bare) >= _SHORTEST and not bare.startswith(("$", "`", "/", "~", "./", "../"))

@@ -56,7 +56,8 @@ _OPERATOR = re.compile(r"[&,|]")
 
 
 def has_features(constraint: str, features: Collection[str]) -> bool | None:
-    """Whether a node with these features satisfies the constraint: 'a100&nvlink' needs both features, 'a100|h100' one.
+    """Return whether a node with these features satisfies the constraint: 'a100&nvlink' needs both features,
+    'a100|h100' one.
 
     None for a constraint that only Slurm can evaluate: on several nodes at once, or with both operators (sbatch(1),
     --constraint).

@@ -109,7 +109,7 @@ class Slurm:
         self._config: ClusterConfig | None = None
 
     def available(self) -> bool:
-        """Whether sbatch is on the path and a cluster is configured; the controller is not asked. No error is
+        """Return whether sbatch is on the path and a cluster is configured; the controller is not asked. No error is
         raised."""
         return self.why_unavailable() is None
 
@@ -175,7 +175,7 @@ class Slurm:
         return parse_nodes(_answer(self._run(["scontrol", "show", "node", "-o"])))
 
     def srun_has(self, option: str) -> bool:
-        """Whether srun knows an option, such as --container-image, which the plugin pyxis of a site adds."""
+        """Return whether srun knows an option, such as --container-image, which the plugin pyxis of a site adds."""
         return option in _answer(self._run(["srun", "--help"]))
 
     def config(self) -> ClusterConfig:
@@ -343,9 +343,8 @@ class Slurm:
 
 
 def may_be_done(error: BaseException) -> bool:
-    """Whether Slurm may have done what a command asked for, although the command ended with `error`: the error neither
-    is Slurm's refusal, nor says that Slurm was never reached.
-    """
+    """Return whether Slurm may have done what a command asked for, although the command ended with `error`: the error
+    neither is Slurm's refusal, nor says that Slurm was never reached."""
     return not isinstance(error, CommandError) or any(text in str(error) for text in _LATE)
 
 

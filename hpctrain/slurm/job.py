@@ -160,7 +160,7 @@ def pending_job_text(info: JobInfo, now: float | None = None) -> str:
 
 
 def needs_action(info: JobInfo) -> bool:
-    """Whether the job waits until a person acts, because it is held or its request can never be met."""
+    """Return whether the job waits until a person acts, because it is held or its request can never be met."""
     return info.is_waiting and is_stuck(info.reason)
 
 

@@ -78,7 +78,7 @@ def pending_reason_text(reason: str, job: str) -> str:
 
 
 def is_stuck(reason: str) -> bool:
-    """Whether a job that waits for this reason waits until a person acts; an unknown reason is taken to pass by
+    """Return whether a job that waits for this reason waits until a person acts; an unknown reason is taken to pass by
     itself."""
     if _plain(reason) in _STUCK or _NOT_KNOWN.match(_plain(reason)):
         return True
@@ -117,5 +117,6 @@ def _limit_words(limit: re.Match[str]) -> str:
 
 
 def _is_about_one_job(limit: re.Match[str]) -> bool:
-    """Whether a limit is for a single job, so that waiting does not help; other limits pass when other jobs end."""
+    """Return whether a limit is for a single job, so that waiting does not help; other limits pass when other jobs
+    end."""
     return limit["scope"] == "Min" or "PerJob" in limit["what"] or "PerNode" in limit["what"]

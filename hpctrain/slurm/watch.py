@@ -51,7 +51,7 @@ class JobWatcher:
             self.delay_s, self.next_s = self._delay_min_s, min(self.next_s, self._asked_s + self._delay_min_s)
 
     def is_forgotten(self, job_id: str) -> bool:
-        """Whether Slurm was asked about the job and does not know it (any more)."""
+        """Return whether Slurm was asked about the job and does not know it (any more)."""
         return job_id in self._forgotten
 
     @property

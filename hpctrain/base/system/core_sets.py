@@ -73,12 +73,12 @@ def core_set_environment(count: int, sets: Sequence[CoreSet], environ: Mapping[s
 
 def take_core_set(index: int) -> None:
     """Pin this thread, and all threads that it starts from now on, to the core set of the device `index`; set the
-    environment variable OMP_NUM_THREADS to the size of the set, if it is not smaller. Without core sets in the
+    environment variable OMP_NUM_THREADS to the size of the set, unless it has a smaller value. Without core sets in the
     environment, do nothing.
 
     Raises:
-        ValueError: the variable has another form.
-        IndexError: it has no such set.
+        ValueError: the environment variable HPCTRAIN_CORE_SETS has no core sets in the form of `CORE_SETS`.
+        IndexError: HPCTRAIN_CORE_SETS has no set for the device `index`.
         OSError: this process may not use these CPUs.
     """
     text = os.environ.get(CORE_SETS)

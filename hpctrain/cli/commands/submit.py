@@ -139,7 +139,7 @@ def submit_command(
 
 
 def _is_inside() -> bool:
-    """Whether this process runs in an existing Slurm allocation."""
+    """Return whether this process runs in an existing Slurm allocation."""
     return bool(os.environ.get("SLURM_JOB_ID"))
 
 

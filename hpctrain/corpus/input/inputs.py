@@ -42,8 +42,8 @@ UNIT_BYTES = (16 * 1024 * 1024, 1024 * 1024 * 1024)
 """Smallest and largest size of a work unit in bytes. With small units, a killed command loses little work; with large
 ones, there are fewer shards."""
 UNITS = 1024
-"""Approximate number of work units of a large corpus. Each unit makes at least one shard, and a process can memory-map
-only some ten thousand files."""
+"""Approximate number of work units of a corpus of 16 GiB to 1 TiB; a smaller corpus has fewer units, a larger one more.
+Each unit makes at least one shard, and a process can memory-map only some ten thousand files."""
 
 
 @dataclass(frozen=True)

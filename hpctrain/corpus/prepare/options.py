@@ -15,8 +15,8 @@ SAMPLE_BYTES = 4 * 1024 * 1024
 """Default size of the text sample on which a tokenizer is trained, in bytes; training then takes about a second."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with the phase, the number done so far and the whole. Phase 'reading' counts bytes on disk, phase 'encoding'
-bytes of text."""
+"""Function that is called with (phase, bytes done so far, bytes of the whole phase). Phase 'reading' counts bytes on
+disk, phase 'encoding' bytes of text."""
 
 
 @dataclass(frozen=True)

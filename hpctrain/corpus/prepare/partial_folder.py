@@ -62,8 +62,7 @@ def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterat
 
 
 def publish(partial: Path, folder: Path) -> None:
-    """Rename the folder `corpus` in `partial` to `folder`, in place of a corpus there, and remove the rest of
-    `partial`.
+    """Rename the folder `corpus` in `partial` to `folder`, in place of a corpus there, and remove `partial`.
 
     Raises:
         OSError: the folder cannot be renamed.

@@ -141,7 +141,7 @@ def _command(works: Sequence[SourceWork], options: PrepareOptions, recipe: Recip
 
 UNIT_SAMPLE_BYTES = 64 * 1024
 """Least bytes of text that a work unit offers for the sample on which a tokenizer is trained. A large unit offers twice
-its share of the input: the sample is the texts with the smallest ranks (`rank_of`), and a unit may hold more of them
+its share of the sample: the sample is the texts with the smallest ranks (`rank_of`), and a unit may hold more of them
 than its share."""
 
 _COUNTS = ("documents", "text_bytes", "skipped_not_text", "skipped_unreadable", "skipped_bad", "damaged_files")
@@ -289,6 +289,7 @@ def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, s
 
     Raises:
         InputError: a stored scan was removed in the meantime.
+        HpctrainError: a worker process was killed.
     """
     whole = sum(work.text_bytes for work in works)
     for work in works:
@@ -311,6 +312,7 @@ def encode_all(
         target: the output folder of the whole command, which errors name.
 
     Raises:
+        InputError: the tokenizer cannot encode a text, or a stored scan was removed in the meantime.
         HpctrainError: an input changed after it was scanned, or a worker process was killed.
         StorageError: the shards cannot be written.
     """

@@ -133,8 +133,8 @@ def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np
 
 def validation_buckets(bytes_in_bucket: NDArray[np.int64], fraction: float) -> range:
     """Return the hash buckets whose passages are for validation: from bucket 0 on, as many as fit into the share
-    `fraction` of all bytes. If not even the first bucket with text fits, the range holds only the bucket with the least
-    text.
+    `fraction` of all bytes, but not the last bucket with text. If not even the first bucket with text fits, the range
+    holds only the bucket with the least text.
 
     The result does not depend on the order of the files, and equal passages are in the same split. With a fraction
     above 0 there is validation text, unless all the text is in one bucket; the bucket with the least text holds at most

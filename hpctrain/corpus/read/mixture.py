@@ -96,14 +96,18 @@ def open_training(
 
 
 def short_names(folders: Sequence[str]) -> list[str]:
-    """Return the last parts of the folders' paths; if two are equal, the whole paths."""
+    """Return the last part of each folder's path; if two of them are equal, the whole paths."""
     names = [Path(folder).name for folder in folders]
     return names if len(set(names)) == len(names) else list(folders)
 
 
 def locate_samples(order: SourceOrder, samples: Indices) -> tuple[Indices, Indices]:
-    """Return, for samples by their numbers in the run, the index of each one's source and its number among the samples
-    of that source; both [n]."""
+    """Return two arrays of shape [n]: the index of each sample's source, and the sample's number among the samples of
+    that source.
+
+    Args:
+        samples: the samples' numbers in the run, [n].
+    """
     period = len(order.source)
     turn, at = samples // period, samples % period
     source = order.source[at]

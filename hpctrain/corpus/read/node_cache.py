@@ -34,8 +34,8 @@ VARIABLE = "HPCTRAIN_STAGED"
 CHUNK_BYTES = 1 << 22
 POLL_S = 0.1
 STALLED_POLLS = 50
-"""How often, every POLL_S, a copy is looked at again that lost files and that other processes still lock. Then an error
-is raised."""
+"""Number of looks, one every POLL_S, at a copy that lost files and that other processes still lock; then an error is
+raised."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def cache_on_node(source: Path, base: Path, clock: Clock, give_up: Callable[[], 
             is raised.
 
     Raises:
-        HpctrainError: the disk is too small, a shard differs from the index, another user owns the cache folder, or
-            `give_up` returned a reason. No partial copy is left.
+        HpctrainError: `source` is no corpus folder, the disk is too small, a shard differs from the index, another user
+            owns the cache folder, or `give_up` returned a reason. No partial copy is left.
     """
     index = read_index(source)
     user_folder = _own_folder(base)
@@ -89,8 +89,8 @@ def size_bytes(index: CorpusIndex) -> int:
 
 
 def is_whole(path: Path, index: CorpusIndex) -> bool:
-    """Whether the copy of a corpus in the folder `path` has the file index.json, and every shard of `index`, each as
-    large as `index` says. A program of the site that deletes old files may have removed some.
+    """Return whether the copy of a corpus in the folder `path` has the file index.json, and every shard of `index`,
+    each as large as `index` says. A program of the site that deletes old files may have removed some.
 
     Args:
         index: the index of the corpus, as read from the corpus folder.

@@ -30,6 +30,7 @@ NO_TARGET = -100
 """Target of a position that the loss leaves out: the default `ignore_index` of torch's CrossEntropyLoss."""
 
 MASKS = ("[MASK]", "<mask>")
+"""Names of the mask token in published tokenizers; of these, the first one that a tokenizer has is used."""
 PADS = ("<pad>", "[PAD]")
 """Names of the padding token in published tokenizers; of these, the first one that a tokenizer has is used. As in T5,
 it is the first token that the decoder reads."""

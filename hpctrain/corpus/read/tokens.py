@@ -100,9 +100,8 @@ def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path) -> Non
 
 
 def same_tokens(one: CorpusIndex, other: CorpusIndex) -> bool:
-    """Whether two corpora have the same tokenizer. The tokenizer may have been trained for one corpus and given as a
-    file for the other.
-    """
+    """Return whether two corpora have the same tokenizer. The tokenizer may have been trained for one corpus and given
+    as a file for the other."""
     keys = [(i.vocab_size, i.tokenizer.end_of_text, i.tokenizer.sha256) for i in (one, other)]
     return keys[0] == keys[1]
 

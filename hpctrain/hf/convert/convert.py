@@ -205,12 +205,12 @@ def _check_json(config: dict[str, Any], source: Path) -> None:
 
 
 def _is_smaller(vocabulary: Any, rows: int) -> bool:
-    """Whether a given vocabulary is smaller than the embedding, to which Megatron adds rows."""
+    """Return whether a given vocabulary is smaller than the embedding, to which Megatron adds rows."""
     return type(vocabulary) is int and 0 < vocabulary < rows
 
 
 def _is_in_rope_parameters(config: dict[str, Any], key: str) -> bool:
-    """Whether a key of the rotary positions is given in the form of transformers 5."""
+    """Return whether a key of the rotary positions is given in the form of transformers 5."""
     return key in ("rope_theta", "rope_scaling") and isinstance(config.get("rope_parameters"), dict)
 
 

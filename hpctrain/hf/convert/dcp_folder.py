@@ -132,8 +132,8 @@ def _tensor(folder: Path, name: str, entry: PickledObject, places: dict[Any, Any
 
 
 def _is_whole(parts: list[_StoredPart], shape: tuple[int, ...]) -> bool:
-    """Whether the parts hold each number of a tensor exactly once. The time is linear in the number of parts, if they
-    are the cells of a grid."""
+    """Return whether the parts hold each number of a tensor exactly once. The time is linear in the number of parts, if
+    they are the cells of a grid."""
     if not parts:
         return False
     edges = [

@@ -158,7 +158,7 @@ def first_rows(tensor: LazyTensor, count: int) -> LazyTensor:
 
 
 def are_equal(one: LazyTensor, other: LazyTensor) -> bool:
-    """Whether two tensors hold the same bits. Both are read whole."""
+    """Return whether two tensors hold the same bits. Both are read whole."""
     return (one.dtype, one.shape) == (other.dtype, other.shape) and np.array_equal(one.read(), other.read())
 
 

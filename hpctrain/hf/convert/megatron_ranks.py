@@ -35,7 +35,7 @@ _REMEDY = "copy the files of all ranks of one checkpoint"
 
 
 def is_megatron_ranks(folder: Path) -> bool:
-    """Whether the folder is an older Megatron checkpoint, with folders `mp_rank_…`."""
+    """Return whether the folder is an older Megatron checkpoint, with folders `mp_rank_…`."""
     return any(_FOLDER.fullmatch(path.name) for path in folder.glob("mp_rank_*"))
 
 

@@ -161,7 +161,7 @@ class _Reader:
 
 
 def _is_key(key: Any) -> bool:
-    """Whether a value may be a key of a mapping: one whose hash and whose comparison take a short time."""
+    """Return whether a value may be a key of a mapping: one whose hash and whose comparison take a short time."""
     if isinstance(key, tuple):
         return len(key) <= _KEY_ITEMS and all(not isinstance(item, tuple) and _is_key(item) for item in key)
     if isinstance(key, str | bytes):

@@ -243,8 +243,8 @@ def _described(value: Any) -> tuple[str, str, int, tuple[int, ...], tuple[int, .
 
 
 def has_no_floats(value: Any) -> bool:
-    """Whether a pickled tensor has no axis, no number, or numbers other than floating-point ones: such a tensor is no
-    weight of a model."""
+    """Return whether a pickled tensor has no axis, no number, or numbers other than floating-point ones: such a tensor
+    is no weight of a model."""
     try:
         ((_, named, *_),) = value.arguments[0].arguments
         shape = sizes(value.arguments[2])

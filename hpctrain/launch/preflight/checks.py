@@ -41,8 +41,8 @@ def check_topology(topology: Topology, nodes: Sequence[str], source: str) -> Non
 
 
 def is_usable(topology: Topology, nodes: Sequence[str], now: float) -> bool:
-    """Whether the topology in a run folder is still usable: it was measured, has all of `nodes`, is less than
-    MAX_AGE_DAYS old, and its verdict is not `refuse`.
+    """Return whether the topology in a run folder is still usable: it is no prior of another tool's file, has all of
+    `nodes`, is less than MAX_AGE_DAYS old, and its verdict is not `refuse`.
 
     After the verdict `refuse` the nodes are measured again, because nodes that did not answer then may answer now.
 
@@ -138,9 +138,9 @@ def drop_stale_topology(
     """Rename the topology in a run folder to topology-before.json if it must not be used, so that the attempt probes
     again.
 
-    It must not be used if it is unreadable, `is_usable` is false, it is older than a fault after which nodes have to be
-    measured again, only one of topology and attempt has whole nodes, and the other has a part of each, or the run cuts
-    CPU nodes into another number of devices.
+    It must not be used if it is unreadable; `is_usable` is false; it is older than a fault after which nodes have to be
+    measured again; it was measured with whole nodes and the attempt has a part of each, or the other way round; or the
+    run cuts CPU nodes into another number of devices.
 
     Args:
         nodes: names of the attempt's nodes.

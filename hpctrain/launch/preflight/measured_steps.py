@@ -62,7 +62,7 @@ def measured_step(runs: Path, run: Run, nodes: frozenset[str], count: int, part:
 
 
 def _had_part(folder: Path) -> bool:
-    """Whether a run had only a part of each node, as its topology says; False without a topology."""
+    """Return whether a run had only a part of each node, as its topology says; False without a topology."""
     path = folder / "topology.json"
     return path.exists() and Topology.read(path, owned=True).provenance.shared
 

@@ -184,7 +184,8 @@ def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tupl
         code: folder that is searched first for the user's packages; None: `code` of the run file.
 
     Raises:
-        InputError: the data is not prepared, or something is wrong with the imported model.
+        InputError: the data is not prepared, `data.seq_len` or the data's vocabulary does not fit the model, or
+            something is wrong with the imported model.
         FileError: a Hugging Face folder cannot be used.
         HpctrainError: the process that builds the model failed.
     """

@@ -149,7 +149,7 @@ def login_node_words(count: int, slurm: Slurm, environ: Mapping[str, str]) -> li
 
 
 def _is_node(slurm: Slurm) -> bool:
-    """Whether this machine is a compute node; False if only Slurm could tell and does not answer."""
+    """Return whether this machine is a compute node; False if only Slurm could tell and does not answer."""
     if any(process.info["name"] == "slurmd" for process in psutil.process_iter(["name"])):
         return True
     try:

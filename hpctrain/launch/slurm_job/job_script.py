@@ -1,4 +1,4 @@
-"""Makes the text of a run's job script: #SBATCH lines from the run file, the rest from slurm/run.sbatch.j2.
+"""Makes the text of a run's job script: #SBATCH lines from the run file, all other lines from slurm/run.sbatch.j2.
 
 A run inside an allocation (salloc) or a batch job that a person already has executes its job script there, instead of
 submitting it.
@@ -64,7 +64,7 @@ cluster.sbatch are not."""
 SHARED_NODE_OPTIONS = ("exclusive", "oversubscribe", "share")
 """Options of sbatch that let other jobs onto the job's nodes; --exclusive does so with a value, as in --exclusive=user.
 The last of these options and hpctrain's own --exclusive counts. A job that shares its nodes and names no number of CPUs
-gets one CPU of each."""
+gets one CPU of each node."""
 
 
 def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_hand: bool = False) -> str:
@@ -215,8 +215,8 @@ def gpus_per_node(run: Run) -> int | None:
 
 
 def _task_may_end_job(run: Run) -> bool:
-    """Whether a task of the job step can call Slurm's commands. With pyxis the whole task is in the image, where they
-    may be missing."""
+    """Return whether a task of the job step can call Slurm's commands. With pyxis the whole task is in the image, where
+    they may be missing."""
     return run.container is None or run.container.runtime != "pyxis"
 
 
@@ -299,7 +299,7 @@ def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, 
 
 
 def is_in_allocation(folder: Path) -> bool:
-    """Whether the run in `folder` now uses a person's allocation (salloc)."""
+    """Return whether the run in `folder` now uses a person's allocation (salloc)."""
     return (folder / ALLOCATION).exists()
 
 
@@ -336,7 +336,7 @@ def current_batch_job_id(environ: Mapping[str, str]) -> str:
 
 
 def is_requeued_job(environ: Mapping[str, str]) -> bool:
-    """Whether this process's job was requeued before, for example after a preemption or the loss of a node."""
+    """Return whether this process's job was requeued before, for example after a preemption or the loss of a node."""
     return environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 

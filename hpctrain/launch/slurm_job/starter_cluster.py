@@ -104,8 +104,8 @@ def choose_cluster(
     The run gets the partition that `hpctrain submit` would choose, with these exceptions: a partition whose time limit
     is over before a job trains is left out; if too few nodes have GPUs for the run, one node with GPUs is better than
     several without; if the default account may not use a partition with GPUs and another account of the user may, that
-    account is better. If Slurm did not answer, or no partition takes the run, everything but the number of nodes is
-    left to `hpctrain submit`, with a warning.
+    account is better. If Slurm did not answer, or no partition takes the run, everything but the number of nodes and
+    the values of `given` is left to `hpctrain submit`, with a warning.
 
     Args:
         run: the starter run; its number of nodes is the most that is asked for.

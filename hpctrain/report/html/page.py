@@ -26,9 +26,10 @@ def chart_library() -> str:
 
 
 def render_page(template: str, **values: object) -> str:
-    """Return a page of HTML from a template in the folder `pages`.
+    """Return a page of HTML from a template.
 
     Args:
+        template: name of a file in the folder `pages`.
         values: variables of the template.
     """
     environment = Environment(
@@ -46,8 +47,8 @@ def render_page(template: str, **values: object) -> str:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """The rows of a long run are millions of objects that live until the page is written: to look for garbage among
-    them takes 40 % of the time."""
+    """Switch Python's garbage collector off while the block runs. The rows of a long run are millions of objects that
+    live until the page is written, and the search for garbage among them would take 40 % of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -21,7 +21,8 @@ from hpctrain.report.html.tables import plan, run, words
 from hpctrain.report.step_trace import PredictedSpan
 
 Predict = Callable[[Path, int], list[PredictedSpan]]
-"""Returns the predicted step of the plan of a generation in a run folder."""
+"""Function (run folder, number of a generation) -> operations of a step under that generation's plan, as the planner
+predicts them."""
 MOST_PREDICTED_RANKS = 256
 """Most ranks of a plan whose step is simulated for the report, which takes seconds for thousands of them."""
 
@@ -63,7 +64,7 @@ def render(view: RunView, predicted: Sequence[PredictedSpan] = ()) -> str:
     """Return the report of a run as HTML.
 
     Args:
-        predicted: the recorded step, as the planner predicted it.
+        predicted: operations of the recorded step, as the planner predicts them.
     """
     heat_map = rank_heat_map(view.rank_history)
     return render_page(

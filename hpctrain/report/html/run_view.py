@@ -101,7 +101,7 @@ class RunView:
     plans: list[PlanUse] = field(default_factory=list)
     """The run's plans, in the order of their first use."""
     provenance: RunProvenance | None = None
-    """What the run was submitted with; None for a run of an earlier hpctrain."""
+    """What the run was submitted with; None for a run of an earlier hpctrain, or if the file is damaged."""
     environments: list[NodeEnvironment] = field(default_factory=list)
     """Software and devices of each node in each attempt."""
     rank_rows: list[RankRow] = field(default_factory=list)

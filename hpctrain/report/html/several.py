@@ -93,7 +93,7 @@ def _page(title: str, compared: Comparison, baseline: int, now: float) -> str:
 
 
 def _read(row: ComparedRun, now: float) -> _ReadRun | None:
-    """Return what the page reads of a run; None if its files cannot be read, which its comparison says."""
+    """Return what the page reads of a run; None if its files cannot be read. Then `row.reason` has the error."""
     folder = Path(row.folder)
     try:
         run, rows = run_of(folder), read_metrics(folder / "metrics.jsonl")
@@ -130,9 +130,9 @@ def _setting(value: object) -> str:
 
 
 def change_table(compared: Comparison, baseline: int) -> list[Column]:
-    """Return the columns of the changes against one run: of the loss at the last point that all runs with a step
-    reached, of the validation loss, throughput, time and cost; [] for a single run. Columns without a value are left
-    out."""
+    """Return the columns of figures with their changes against the run at position `baseline`, in percent: the loss at
+    the last point that all runs with a step reached, the validation loss, tokens per second, hours, node-hours and
+    GPU-hours; [] for a single run. Columns without a value are left out."""
     rows = compared.runs
     if len(rows) < 2:
         return []

@@ -20,7 +20,8 @@ PARAM_CHARS = 6000
 
 
 class MLflow(Tracker):
-    """Writes to the store in `output`, which `mlflow server --backend-store-uri OUTPUT` shows."""
+    """Writes to the server that MLFLOW_TRACKING_URI names; without it, to a store of files in `output`, which `mlflow
+    server --backend-store-uri OUTPUT` shows."""
 
     def open(self, run: TrackedRun) -> None:
         # Since 3.7 MLflow refuses stores of files unless this is set. A database would need a lock on a shared folder.

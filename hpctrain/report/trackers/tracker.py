@@ -16,7 +16,7 @@ class TrackedRun:
     """A run as a tracker sees it."""
 
     name: str
-    """Name of the run folder, which no other run of this user has."""
+    """Name of the run folder, by which the tracker finds the run again."""
     title: str
     """`name` of the run file, which several runs may share."""
     settings: Mapping[str, object]
@@ -26,7 +26,8 @@ class TrackedRun:
 
 
 class Tracker(ABC):
-    """A tool that keeps experiments. A method that fails ends the tracking of the run, and never the run itself."""
+    """A tool that keeps experiments. A method that fails ends the tracking of the run, and never the run itself.
+    Besides the errors below, the methods raise those of the tool's package."""
 
     @abstractmethod
     def open(self, run: TrackedRun) -> None:

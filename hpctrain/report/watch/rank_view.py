@@ -67,8 +67,8 @@ def waits_text(ranks: Sequence[RankRow], steps: Sequence[MetricRow]) -> str:
 
 
 def slowest_text(ranks: Sequence[RankRow], most: int = 8) -> str:
-    """Return the ranks that compute longer than the median of their peers, the slowest first, with their excess; '' if
-    no rank does, or none has peers."""
+    """Return at most `most` ranks that compute longer than the median of their peers, the slowest first, each with its
+    excess in percent; '' if no rank does, or none has peers."""
     by_rank = slowness(ranks)
     ratios = [(by_rank[row.rank], row) for row in ranks if row.rank in by_rank]
     slow = sorted(((ratio, row) for ratio, row in ratios if ratio >= 1.005), key=lambda item: -item[0])[:most]

@@ -28,9 +28,9 @@ COLOURS = {
 }  # fmt: skip
 """State of a run -> colour of its name in a view; others are cyan."""
 LAYERS_MOST = 24
-"""Most layers whose densities are drawn; the sentence is about all."""
+"""Most layers whose densities are drawn; the words after the drawing are about all layers."""
 LAST_EVENTS = 10
-"""Lines of a view from this rank on are events; the further ones, the older they are."""
+"""Rank of the newest event's line in a view (`RankedLine.rank`); the rank of each older event is higher by 2."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ def line(rank: int, *parts: str | tuple[str, str]) -> RankedLine:
 
     Args:
         rank: as in `RankedLine`.
-        parts: its texts, with rich's style or without one; of any origin.
+        parts: the line's texts from left to right, each alone or as (text, rich's style). `fit` replaces characters
+            that the terminal cannot draw.
     """
     return RankedLine(rank, tuple((part, "") if isinstance(part, str) else part for part in parts))
 
@@ -54,7 +55,8 @@ def label(word: str) -> tuple[str, str]:
 
 
 def fit(lines: Iterable[RankedLine], screen: Screen) -> list[Text]:
-    """Return the lines in order, without those that matter least if there are too many, and each cut to the width."""
+    """Return the lines in order, each cut to the width. If they are more than the screen has, those with the highest
+    ranks are left out."""
     ordered = list(lines)
     places = sorted(range(len(ordered)), key=lambda place: ordered[place].rank)[: max(0, screen.height)]
     return [_styled(ordered[place].parts, screen) for place in sorted(places)]

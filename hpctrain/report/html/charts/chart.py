@@ -19,7 +19,8 @@ from hpctrain.report.html.charts.reduce import extremes
 COLOURS = 8
 """Colours of the palette."""
 MOST_POINTS = 1500
-"""Most points of a curve. Of more, the smallest and the largest of each of 750 equal stretches are shown."""
+"""Most points of a curve. Of more, the first, the last, and the smallest and the largest of each of 749 equal stretches
+are shown."""
 Form = Literal["line", "faint", "dashed", "points"]
 """How a curve is drawn. faint: behind the others, without a place in the legend. points: a mark for each value."""
 MarkKind = Literal["fault", "recovery"]
@@ -33,7 +34,8 @@ class Axis:
 
     title: str
     unit: str = ""
-    """Unit with an SI prefix before it, such as s or B/s; % for shares. '': plain numbers."""
+    """Unit such as s or B/s, which is shown with an SI prefix; '%': shares, which are shown in percent; '': plain
+    numbers."""
     from_zero: bool = False
     is_log: bool = False
 
@@ -44,11 +46,12 @@ class Curve:
 
     name: str
     x: tuple[Sequence[float], ...]
-    """Horizontal coordinates of the points on each of the chart's horizontal axes."""
+    """For each of the chart's horizontal axes, the coordinates of all points."""
     y: Sequence[float | None]
     """Vertical coordinates; None, infinite or NaN (a diverged loss) is a gap."""
     colour: int = 0
-    """Position in the palette; after the last colour the first one is used again."""
+    """Position in the palette; after the last colour the first one is used again. A faint curve whose position is
+    beyond the palette is grey."""
     form: Form = "line"
     low: Sequence[float] | None = None
     """Lower edge of a band around the line."""
@@ -66,7 +69,7 @@ class Mark:
     """A vertical line in a figure."""
 
     x: tuple[float, ...]
-    """Its place on each of the chart's horizontal axes."""
+    """Coordinate of the line on each of the chart's horizontal axes."""
     kind: MarkKind
 
 
@@ -107,7 +110,7 @@ class LineChart(Chart):
 
     @property
     def note_of_points(self) -> str:
-        """How many points are shown, if not all are."""
+        """How many points are shown, if not all are; else ''."""
         lengths = [(len(curve.y), len(curve.shown)) for curve in self.curves]
         points, shown = map(max, zip(*lengths, strict=True))
         if shown == points:
@@ -162,7 +165,7 @@ class HeatMap(Chart):
         ]
         size = f"{self.title}: {len(self.rows)} rows ({self.y_title}), {len(self.columns)} columns ({self.x_title})"
         ends = [
-            f"{word} {value:.4g} {self.unit} at {row}, {column}"
+            f"{word} {_text(value, '%') if self.unit == '%' else f'{value:.4g} {self.unit}'} at {row}, {column}"
             for word, (value, row, column) in (("smallest", min(known)), ("largest", max(known)))
         ]
         return "; ".join([size, *ends])
@@ -184,7 +187,8 @@ class SpanChart(Chart):
     kinds: list[str]
     """Names of the kinds of bars, in the order of their colours."""
     bars: list[tuple[int, int, float, float, str]]
-    """(row, kind, start in seconds, end in seconds, name) of each bar."""
+    """(row, kind, start in seconds, end in seconds, name) of each bar; row and kind are positions in `rows` and
+    `kinds`."""
 
     @property
     def words(self) -> str:

@@ -25,7 +25,7 @@ class RunCurves:
     start_s: float
     """Start of the run, in seconds since 1970."""
     seq_len: int
-    """Tokens of a sample."""
+    """Tokens of a sequence."""
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,17 @@ from hpctrain.report.summaries import HELD_OUT, losses_by_set
 Value = Callable[[MetricRow], float | None]
 STEP = Axis("step")
 BEHIND = 8
-"""Colour of what stands behind the curves: after the palette's eight, a quiet grey."""
+"""Colour of a faint curve behind the others: the position after the palette's eight colours, which is a grey."""
 
 
 class Progress:
-    """The horizontal axes of a run: steps, tokens, time since its start."""
+    """The horizontal axes of a run: steps, tokens, time since its start.
+
+    Args:
+        start_s: start of the run, in seconds since 1970.
+        seq_len: tokens of a sequence.
+        seconds: length of the axis of time, from which its unit follows.
+    """
 
     def __init__(self, start_s: float, seq_len: int, seconds: float) -> None:
         self._start_s, self._seq_len = start_s, seq_len
@@ -27,7 +33,7 @@ class Progress:
         self.axes = (STEP, Axis("tokens"), Axis(f"{name} since the start"))
 
     def of(self, rows: Sequence[MetricRow]) -> tuple[list[float], ...]:
-        """Return the places of rows on each axis."""
+        """Return the coordinates of the rows on each of the three axes."""
         return (
             [row.step for row in rows],
             [row.samples * self._seq_len for row in rows],
@@ -35,12 +41,13 @@ class Progress:
         )
 
     def time(self, time_s: float) -> float:
-        """Return the place of a time, in seconds since 1970, on the axis of time."""
+        """Return the coordinate of a time, in seconds since 1970, on the axis of time."""
         return (time_s - self._start_s) / self._scale
 
 
 _TIMES = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-"""(seconds of the unit, its name); a run of three units or more uses it."""
+"""(seconds of the unit, its name) of each unit of the axis of time. The first unit of which a run has three or more is
+used."""
 
 
 def progress_of(view: RunView) -> Progress:
@@ -112,7 +119,8 @@ def mfu_chart(view: RunView) -> Chart | None:
 
 
 def step_time_chart(view: RunView) -> Chart:
-    """Return the chart of the step time: each step behind, and percentiles of stretches of steps."""
+    """Return the chart of the step time: percentiles over stretches of steps, and each step as a faint curve behind
+    them. With too few steps for stretches, the chart has each step alone."""
     curves = [_behind("each step", view.history, lambda row: row.step_time_s)]
     stretches = stretches_of_steps(view.history)
     for number, name in enumerate(PERCENTILES if stretches else ()):
@@ -246,7 +254,7 @@ def _steps(rows: Sequence[MetricRow]) -> list[float]:
 
 
 def _marks(view: RunView, axes: int) -> list[Mark]:
-    """Return a mark at the first step after each recovery, on the first `axes` axes."""
+    """Return a mark for each recovery, at the first step that its new generation made, on the first `axes` axes."""
     by_step = {row.step: row for row in view.history} if view.recoveries else {}
     rows = [row for recovery in view.recoveries if (row := by_step.get(recovery.step or -1)) is not None]
     places = zip(*progress_of(view).of(rows)[:axes], strict=True)

@@ -9,9 +9,11 @@ from hpctrain.report.html.run_view import PlanUse
 from hpctrain.report.html.tables.words import ABSENT, of_many, plural
 
 MOST_REPLICAS = 6
+"""Most replicas that the table of a plan shows, each as a column."""
 MOST_FULL_DEVICES = 12
+"""Most devices in the table of predicted memory: those that need most."""
 MOST_DEVICES = 48
-"""Most rows of tables of devices and of columns of replicas; a page with thousands would be unreadable."""
+"""Most rows of the table of devices; a page with thousands would be unreadable."""
 
 
 def device_speed(device: Device) -> str:
@@ -54,8 +56,8 @@ def step_time(use: PlanUse) -> list[tuple[str, str]]:
 
 
 def memory(use: PlanUse) -> list[tuple[str, str]]:
-    """Return rows (name, value) with the predicted peak memory of each device, and the largest measured peak of a
-    worker."""
+    """Return rows (name, value) with the predicted peak memory of each device, or of the `MOST_FULL_DEVICES` that need
+    most, and the largest measured peak of a worker."""
     predicted = use.plan.predicted.memory_bytes if use.plan.predicted else {}
     fullest = sorted(predicted.items(), key=lambda item: -item[1])[:MOST_FULL_DEVICES]
     shown = dict(fullest) if len(fullest) < len(predicted) else predicted
@@ -110,6 +112,6 @@ def shown_devices(topology: Topology) -> list[tuple[Node, Device]]:
 
 
 def devices_left_out(topology: Topology) -> str:
-    """Return how many devices the table shows, if not all."""
+    """Return how many devices the table shows; '' if it shows all."""
     count = sum(len(node.devices) for node in topology.nodes)
     return of_many(min(count, MOST_DEVICES), count, "devices")

@@ -63,8 +63,9 @@ MOST_RANKS = 20
 
 
 def rank_rows(view: RunView) -> list[list[str]]:
-    """Return rows (rank, device, stages, times of a step, times as long as its peers) of the ranks in the last steps,
-    the one that computes longest first."""
+    """Return rows about the ranks in the last steps, the one that computes longest first: (rank, device, stages,
+    computes, waits for stages, waits for sums, sums hidden behind computation, waits for all ranks, factor by which it
+    computes longer than its peers). Times are those of a step."""
     rows, ratios = sorted(view.rank_rows, key=lambda row: -row.compute_s)[:MOST_RANKS], slowness(view.rank_rows)
     return [
         [
@@ -177,7 +178,7 @@ FIRST_EVENTS = 20
 
 
 def shown_events(view: RunView) -> list[Event]:
-    """Return the events of the table."""
+    """Return the events of the table: all, or the first `FIRST_EVENTS` and the newest ones, `MOST_EVENTS` together."""
     if len(view.events) <= MOST_EVENTS:
         return view.events
     return view.events[:FIRST_EVENTS] + view.events[FIRST_EVENTS - MOST_EVENTS :]
@@ -206,8 +207,8 @@ MOST_LAYERS = 100
 
 
 def layers(view: RunView) -> list[list[str]]:
-    """Return rows (layer, numbers, variance of a number of its gradient, share of numbers with 90 % of the norm) of the
-    layers; [] where none was measured."""
+    """Return rows (layer, numbers, variance of a number of its gradient, gradient density, energy kept) of the first
+    `MOST_LAYERS` layers; [] where none was measured."""
     return [
         [
             layer.layer, format_count(layer.numbers), or_absent(layer.gradient_variance, "{:.3g}".format),
@@ -222,8 +223,8 @@ MOST_CONNECTIONS = 20
 
 
 def connections(view: RunView) -> list[list[str]]:
-    """Return rows (from, to, bytes, bytes a second while busy) of what ranks sent to other nodes over TCP, as they
-    measured it last; [] where they did not."""
+    """Return rows (node, address, bytes, bytes a second while busy) of what the ranks of each node sent over TCP to
+    each address, by the last two windows of metrics-ranks.jsonl, the most bytes first; [] where none was measured."""
     sent: dict[tuple[str, str], tuple[int, float]] = {}
     for row in (row for window in view.rank_history.windows[-2:] for row in window):
         for peer in row.traffic or []:
