@@ -26,7 +26,7 @@ from cases import (
     open_pipeline,
     whole,
 )
-from gloo_calls import gloo_calls
+from gloo_calls import all_to_all_share, gloo_calls
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from message_cases import ROUNDED, beside_full
 from processes import largest, launch, process_group
@@ -117,6 +117,7 @@ def sums(codec: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     flat = torch.cat([tensor.flatten() for tensor in mine])
     first = flat.clone()
     dist.broadcast(first, 0)
+    calls = gloo_calls(trace)
     broken = [tensor.clone() for tensor in everyone[rank]]
     if rank == 1:
         broken[0][0, 0] = float("inf")
@@ -125,7 +126,8 @@ def sums(codec: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         "far": far,
         "differ": largest([float(not torch.equal(flat, first))]),
         "counted": counted,
-        "calls": sorted({kind for kind, _ in gloo_calls(trace)}),
+        "calls": sorted({call.kind for call in calls}),
+        "all-to-all": all_to_all_share(calls, world),
         "infinite seen by": int(whole_sum(float(not broken[0].isfinite().all()))),
     }
 

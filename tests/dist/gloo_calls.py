@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch.distributed as dist
@@ -15,9 +16,20 @@ from torch.profiler import profile
 
 from hpctrain.parallel.pipeline import Pipeline
 
+ELEMENT_BYTES = {"float": 4, "c10::BFloat16": 2, "int": 4, "long int": 8, "unsigned char": 1}
+"""Name of a tensor's numbers in a trace -> bytes of one."""
 
-def gloo_calls(trace: profile) -> list[tuple[str, list[list[int]]]]:
-    """Its collectives in turn, with the shapes of their inputs; the trace was made with `record_shapes`.
+
+class GlooCall(NamedTuple):
+    """A collective, with the shapes of its inputs and the names of their numbers' types."""
+
+    kind: str
+    shapes: list[list[int]]
+    types: list[str]
+
+
+def gloo_calls(trace: profile) -> list[GlooCall]:
+    """Its collectives in turn; the trace was made with `record_shapes`.
 
     From the trace's file, as torch's own list first makes a tree of all operations, which takes seconds.
     """
@@ -26,7 +38,21 @@ def gloo_calls(trace: profile) -> list[tuple[str, list[list[int]]]]:
         trace.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     calls = [event for event in events if event.get("name", "").startswith("gloo:")]
-    return [(call["name"].removeprefix("gloo:"), call["args"].get("Input Dims", [])) for call in calls]
+    return [
+        GlooCall(
+            call["name"].removeprefix("gloo:"), call["args"].get("Input Dims", []), call["args"].get("Input type", [])
+        )
+        for call in calls
+    ]
+
+
+def all_to_all_share(calls: list[GlooCall], world: int) -> float:
+    """The share of the bytes of all-reduces, all-gathers and all-to-alls that all-to-alls carry."""
+    sent = dict.fromkeys(("all_reduce", "all_gather", "all_to_all"), 0.0)
+    for kind, shapes, types in calls:
+        sizes = (math.prod(shape) * ELEMENT_BYTES[name] for shape, name in zip(shapes, types, strict=True) if shape)
+        sent[kind] += sum(sizes) * {"all_reduce": 2 / world, "all_gather": 1.0, "all_to_all": 1 / world}[kind]
+    return sent["all_to_all"] / sum(sent.values())
 
 
 @contextmanager

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from processes import run_cases
 
-from hpctrain.records.plan.compression import Quantized
+from hpctrain.records.plan.compression import Bf16, Quantized, Tagc, TopK
+from hpctrain.records.plan.gradient_codec import GradientCodec
+from hpctrain.records.plan.low_rank import PowerSgd
 from hpctrain.records.plan.rotated import RotatedIntegers
 
 INTEGERS = {mode: int(mode.removeprefix("int")) for mode in Quantized.modes()}
@@ -45,6 +47,25 @@ def test_sums_are_as_exact_as_promised(codec: str, allowed: dict[str, float], fo
     assert all(far[name] <= allowed[name] for name in allowed), far
     assert found[codec]["differ"] == 0
     assert found[codec]["infinite seen by"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [
+        ("bf16", Bf16(mode="bf16")),
+        *((mode, Quantized(mode=mode)) for mode in INTEGERS),
+        *((mode, RotatedIntegers(mode=mode)) for mode in ROTATED),
+        ("topk, all of it", TopK(mode="topk", density=1, values="fp32")),
+        ("tagc, all of it", Tagc(mode="tagc", density=1)),
+        ("power_sgd, whole rank", PowerSgd(mode="power_sgd", rank=64)),
+    ],
+)
+def test_all_to_alls_carry_the_share_that_the_planner_assumes(
+    name: str, codec: GradientCodec, found: dict[str, Any]
+) -> None:
+    """But for the norm, which travels by an exact all-reduce, and the part that `topk` does not send to itself."""
+    assert found[name]["all-to-all"] == pytest.approx(codec.all_to_all_share(4, 64), abs=0.08)
 
 
 @pytest.mark.slow

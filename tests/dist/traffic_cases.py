@@ -64,7 +64,7 @@ def step_bytes(plan: Plan, spec: DecoderSpec) -> int:
 
 def reported_bytes(trace: profile) -> int:
     """What gloo says of itself: its collectives with the shapes of their inputs, all of them float32."""
-    shapes = [(kind, shape) for kind, inputs in gloo_calls(trace) for shape in inputs if shape]
+    shapes = [(kind, shape) for kind, inputs, _ in gloo_calls(trace) for shape in inputs if shape]
     return int(sum(RING[kind] * 4 * math.prod(shape) for kind, shape in shapes))
 
 

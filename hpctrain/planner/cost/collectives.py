@@ -1,8 +1,9 @@
 """Seconds of the collectives of data parallelism: the all-reduce of gradients by codec, and the collectives of ZeRO.
 
 An all-reduce is a number of rounds. Each round takes 2(n−1)·alpha as in a ring all-reduce over n ranks, plus beta for
-each byte that a rank sends in the round. The formulas count every number as compressed. Codecs that send exempt numbers
-(norms, small matrices) separately have one round more.
+each byte that a rank sends in the round. All-reduces and all-gathers are rings, which leave a node once for all of its
+ranks; in an all-to-all, every rank sends to all ranks of other nodes. The formulas count every number as compressed.
+Codecs that send exempt numbers (norms, small matrices) separately have one round more.
 
 With ZeRO, a stage runs one all-gather of weights or reduce-scatter of gradients for each block, and one for the part
 outside of blocks. Each is half of a ring all-reduce over the n replicas of a shard group: (n−1)(alpha + size/n·beta).
@@ -64,12 +65,14 @@ class StageGradients(NamedTuple):
     """Seconds per number of each codec on the slowest device; None for exact sums."""
 
 
-def all_reduce_time(codec: Codec, rings: RingGroup, gradients: StageGradients, bucket_bytes: float) -> AllReduceTime:
+def all_reduce_time(
+    codec: Codec, rings: RingGroup, pairs: RingGroup, gradients: StageGradients, bucket_bytes: float
+) -> AllReduceTime:
     """Return the time to all-reduce the gradients of a stage.
 
     Args:
-        rings: the rings of all groups that all-reduce at the same time; for codecs with `all_to_all`, their links are
-            those between all pairs of nodes.
+        rings: the rings of all groups that all-reduce at the same time.
+        pairs: the same groups with the links of all-to-alls, which carry the codec's `all_to_all_share` of the bytes.
         bucket_bytes: bytes of the largest bucket.
     """
     n = rings.size
@@ -85,7 +88,9 @@ def all_reduce_time(codec: Codec, rings: RingGroup, gradients: StageGradients, b
     # The tensor size at which a ring all-reduce sends this many bytes.
     alike_bytes = sent_bytes * n / (2 * (n - 1))
     rounds = codec.rounds(buckets, n)
-    wire_s = rounds * rings.all_reduce_s(alike_bytes / rounds)
+    share = codec.all_to_all_share(n, gradients.width)
+    ring_s, pairs_s = (group.all_reduce_s(alike_bytes / rounds) for group in (rings, pairs))
+    wire_s = rounds * ((1 - share) * ring_s + share * pairs_s)
     number_s = sum(getattr(gradients.codec_s, rate) for rate in codec.rates) if codec.rates else gradients.copy_s
     return AllReduceTime(sent_bytes, wire_s, gradients.numbers * (number_s * codec.passes(n)))
 
@@ -236,36 +241,49 @@ def shard_collective_times(
         shards: number of consecutive replicas that share a state (a shard group).
     """
     placement = placement_links.placement
-    groups, across = placement_links.shard_ring_groups(shards)
+    gathers, across = placement_links.shard_ring_groups(shards), placement_links.replicate_ring_groups(shards)
     tp = len(placement[0][0].devices)
-    by_level = work.intra_node != "flat" and shards == len(placement) and placement_links.level_replicas > 1
-    levels = placement_links.shard_ring_groups(placement_links.level_replicas) if by_level else None
+    scatters = _reduce_scatter_groups(placement_links, work, shards)
     times = []
     for share, rank in zip(shares, owner, strict=True):
         parameters = work.parameters(share, tp)
         pieces = share.blocks + (share.first or share.last)
         bytes_per_s = min(placement[replica][rank].bytes_per_s for replica in placement.representatives)
 
-        def seconds(
-            size: float, pieces: int = pieces, rings: RingGroup = groups[rank], speed: float = bytes_per_s
-        ) -> float:
+        def seconds(size: float, rings: RingGroup, pieces: int = pieces, speed: float = bytes_per_s) -> float:
             return pieces * rings.all_reduce_s(size / pieces) / 2 + COPY_PASSES * size / speed
 
         # Gradients are compressed within the backward pass only if one group shards over all replicas; see decision 45.
         width = work.codec.dense_bytes / FULL_BYTES if shards == len(placement) else 1.0
         within = MESSAGES[work.intra_node].number_bytes / FULL_BYTES if work.intra_node != "flat" else 1.0
         part, summed = work.framework.summed_bytes * parameters / shards, work.framework.summed_bytes * parameters
-        if levels is not None:
-            scatter = seconds(summed * within, rings=levels[0][rank])
-            scatter += seconds(summed * width / levels[0][rank].size, rings=levels[1][rank])
+        rings = [groups[rank] for groups in scatters]
+        if len(rings) > 1:
+            sizes = [summed * within, summed * width / rings[0].size]
         else:
-            scatter = seconds(summed * (width if shards == len(placement) else within))
+            sizes = [summed * (width if shards == len(placement) else within)]
         times.append(
             ShardCollectiveTimes(
-                gather=seconds(work.gathered_bytes * parameters),
-                scatter=scatter,
+                gather=seconds(work.gathered_bytes * parameters, gathers[rank]),
+                scatter=sum(map(seconds, sizes, rings)),
                 copies=pieces * across[rank].all_reduce_s(part / pieces),
                 pieces=pieces,
             )
         )
     return times
+
+
+def _reduce_scatter_groups(placement_links: PlacementLinks, work: Workload, shards: int) -> list[list[RingGroup]]:
+    """Return [level of the reduce-scatter of gradients][pipeline rank] -> its rings, or the links of its all-to-alls:
+    one level over all replicas of a shard group, or the level within nodes and the one between them.
+
+    Args:
+        shards: number of consecutive replicas that share a state (a shard group).
+    """
+    placement, replicas = placement_links.placement, placement_links.level_replicas
+    # Gradients go to owners, which add them up, if they are compressed or on a CPU; see decision 45.
+    pairs = placement[0][0].kind == "cpu" or not work.codec.exact
+    if work.intra_node == "flat" or shards < len(placement) or replicas == 1:
+        return [placement_links.shard_ring_groups(shards, pairs)]
+    groups = placement_links.shard_ring_groups(replicas, pairs)
+    return [groups, placement_links.replicate_ring_groups(replicas, pairs)]

@@ -229,8 +229,9 @@ class CostModel:
         replicas = links.level_replicas if by_level else shards
         codec, tp = self.work.codec, len(placement[0][0].devices)
         framework, width = self.work.framework, low_rank_width(self.work.spec.dim, tp)
-        rings = links.replicate_ring_groups(replicas, codec.all_to_all)
-        in_nodes = links.shard_ring_groups(replicas)[0] if by_level else None
+        rings = links.replicate_ring_groups(replicas)
+        pairs = rings if codec.exact else links.replicate_ring_groups(replicas, pairs=True)
+        in_nodes = links.shard_ring_groups(replicas) if by_level else None
         copied = flat_copy_share(self.work, len(shares), tp)
         sums = []
         for share, rank in zip(shares, owner, strict=True):
@@ -239,7 +240,7 @@ class CostModel:
             copy_s = copied * max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
             codec_s = None if codec.exact else slowest_codec(units)
             gradients = StageGradients(numbers, framework.summed_bytes, width, copy_s, codec_s)
-            taken = all_reduce_time(codec, rings[rank], gradients, framework.bucket_bytes)
+            taken = all_reduce_time(codec, rings[rank], pairs[rank], gradients, framework.bucket_bytes)
             if in_nodes is not None and self.work.intra_node != "flat":
                 whole = gradients._replace(numbers=replicas * numbers, codec_s=slowest_codec(units))
                 node_sum = node_sum_time(self.work.intra_node, in_nodes[rank], whole, framework.bucket_bytes)

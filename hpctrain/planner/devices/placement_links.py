@@ -80,17 +80,18 @@ class PlacementLinks:
         """As the function of this name, of the placement."""
         return level_replicas(self.placement)
 
-    def _shard_ring_groups(self, shards: int) -> tuple[list[RingGroup], list[RingGroup]]:
-        """Return the rings within shard groups, and the rings across shard groups, each as [pipeline rank] -> rings.
+    def _shard_ring_groups(self, shards: int, pairs: bool = False) -> list[RingGroup]:
+        """Return [pipeline rank] -> rings within shard groups.
 
         Args:
             shards: number of consecutive replicas that share a state (a shard group).
+            pairs: use the links of an all-to-all instead of those of a ring.
         """
         rings = [
             [device_ids[at : at + shards] for device_ids in column for at in range(0, len(device_ids), shards)]
             for column in self._columns
         ]
-        return _ring_groups(self.links, rings), self.replicate_ring_groups(shards)
+        return _ring_groups(self.links, rings, pairs)
 
     def _replicate_ring_groups(self, shards: int, pairs: bool = False) -> list[RingGroup]:
         """Return [pipeline rank] -> rings across shard groups. Each ring joins the devices that hold the same part of a

@@ -65,7 +65,6 @@ class Bf16(GradientCodec):
     has_state = False
     auto_settings = {}
     sharded_sums = "all"
-    all_to_all = True
     overlap = 0.5  # the reduce-scatter; the all-gather follows a few buckets behind
     measured_as = "bf16"
     reduce_scatter_share = 1.0
@@ -86,13 +85,15 @@ class Bf16(GradientCodec):
     def dense_bytes(self) -> float:
         return VALUE_BYTES["bf16"]
 
+    def all_to_all_share(self, world: int, dim: float) -> float:
+        return 0.5
+
 
 class Quantized(GradientCodec):
     """Codec that sends gradients as integers of 8 or 4 bits (as ZeRO++, Wang et al. 2023)."""
 
     auto_settings = {}
     sharded_sums = "all"
-    all_to_all = True
     overlap = 0.5
     measured_as = "quantized"
     reduce_scatter_share = 0.6  # measured: 0.62 with 8 bits, 0.61 with 4; four ranks, 4 M numbers (torch 2.13)
@@ -116,6 +117,9 @@ class Quantized(GradientCodec):
     @property
     def dense_bytes(self) -> float:
         return self.bits / 8 + SCALE_BYTES
+
+    def all_to_all_share(self, world: int, dim: float) -> float:
+        return 0.5
 
     def state_bytes(self, dim: int) -> float:
         return FULL_BYTES
@@ -149,7 +153,9 @@ class _Selected(_Sparse):
     a sketch of them)."""
 
     sharded_sums = "selected"
-    all_to_all = True
+
+    def all_to_all_share(self, world: int, dim: float) -> float:
+        return 0.0 if world == 2 else 0.5  # two ranks send all numbers to each other
 
     def rounds(self, buckets: int, world: int) -> float:
         # First the exempt numbers. Then two ranks exchange sizes and values; more ranks send them to owners and back.
@@ -267,6 +273,10 @@ class Tagc(_Sparse):
         # With auto, a number for each position that any rank sends; fewer where ranks select the same positions.
         share = min(1.0, self.density * world) if self.ratio == "auto" else 1 / self.ratio
         return FULL_BYTES * share + (1 / 2 if self.index == "4bit" else 1 / 8)
+
+    def all_to_all_share(self, world: int, dim: float) -> float:
+        # Only the union's bitmaps go to owners and back; sums of bits and of numbers are all-reduces.
+        return 0.5 * (1 / 8) / self.number_bytes(world, dim) if self.index == "union" else 0.0
 
     def rounds(self, buckets: int, world: int) -> float:
         return 3  # exempt numbers, the index, the values

@@ -120,8 +120,6 @@ class GradientCodec(CompressionSettings):
     sharded_sums: ClassVar[ShardedSums] = "none"
     """How the codec works if state is sharded over all replicas, as `ShardedSums` describes. none: it does not work,
     because its messages bring all sums to all ranks."""
-    all_to_all: ClassVar[bool] = False
-    """Whether every rank sends to every other rank, instead of around a ring."""
     overlap: ClassVar[float] = 0.0
     """Share of the codec's messages that may overlap the backward pass."""
     measured_as: ClassVar[CodecRate | None] = None
@@ -186,6 +184,16 @@ class GradientCodec(CompressionSettings):
             dim: width of the model, and so the assumed side of its matrices.
         """
         return 2.0 * (world - 1) * (gradient_bytes / FULL_BYTES) * self.number_bytes(world, dim)
+
+    def all_to_all_share(self, world: int, dim: float) -> float:
+        """Return the share of the sent bytes that all-to-alls carry; the others travel around rings, by all-reduces and
+        all-gathers. It is a half for a codec that sends parts to their owners, and the sums back.
+
+        Args:
+            world: number of replicas.
+            dim: width of the model, and so the assumed side of its matrices.
+        """
+        return 0.0
 
     def rounds(self, buckets: int, world: int) -> float:
         """Return how many collectives a reduction needs one after the other. It is a mean over steps for a codec that

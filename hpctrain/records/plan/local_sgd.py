@@ -68,6 +68,9 @@ class LocalSteps(GradientCodec):
         sent = FULL_BYTES if self.values_bits is None else self.values_bits / 8 + SCALE_BYTES
         return sent / self.every
 
+    def all_to_all_share(self, world: int, dim: float) -> float:
+        return 0.0 if self.values_bits is None else 0.5
+
     def rounds(self, buckets: int, world: int) -> float:
         return buckets / self.every
 

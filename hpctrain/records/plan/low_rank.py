@@ -36,7 +36,6 @@ class PowerSgd(GradientCodec):
 
     lossy = may_raise_loss = True
     auto_settings = {}
-    all_to_all = True
     measured_as = "power_sgd"
     later_fields = frozenset({"remainder"})
 
@@ -104,6 +103,11 @@ class PowerSgd(GradientCodec):
     def number_bytes(self, world: int, dim: float) -> float:
         # For a square matrix of width `dim`, which is sent in fp32 where a product would be longer.
         return min(float(FULL_BYTES), self.bytes_at(dim))
+
+    def all_to_all_share(self, world: int, dim: float) -> float:
+        # The first factor is all-reduced; the second one and the remainder go to owners and back.
+        thin = self.bytes_at(dim) - self.remainder_bytes
+        return 0.5 * (thin / 2 + self.remainder_bytes) / self.bytes_at(dim)
 
     def rounds(self, buckets: int, world: int) -> float:
         # The factors, one after the other; what is exempt travels with the first, the remainder with the second.

@@ -9,11 +9,11 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import RefusedError
 from hpctrain.cli.commands.plan import plan_command as command
-from hpctrain.planner.cost.collectives import COPY_PASSES, StageGradients, all_reduce_time
+from hpctrain.planner.cost.collectives import COPY_PASSES, StageGradients, all_reduce_time, shard_collective_times
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.workload import workload_of
+from hpctrain.planner.cost.workload import ModelPart, workload_of
 from hpctrain.planner.devices.placement_links import PlacementLinks
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
@@ -26,8 +26,10 @@ from hpctrain.records.plan.compression import (
     Bf16,
     NoCompression,
     Quantized,
+    Tagc,
     TopK,
 )
+from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.low_rank import PowerSgd
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.rotated import RotatedIntegers
@@ -261,8 +263,8 @@ def test_bytes_and_rounds_of_each_way(topology, run):
     numbers = 1_000_000
 
     def found(codec):
-        (rings,) = placement_links.replicate_ring_groups(1, codec.all_to_all)
-        return all_reduce_time(codec, rings, StageGradients(numbers, 4, 1024, 1e-10, each), BUCKET_BYTES)
+        (rings,), (pairs,) = (placement_links.replicate_ring_groups(1, pairs) for pairs in (False, True))
+        return all_reduce_time(codec, rings, pairs, StageGradients(numbers, 4, 1024, 1e-10, each), BUCKET_BYTES)
 
     ring = 2 * 3 / 4 * numbers
     for codec, sent, turns, processor in (
@@ -278,16 +280,50 @@ def test_bytes_and_rounds_of_each_way(topology, run):
         assert one.wire_s == pytest.approx(turns * 6 * 1e-3 + 1e-8 * sent)
         assert one.processor_s == pytest.approx(processor)
     (rings,) = placement_links.replicate_ring_groups(1)
-    exact = all_reduce_time(NoCompression(), rings, StageGradients(numbers, 4, 1024, 1e-10, None), BUCKET_BYTES)
+    exact = all_reduce_time(NoCompression(), rings, rings, StageGradients(numbers, 4, 1024, 1e-10, None), BUCKET_BYTES)
     assert (exact.sent_bytes, exact.wire_s) == (4 * ring, pytest.approx(6e-3 + 4e-8 * ring))
 
 
-def test_messages_to_everyone_crowd_a_card_that_a_ring_crosses_once(topology, run):
-    pool = make_device_pool(run(), topology((1, 1), devices=4, default=(0.0, 1e-8)))
-    placement_links = PlacementLinks(Placement((unit,) for unit in make_tensor_parallel_groups(pool, 1)), pool.links)
-    (ring,), (pairs,) = placement_links.replicate_ring_groups(1), placement_links.replicate_ring_groups(1, pairs=True)
-    # 4 devices a node send 4/8 of their bytes to the other node, a ring's one device 7/8.
-    assert pairs.costs[0][2] / ring.costs[0][2] == pytest.approx(4 * 4 / 7)
+@pytest.mark.parametrize(
+    ("codec", "all_to_all", "rings"),
+    [
+        (Bf16(mode="bf16"), 2, 2),
+        (Quantized(mode="int8"), 1 + 1 / 64, 1 + 1 / 64),
+        (RotatedIntegers(mode="rotated_int2"), 1 / 4 + 1 / 128, 1 / 4 + 1 / 128),
+        (TopK(mode="topk", density=0.07), 0.21, 0.21),
+        (Tagc(mode="tagc", ratio=10), 1 / 8, 0.4 * 2 + 1 / 8),  # positions; numbers, both ways, and positions
+        (Tagc(mode="tagc", ratio=10, index="1bit"), 0, 2 * (0.4 + 1 / 8)),
+        # The first factor is all-reduced.
+        (PowerSgd(mode="power_sgd"), 8 / 1024, 3 * 8 / 1024),
+        (PowerSgd(mode="power_sgd", remainder="int2"), 8 / 1024 + 1 / 4 + 1 / 128, 3 * 8 / 1024 + 1 / 4 + 1 / 128),
+        (LocalSteps(mode="local_steps", every=1), 0, 2 * 4),
+        (LocalSteps(mode="local_steps", every=1, values="int8"), 1 + 1 / 64, 1 + 1 / 64),
+    ],
+)
+def test_messages_to_everyone_crowd_a_card_that_a_ring_crosses_once(codec, all_to_all, rings, topology, run):
+    """Bytes of a message for each number that all-to-alls carry, and rings; four devices on each of two nodes. In an
+    all-to-all, each device sends a half of them to the other node; in a ring, one device of a node 7/8."""
+    pool = make_device_pool(run(), topology((1, 1), devices=4, default=(0.0, 1e-5)))
+    links = PlacementLinks(Placement((unit,) for unit in make_tensor_parallel_groups(pool, 1)), pool.links)
+    gradients = StageGradients(1e6, 4, 1024, 0.0, CodecSeconds(bf16=1, quantized=1, topk=1, power_sgd=1, rotated=1))
+    (ring,), (pairs,) = (links.replicate_ring_groups(1, pairs) for pairs in (False, True))
+    wire_s = all_reduce_time(codec, ring, pairs, gradients, BUCKET_BYTES).wire_s
+    assert wire_s == pytest.approx(1e6 * 1e-5 * (4 * all_to_all / 2 + rings * 7 / 8), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "load"), [("cpu", "none", 4 / 2), ("cuda", "none", 7 / 8), ("cuda", "bf16", 4 / 2 / 2)]
+)
+def test_reduce_scatters_to_owners_crowd_a_card(kind, mode, load, topology, run):
+    """Share of the gradients' bytes in fp32 that one of two nodes sends: NCCL's own reduce-scatter is a ring."""
+    pool = make_device_pool(run(), topology((1, 1), devices=4, default=(0.0, 1e-6), kind=kind))
+    links = PlacementLinks(Placement((unit,) for unit in make_tensor_parallel_groups(pool, 1)), pool.links)
+    wanted = run(compression={"mode": mode}, dims=LARGE)
+    work, part = workload_of(wanted, wanted.spec())[0], ModelPart(8, first=True, last=True)
+    (times,) = shard_collective_times(links, work, [part], [0], 8)
+    size_s = 4 * work.parameters(part, 1) * 1e-6
+    assert times.scatter == pytest.approx(load * size_s, rel=1e-3)
+    assert times.gather == pytest.approx(7 / 8 * size_s, rel=1e-3)
 
 
 def test_a_plan_that_is_read_back_is_predicted_with_its_codec(plan, topology, run):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+from conftest import topology_of
 from fair_flows import capacities, node_ports, pipelines_end_s
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
+from hpctrain.planner.devices.contention import SharedPorts
 from hpctrain.planner.devices.placement_links import PlacementLinks
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.engine import StageDurations, simulate
 from hpctrain.planner.simulate.predict import predict, simulate_step
+from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.schedule import Action
 from hpctrain.schedule.generate import make_schedule
 
@@ -96,6 +102,30 @@ def test_all_to_alls_share_uplinks(topology, run):
     (group,) = PlacementLinks(placement_of(pool, (0, 1, 2, 3), 4), pool.links).replicate_ring_groups(1, pairs=True)
     # Each rack sends 2·2/4 of its tensors to the other one, a ring's hop 3/4; the uplink carries one message of two.
     assert group.costs[0][2] == pytest.approx(4 / 3 * BETA)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=9), min_size=1, max_size=3))
+def test_loads_are_those_of_messages_counted_one_by_one(groups):
+    """Groups of devices on four nodes in two racks: n−1 messages of a part to the next device in a ring, and one to
+    each other device in an all-to-all."""
+    ports = SharedPorts(topology_of((1,) * 4, racks={(0, 1): 2.0, (2, 3): 1.5}))
+    parts = {("uplink", "rack0"): 1.0, ("uplink", "rack1"): 0.75}
+    rings, everyone = Counter(), Counter()
+    groups = [[DeviceId.of(f"local{node}", f"cuda{at}") for at, node in enumerate(group)] for group in groups]
+    for group in groups:
+        n = len(group)
+        for at, source in enumerate(group):
+            for step, target in enumerate([*group[at + 1 :], *group[:at]]):
+                passed = [("card", source.node)] if source.node != target.node else []
+                rack, other = (device_id.node in ("local2", "local3") for device_id in (source, target))
+                passed += [("uplink", f"rack{rack:d}")] * (rack != other)
+                for port in passed:
+                    part = parts.get(port, 1.0)
+                    # A load of 1 is a hop of a ring: n−1 messages.
+                    everyone[port] += part / (n - 1)
+                    rings[port] += part if step == 0 else 0
+    assert ports.ring_load(groups) == pytest.approx({port: load for port, load in rings.items() if load})
+    assert ports.all_to_all_load(groups) == pytest.approx(dict(everyone))
 
 
 def test_groups_across_nodes_share_uplinks(topology, run):

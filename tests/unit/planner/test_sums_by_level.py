@@ -42,8 +42,9 @@ def test_mode_auto_sums_within_nodes_first_where_links_between_them_are_slow(pla
     assert levels(made)[0][0] == "intra_node"
     assert levels(made)[1] == ("inter_node", "int4")
     assert levels(flat) == [("dp", "int4")]
-    # Each node sends half as much: a part of what it has summed, instead of the gradients of both devices.
-    assert made.predicted.step_time_s["data_parallel"] < 0.6 * flat.predicted.step_time_s["data_parallel"]
+    # Each node sends 1.5 times the gradients' bytes, to owners and back. Flat sums send 2.4 times: the parts of both
+    # devices to owners on other nodes, and a ring of all sums.
+    assert made.predicted.step_time_s["data_parallel"] < 0.65 * flat.predicted.step_time_s["data_parallel"]
     assert {entry.intra_node for entry in made.compression[1].compared} <= {"flat", "none", "bf16"}
     assert {entry.intra_node for entry in flat.compression[0].compared} == {"flat"}
     assert made.predicted.bound_s <= made.predicted.step_time_s["total"]
