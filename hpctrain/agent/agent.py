@@ -38,7 +38,7 @@ from hpctrain.records.history.fault import CHECKPOINT_DAMAGED
 from hpctrain.records.history.generation import GENERATIONS, Generation, Member
 
 TICK_S = 0.1
-"""Longest time between two decisions, in seconds."""
+"""Longest time, in seconds, for which the loop waits between two turns."""
 LINGER_S = 5.0
 """Longest time, in seconds, for which an agent stays when its part in the attempt is over."""
 
@@ -95,8 +95,9 @@ class Agent:
         return self._state.record
 
     def run(self) -> int:
-        """Take part in the attempt until the run is done, stopped or failed, then end all workers and return the exit
-        code. An HpctrainError or OSError that ends the agent is raised again after the other agents were told."""
+        """Take part in the attempt until the run is done, stopped or failed, or this agent is cut off from the
+        others; then end all workers and return the exit code. An HpctrainError or OSError means that the agent could
+        not start or go on; after the start, the other agents are told before the error is raised."""
         self.start()
         try:
             while (code := self.turn()) is None:
@@ -109,8 +110,8 @@ class Agent:
             self.close()
 
     def start(self) -> None:
-        """Open the connections to the other agents. The caller then calls `turn` again and again. Errors are those of
-        `run`."""
+        """Open the connections to the other agents. The caller then calls `turn` again and again. The errors are those
+        of `NextGeneration.open` and `PeerMesh.open`."""
         self._next.open()
         self._store_socket = self._context.listen(self._place.addr)
         self._peers.open()
@@ -127,8 +128,8 @@ class Agent:
             self._memory.close()
 
     def turn(self) -> int | None:
-        """Do what is to be done now; wait only for killed workers, up to `KILL_WAIT_S`. Return the agent's exit code
-        once it may leave, else None. Errors are those of `run`."""
+        """Take in messages, decide and act, once; wait only for killed workers, up to `KILL_WAIT_S`. Return the exit
+        code once the agent may leave, else None. The errors are those of `run`."""
         if self._exit_code is None:
             self._exit_code = self._turn()
             self._leave_at = self._clock.now() + LINGER_S
@@ -269,7 +270,7 @@ class Agent:
         if isinstance(report, WorkerReady) and self._memory is not None:
             self._memory.ready(news.rank)
         if isinstance(report, WorkerError) and report.fault == CHECKPOINT_DAMAGED and self._state.record is not None:
-            # Before any agent learns that the generation has ended, so that the next one starts from an older one.
+            # Before any agent learns that the generation has ended, so that the next one takes an older checkpoint.
             self._skipping = self._in_files(self._source.skip_checkpoint, self._state.record, report.details.message)
         if isinstance(report, StepDone):
             self._last_step = {"step": report.step, "loss": report.loss}
@@ -332,7 +333,7 @@ class Agent:
 
     def _linger(self, code: int) -> int | None:
         """Stay reachable until the other agents also know that the run ends, so that none takes this node for lost, and
-        until all records are published, because the next attempt knows no others. Return `code` then, or after
+        until all records are published, because the next attempt knows only these. Return `code` then, or after
         `LINGER_S`; else None."""
         self._peers.exchange(self._clock.now(), self._announcement())
         self._peers.take_messages()

@@ -194,12 +194,12 @@ class Agreement:
             members: the agents that can be members of the next generation.
             reason: why the last generation ended.
             make: begins to make the record. It gets `members` without the acceptors that have not promised, and the
-                state that they hold. It is called again if one of these members is no longer in `members` when the
-                record is made.
+                parts of training states that the agents in question hold. It is called again if a file could not be
+                read or written, or if one of these agents is no longer in `members` when the record is made.
 
         Raises:
-            HpctrainError: no record can be made, an entry of the witness's journal has errors or is not this user's
-                alone, or the run folder could not be read or written in `BACKOFF_MAX_TRIES` ballots.
+            HpctrainError: no record can be made, an entry of the witness's journal has errors or is untrusted, or the
+                run folder cannot be read or written after `BACKOFF_MAX_TRIES` refusals.
         """
         self._take_witness_answer(now)
         if self._proposer is None or (self._refused and now >= self._retry_at):

@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 
 class Ballot(NamedTuple):
-    """A number of one proposer's attempt to decide. Ballots are ordered by round, then by proposer."""
+    """One attempt of one proposer to decide a value. Ballots are ordered by round, then by proposer."""
 
     round: int
     """From 1. A proposer whose ballot was refused takes a higher round."""

@@ -55,7 +55,7 @@ class Decision:
 @dataclass
 class CutOffPatience:
     """How long an agent has to be cut off without a break before it leaves. In a tree of agents, a node that takes
-    another upstream counts as lost until its state comes by the new way."""
+    another upstream counts as lost until its heartbeats arrive through that upstream."""
 
     seconds: float
     since: float | None = None
@@ -81,13 +81,17 @@ def decide(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
         return _while_running(now, view, limits)
     if view.phase in ("joining", "fault"):
         return _between(now, view, limits)
-    # done, stopped, failed: the agent acted when it entered the phase; now it only stays reachable.
+    # In every other phase, the agent acted when it entered the phase; now it only stays reachable.
     return Decision("wait", view.reason)
 
 
 def alive(now: float, peer: PeerView, limits: DecisionLimits) -> bool:
-    """Return whether a peer can be a member: it is connected, does not leave, and is heard within the heartbeat
-    timeout."""
+    """Return whether a peer can be a member: it is connected, neither crashed nor cut off, and was heard within the
+    last heartbeat timeout.
+
+    Args:
+        now: seconds of the agent's clock.
+    """
     return (
         peer.connected
         and peer.phase not in ("crashed", "cut_off")

@@ -50,8 +50,8 @@ class EventLog:
     def in_background(self) -> Iterator[None]:
         """Let a thread write the events of the `with` block, and what this process prints to stdout in the block, in
         their order, so that the block never waits for the file system. At the end of the block, wait at most `FLUSH_S`
-        until all is written. If that is not enough, the thread goes on, also with later events, as long as the process
-        runs."""
+        until all is written. If not all is written by then, the thread goes on as long as the process runs, and
+        writes later events, too."""
         self._thread = thread = HelperThread("events")
         try:
             with contextlib.redirect_stdout(_BackgroundStream(sys.stdout, thread)):
@@ -124,7 +124,8 @@ def note_members(
 
     Args:
         record: the next generation.
-        last: the previous one; None before the first.
+        last: the previous generation of the attempt. None: `record` is the first one, and only the nodes of `left_out`
+            get an event.
         nodes: all nodes of the job.
         peers: the other agents, as this agent knows them.
         left_out: living node that is no member of the next generation -> the reason.

@@ -310,8 +310,8 @@ class WorkerGroup:
 
     def kill(self) -> bool:
         """Kill every worker with SIGKILL, and wait for their ends, together at most `KILL_WAIT_S`. Return whether none
-        runs any more. A killed worker may stay in a call of the system (a hanging disk or driver); call again to ask
-        for it."""
+        runs any more. A killed worker may stay in a call of the system (a hanging disk or driver); a later call
+        waits for no worker, and returns whether such workers have ended."""
         for worker in self.workers:
             if worker.exit_code is None:
                 worker.process.kill()

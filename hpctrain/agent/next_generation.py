@@ -1,5 +1,5 @@
-"""One agent's part in the next generation's record: make the record, agree on it with the other agents, publish it and
-send it to them; and the question whether another plan is worth one."""
+"""One agent's part in the next generation: it makes the record, agrees on it with the other agents, publishes it and
+sends it to them. It also asks whether another plan is worth a new generation (`PlanAdvice`)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class AgentContext:
     peer_lost: Callable[[str], None] | None = None
     """Called in the thread `files` with each node whose agent was lost before the end of its part in the attempt."""
     adviser: PlanAdviser | None = None
-    """Says, in a thread of its own, when another plan is worth a new generation; None: only a fault ends one."""
+    """Says, in a thread of its own, when another plan is worth a new generation; None: no generation ends for another
+    plan."""
 
 
 class MessagePeers(MessageRoutes, Protocol):

@@ -1,5 +1,5 @@
-"""The connections between agents: TCP, JSON lines, a heartbeat every 0.25 s. Each pair of agents has one; in a large
-job they are a tree (`agent/tree`).
+"""The connections between agents: TCP, JSON lines, a heartbeat every 0.25 s. Each pair of agents has a connection; in
+a job of more than 32 nodes, the connections are a tree (`agent/tree`).
 
 An agent publishes its address in the run folder. Of each pair of agents, the later one in node order connects. A
 closed connection is noticed at once, silence after a timeout. Every connection starts with a mutual proof that both
@@ -132,8 +132,8 @@ class PeerMesh:
         self._watch.remove(file)
 
     def wait(self, seconds: float) -> None:
-        """Return when bytes or a new connection from another agent arrive or `wake` was called, at the latest after
-        `seconds`."""
+        """Return when bytes or a new connection from another agent arrive, a file that `watch` got has something to
+        read, or `wake` was called; at the latest after `seconds`."""
         self._watch.wait(min(seconds, FORWARD_S) if self._tree is not None and self._tree.has_news else seconds)
         with contextlib.suppress(BlockingIOError):
             self._bell.recv(4096, socket.MSG_DONTWAIT)

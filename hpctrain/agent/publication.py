@@ -59,7 +59,7 @@ class Publication:
 
         Raises:
             HpctrainError: another record with the same number is published, or the published one is
-                untrusted. A file that cannot be read or written is tried again.
+                untrusted. If a file has errors, or cannot be read or written, a later call tries again.
         """
         if self._call is not None and self._call.done():
             call, self._call = self._call, None

@@ -56,7 +56,7 @@ class StartPreparation:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a generation has not started yet."""
+        """Whether `poll` is still to return the files of a generation."""
         return self._wanted is not None
 
     def begin(self, record: Generation, plan: Plan | None, is_member: bool) -> None:
@@ -85,7 +85,7 @@ class StartPreparation:
 
         Raises:
             FileError: no plan could be read for `PLAN_PATIENCE_S`.
-            StorageError: no log could be opened for so long.
+            StorageError: the logs could not be opened for `PLAN_PATIENCE_S`.
         """
         if self._wanted is None:
             return None

@@ -63,7 +63,7 @@ class AttemptTimes:
 
         Raises:
             FileError: the topology, a plan or a record is missing or has errors.
-            UntrustedError: a file of the run is not this user's alone.
+            UntrustedError: a file of the run is untrusted.
             InputError: the cost model cannot predict a plan of the attempt.
         """
         new = rows_of(Event, self._event_tail.values())
@@ -162,7 +162,8 @@ class AttemptTimes:
 
 
 def _addresses(record: Generation) -> dict[str, str]:
-    """Return address -> node of a generation's members. An address of several virtual nodes says nothing."""
+    """Return address -> node of a generation's members. An address that several virtual nodes share is left
+    out."""
     nodes: dict[str, list[str]] = {}
     for member in record.members:
         nodes.setdefault(member.addr, []).append(member.node)

@@ -76,8 +76,8 @@ def close(folder: Path, number: int, code: int, again: str, runner: Runner, cloc
     if the job script is alive, or if the line is complete already and this node replaces no other one.
 
     Wait first while nobody is named in `left/<attempt>.closer` and other nodes of the job have not left: they may train
-    on, or are dead and Slurm has not given them up yet. Also wait while another node is named and touches the file: the
-    job that it cancels has this process, too.
+    on, or are dead and Slurm has not given them up yet. Also wait while another node is named and touches the file: it
+    cancels the job, and thereby ends this process.
 
     Args:
         folder: the run folder.

@@ -60,7 +60,7 @@ def check_same_version(folder: RunFolder, attempt: int, node: str) -> None:
     """Check that this node has the version of hpctrain with which the attempt began.
 
     Raises:
-        RefusedError: this node has another version. The agents of two versions need not understand each other.
+        RefusedError: this node has another version. Agents of two versions may not understand each other.
         FileError, UntrustedError: attempts.jsonl cannot be read or is untrusted.
     """
     line = next((line for line in folder.attempts() if line.get("attempt") == attempt), {})

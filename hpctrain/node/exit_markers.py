@@ -172,8 +172,9 @@ class ScriptWatch:
         self._touched = last_touch(self._alive)
 
     def is_alive(self) -> bool:
-        """Whether the script has recorded that it has seen the attempt's end, the agent beside it has left in order, or
-        the script has touched its file since this object was made. Then the script ends the job, and no task has to."""
+        """Whether the script has recorded that it has seen the attempt's end, the agent of the script's node has
+        written its exit marker, or the script has touched its file since this object was made. Then the script ends
+        the job, and no task has to."""
         departed = self.batch_host in departed_nodes(self._folder, self._attempt)
         if departed and not has_returned(self._folder, self._attempt):
             return True

@@ -67,7 +67,7 @@ class GenerationMaker:
             NoProgressError: more than `recovery.retries` generations in a row have failed without progress.
             InputError: a file of the run has errors or is untrusted, or the topology or the plan cannot be
                 used.
-            StorageError: the copy of the plan cannot be written.
+            StorageError: the plan cannot be written.
             OSError: the folder `generations` or `checkpoints` cannot be made or read.
         """
         pending = _PendingEvents()
@@ -157,7 +157,7 @@ class GenerationMaker:
             # Its workers found the checkpoint damaged, and it was renamed (`skip_checkpoint`).
             return previous.failures, _step_of(newest)
         progressed = is_new_checkpoint(previous.restore, newest)
-        # Not only than the step from which the last one started: from one that is lost again, nothing was gained.
+        # Later than the start of each of these generations: a step that was reached and lost before is no progress.
         progressed |= source is not None and source.step > previous.newest_start
         failures = 1 if progressed else previous.failures + 1
         if (spent := retries_spent_text(failures, self.run.recovery.retries)) is not None:

@@ -37,7 +37,7 @@ class GpuHealth:
     xids: set[int] = field(default_factory=set)
     """Xids that were reported."""
     ecc_errors: int | None = None
-    """Uncorrectable memory errors at the last reading."""
+    """Uncorrectable memory errors at the last reading that had a count; None before it."""
     held_back_since_s: float | None = None
     """When the clocks began to be held back; None: they are not."""
     was_throttled: bool = False

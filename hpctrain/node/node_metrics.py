@@ -1,5 +1,5 @@
-"""Records what energy a node uses and how its GPUs are, while it trains: lines of metrics-nodes.jsonl, and an event for
-each problem of a GPU. A thread does it, and whatever fails in it costs the run nothing."""
+"""Records the energy of a node and the state of its GPUs while the node trains: lines of metrics-nodes.jsonl, and an
+event for each problem of a GPU. A thread of its own does this; an error in it does not disturb the run."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class NodeMetrics:
     def __init__(
         self, folder: Path, node: Node, attempt: int, nodes: int, every_s: float, event_log: EventLog, clock: Clock
     ) -> None:
-        """Prepare to record. The other arguments are those of `recorded_node_metrics`."""
+        """Prepare to record. The arguments are those of `recorded_node_metrics`."""
         self.sample_s = min(SAMPLE_S, every_s / 2)
         """Seconds between two calls of `sample`."""
         self._path, self._node, self._attempt, self._nodes, self._every_s = folder, node.id, attempt, nodes, every_s
@@ -228,7 +228,7 @@ class _GpuReadings:
 
 
 def _first_start(folder: Path, default: float) -> float:
-    """Return when the run's first attempt began, in seconds since 1970."""
+    """Return when the run's first attempt began, in seconds since 1970; `default` if that is not known."""
     with contextlib.suppress(HpctrainError, OSError):
         for line in RunFolder(folder).attempts()[:1]:
             start = line.get("start")

@@ -27,7 +27,7 @@ class RunPlanAdviser:
         Args:
             folder: the run folder.
             nodes: nodes that the attempt began with.
-            event_log: gets what came true of each new plan.
+            event_log: gets the events that compare the measured step time of each new plan with the predicted one.
         """
         self._folder, self._run, self._nodes, self._event_log = folder, run, nodes, event_log
         self._times = AttemptTimes(folder, run, attempt)
@@ -43,8 +43,8 @@ class RunPlanAdviser:
             step: a step that it has done.
 
         Raises:
-            HpctrainError: a file of the run cannot be read or written, has errors or is not this user's alone; or the
-                cost model cannot predict a plan of the attempt.
+            HpctrainError: a file of the run cannot be read or written, has errors or is untrusted; or the cost model
+                cannot predict a plan of the attempt.
         """
         self._times.read(record)
         moves = self._times.moves()
@@ -58,8 +58,8 @@ class RunPlanAdviser:
         )
 
     def _judge(self, record: Generation, move: PlanChange) -> ChangePlanOrder | None:
-        """Write what came true of a new plan, if enough steps are done. Return the order to take the plan before it
-        again, if the new one makes steps longer; else None."""
+        """Compare the measured step time of a new plan with the predicted one and write the event, if enough steps are
+        done. Return the order to take the plan before it again, if the new one makes steps longer; else None."""
         judgement = judge(move, self._times.rows, self._times.speeds())
         if judgement is None:
             return None

@@ -62,8 +62,12 @@ PROBE_WAIT_S = 300.0
 
 
 def main(argv: list[str]) -> int:
-    """Probe, plan and train as one node; return the exit code of this node's agent. An HpctrainError says what in the
-    options, the run folder, the probe or the agent made that impossible."""
+    """Probe, plan and train as one node; return the exit code of this node's agent, or that of a node that does not
+    begin to train.
+
+    Raises:
+        HpctrainError: an option, the run folder or the probe does not allow it, or an error ended the agent.
+    """
     options = _parse(argv)
     stop = _StopRequest(options.parent)
     stop.listen()

@@ -24,7 +24,7 @@ STAGING_RATE_MIN_BYTES_PER_S = 50e6
 
 def staging_limit_s(data: Data) -> float:
     """Return the seconds that a node may take to copy all corpora of the run; 0 if the run file asks for no copies. The
-    other nodes wait as long for the node to join.
+    other nodes wait so much longer for the node to join.
 
     Raises:
         InputError: a corpus folder is missing, or its index is missing or damaged.

@@ -151,7 +151,7 @@ class PeerTable:
         Args:
             neighbours: agents that this agent has a connection to -> when the connection was made, in seconds of the
                 clock. An agent counts as heard then, too: the first heartbeat on a new connection comes later.
-            patience_s: seconds by which the heartbeats of all other agents may be late.
+            patience_s: seconds by which the heartbeats of agents that are not in `neighbours` may be late.
         """
         if self._views is None:
             for index, entry in enumerate(self.entries):

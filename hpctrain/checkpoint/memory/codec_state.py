@@ -22,7 +22,7 @@ from hpctrain.records.plan.levels import part_shape
 from hpctrain.records.plan.plan import Plan
 
 SlotState = tuple[dict[str, Tensor], int]
-"""What a reducer kept after a step, by name, and how many ranks the plan had with which it did."""
+"""What a reducer kept after a step, by name, and the number of ranks of the plan that then ran."""
 _COUNTS = ("step", "steps")
 """Names of counts of steps, which are equal on all ranks."""
 _RANKS = "ranks"

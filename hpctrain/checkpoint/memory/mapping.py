@@ -198,8 +198,8 @@ class MappedSegment:
         return bytes(row.view(torch.uint8).tolist()) if row is not None else None
 
     def read_slot(self, step: int) -> tuple[dict[str, Tensor], int]:
-        """Return copies of what reducers kept after a step, and how many ranks the plan had with which this was
-        written; ({}, 0) if they kept nothing.
+        """Return copies of what reducers kept after a step, by name, and the number of ranks of the plan that then
+        ran; ({}, 0) if they kept nothing.
 
         Raises:
             SegmentError: the slot is damaged.

@@ -35,7 +35,7 @@ from hpctrain.checkpoint.memory.segment import (
 )
 
 SHARE = 0.03
-"""Most of the time of a step that snapshots may take, as a share, with `recovery.snapshot_every: auto`."""
+"""Largest share of the time of training in which snapshots are made, with `recovery.snapshot_every: auto`."""
 SEND_BYTES = 1 << 28
 """Most bytes of one message to a neighbour."""
 _CHECKSUM = struct.Struct("<QI")
@@ -96,7 +96,8 @@ class SnapshotSource(Protocol):
         """Copy at once what the next step may change at any time."""
 
     def copy(self, snapshot: MappedSegment, step: int) -> None:
-        """Copy the rest, which the update of the next step changes; called by another thread."""
+        """Copy what only the update of the next step changes: parameters and moments, at least. Another thread calls
+        this."""
 
 
 class LiveSource:
