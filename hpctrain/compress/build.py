@@ -183,7 +183,8 @@ def is_compressible(shape: Sequence[int], name: str, layers: Layers) -> bool:
 
 
 _ATTENTION_OUTPUTS = frozenset({"wo", "o_proj", "out_proj", "c_proj", "dense", "o", "proj"})
-"""Names of the projection after an attention: here, in Llama, OPT, GPT-2, GPT-NeoX and BERT, T5, and vision models."""
+"""Names of the projection after an attention: in hpctrain's own models, in Llama, OPT, GPT-2, GPT-NeoX and BERT, T5,
+and vision models."""
 
 
 def _in_attention(name: str) -> bool:

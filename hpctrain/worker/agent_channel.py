@@ -24,7 +24,7 @@ class Ending(IntEnum):
     counts."""
 
     NONE = 0
-    """It goes on."""
+    """The training goes on."""
     NEW_PLAN = 1
     """The next generation starts from the state in memory, with another plan."""
     NEW_PLAN_AND_CHECKPOINT = 2

@@ -288,7 +288,7 @@ def build(folder: Path, order: StartOrder) -> Trainer:
 
 
 def _device(device_id: DeviceId) -> torch.device:
-    """Return the device with this name, to which this process then keeps: a GPU, or the device's core set."""
+    """Return the device with this name, and keep this process to it: to the GPU, or to the device's core set."""
     if device_id.device.startswith("cuda"):
         device = torch.device("cuda", int(device_id.device.removeprefix("cuda")))
         torch.cuda.set_device(device)

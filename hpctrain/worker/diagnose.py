@@ -81,7 +81,7 @@ def diagnosis_line(
     Args:
         loss: the loss of the batch.
         norm: norm of the gradient, which the line names if the loss is finite.
-        tensor: the first non-finite tensor; None if the second forward pass shows none.
+        tensor: the first non-finite tensor; None if the diagnosis found none.
         places: the device of each rank.
     """
     wrong = f"loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"

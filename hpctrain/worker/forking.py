@@ -127,8 +127,8 @@ def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> 
 
 
 def _settle(order: dict[str, Any], fds: Sequence[int]) -> None:
-    """Move the received descriptors to the numbers that the order's key `fds` lists, and change environment variables
-    as its keys `unset` and `set` say.
+    """Make the log the worker's stdout and stderr, move the inherited descriptors to the numbers that the order's key
+    `fds` lists, and change environment variables as the keys `unset` and `set` say.
 
     Args:
         order: an order to fork a worker, as `hpctrain.base.forking` sends it.

@@ -45,9 +45,11 @@ def train(trainer: Trainer, agent_channel: AgentChannel) -> int:
     EXIT_RESUMABLE after a stop at a checkpoint, or EXIT_NEW_PLAN.
 
     Raises:
-        HpctrainError: the loss or the gradient is not finite, or the last checkpoint could not be written.
+        HpctrainError: the loss, the gradient or a validation's loss is not finite, or the last checkpoint could not be
+            written.
         StorageError: the last rows of metrics.jsonl could not be written.
         Superseded: the worker's generation is over.
+        RuntimeError: another rank is lost (an error of torch.distributed).
     """
     loop = Loop(trainer, agent_channel)
     if trainer.from_memory:

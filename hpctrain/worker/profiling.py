@@ -27,7 +27,7 @@ from hpctrain.worker.build import Trainer
 REFERENCE = "all-gather of metrics"
 """Operation whose end is time 0 of the spans on each rank."""
 SPANS_MAX = 200_000
-"""Most spans of a step that all ranks together record."""
+"""Most spans of a step that all ranks together record, unless each of them records at most 100."""
 
 
 @contextlib.contextmanager

@@ -286,7 +286,7 @@ def validation_fields(losses: Mapping[str, float]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LocalStepInfo:
-    """Figures of a step that rank 0 knows by itself, without the other ranks."""
+    """Figures of a step that a rank knows by itself, without the other ranks. Rank 0 writes its own."""
 
     seconds: float
     """Seconds of the step, from reading the batch to the updated weights."""

@@ -310,7 +310,7 @@ def read_record(descriptor: int, parity: int) -> tuple[int, int, int]:
 
 
 def held_state(descriptor: int, kind: StateKind = "live") -> HeldState | None:
-    """Return what a segment holds, for an agent; None if it has no state or is damaged. No worker may write meanwhile."""
+    """Return what a segment holds, for an agent; None if it has no state or is damaged. No worker may be writing."""
     try:
         header, state = read_header(descriptor), read_state(descriptor)
         if state.step is None:

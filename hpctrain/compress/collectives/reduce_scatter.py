@@ -42,8 +42,8 @@ class StepState:
         """Return this rank's state between steps, such as residuals: key -> tensor, not copied.
 
         The state of one gradient has a key with the kind of state and the number of the gradient in the list that
-        `Reducer.reduce` gets, as 'residual.3'. With a sharded state it is the number among the compressed gradients of
-        the stage, with integers that of the `fully_shard` module.
+        `Reducer.reduce` gets, as 'residual.3'. With a sharded state, it is the number of the gradient among
+        the compressed gradients of the stage or, with a codec of integers, the number of the `fully_shard` module.
 
         Raises:
             RuntimeError: with local SGD, a step followed the last outer sync.

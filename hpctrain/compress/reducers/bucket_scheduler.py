@@ -88,7 +88,7 @@ class BucketScheduler:
         self.proceed()
 
     def proceed(self) -> None:
-        """Send the buckets that are ready and whose turn it is, without waiting for others."""
+        """Send the buckets that are ready and whose turn it is, without waiting for other ranks."""
         if self.is_deferred:
             return
         while self._sent < len(self.buckets) and self._is_ready(self.buckets[self._sent]) and self._make_room():

@@ -118,9 +118,9 @@ class LevelReducer(Reducer):
 class ReplicatedNodeLevel(NodeLevel):
     """The level within nodes for replicas that each hold the whole state.
 
-    Every gradient is cut along its first dimension into one part for each replica of the node, with zeros behind the
-    last one, as `fully_shard` cuts parameters. In an all-to-all each rank sends every other rank its part. Each rank
-    adds up in fp32 what it receives. At k ranks, a rank sends (k−1)/k of its gradients, and as much in the all-gather
+    Every gradient is cut along its first dimension into one part for each replica of the node, padded with zeros
+    at the end, as `fully_shard` cuts parameters. In an all-to-all each rank sends every other rank that rank's part.
+    Each rank adds up in fp32 what it receives. At k ranks, a rank sends (k−1)/k of its gradients, and as much in the all-gather
     of the sums.
     """
 

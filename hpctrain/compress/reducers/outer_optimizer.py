@@ -11,8 +11,8 @@ Between two outer syncs the weights of the replicas differ. This has three conse
 Moments of the inner optimizer, which makes each replica's own steps, are never averaged, as in the paper on DiLoCo.
 A checkpoint holds those of one replica, and after a restart every replica has them.
 
-With several parts (Streaming DiLoCo: Douillard et al. 2025, arXiv:2501.18512), each outer sync is one of a part of the
-parameters, so its messages are a part as long. With overlap, the messages of a sync travel during the next steps.
+With several parts (Streaming DiLoCo: Douillard et al. 2025, arXiv:2501.18512), each outer sync combines only one part
+of the parameters, so its messages are shorter. With overlap, the messages of a sync travel during the next steps.
 
 Why checkpoints need an outer sync: a checkpoint of all replicas would be n times as large and fit only n replicas, and
 a checkpoint of a single replica would throw away the others' work.
@@ -174,9 +174,9 @@ class OuterOptimizer(StepState):
         return sent_bytes
 
     def state(self) -> dict[str, Tensor]:
-        """Return the outer optimizer's momentum buffers, 'velocity.INDEX' -> tensor, 'met', the count of outer syncs,
-        and with integers this rank's residuals, 'residual.INDEX' -> tensor. INDEX is the number of a parameter, counted
-        from 0 in the order of the optimizer's parameters.
+        """Return the outer optimizer's state as key -> tensor: the momentum buffers ('velocity.INDEX'), the count of
+        outer syncs ('met'), and with integers this rank's residuals ('residual.INDEX'). INDEX is the number of a
+        parameter, counted from 0 in the order of the optimizer's parameters.
 
         All but the residuals are equal on every rank. The tensors are not copied, and the next outer sync changes them.
 

@@ -10,8 +10,7 @@ of numbers between it and the position before (`IndexForm.GAPS`). And runs must 
 shared counter (`atomic_add`) gives positions in the order in which tiles finish. One pass in which tiles wait for those
 before them (decoupled look-back) needs programs that start in order, which Triton does not promise. torch's own
 operations, even compiled, write magnitudes or masks and read them again. Selecting a share ρ moves 8 + 12·ρ bytes per
-number, where a copy moves 8. The goal is 60 % of a copy's rate on a GPU. If the goal is missed, the first pass could
-write one bit per number, and the second pass could read these bits instead of all numbers.
+number, where a copy moves 8. No GPU has run the kernels, so their speed is not known.
 
 Tested without a GPU: the kernels agree with the CPU implementation in Triton's interpreter, and Triton 3.9 compiles
 them for sm_80, sm_90 and gfx942, with 16-byte loads where memory and length are multiples of 16. The first call

@@ -81,10 +81,12 @@ def check_compiled(order: CheckOrder) -> CheckResult:
 
 def check_checkpoint(order: CheckOrder) -> CheckResult:
     """Save a checkpoint while the next step changes the weights, then load it into the same trainer. The loaded
-    weights must be the saved ones, bit by bit. Return the checkpoint's size and the time that the step waited for it.
+    weights must be the saved ones, bit by bit. Return the checkpoint's size and the time for which the next
+    step waited for the copy.
 
     Raises:
-        HpctrainError: they are not, the step changed no weight, or the checkpoint cannot be written or loaded.
+        HpctrainError: the loaded weights differ, the step changed no weight, or the checkpoint cannot be written or
+            loaded.
     """
     folder = Path(order.folder)
     with _trainer(order) as (trainer, loop):

@@ -19,7 +19,7 @@ from hpctrain.parallel.stage import Mark, mark, seconds_between
 from hpctrain.records.history.layer_figures import KEPT_DENSITY, LayerFigures
 
 SAMPLE = 4096
-"""Most numbers of a layer's gradient that are looked at."""
+"""Most numbers of a layer's gradient in a sample. For each parameter, one more is possible."""
 DECAY = 0.1
 """Least weight of the newest gradient in the mean and the variance over steps, which so follow the training."""
 WINDOW = 16
@@ -134,7 +134,8 @@ class SampledGradients:
         return sample, self._variance, self._sum, self._residual
 
     def _figures(self, sample: Tensor, variance: Tensor, total: Tensor, residual: Tensor) -> dict[str, float]:
-        """Return the figures of a layer, and send the largest numbers of its residual, which is changed in place."""
+        """Return the figures of a layer, and set the largest numbers of its residual to 0, in place, as if they were
+        sent."""
         figures: dict[str, float] = {}
         squares = sample.square().sort(descending=True).values.double().cumsum(0)
         if len(sample) == 0:

@@ -57,8 +57,8 @@ class RankMetrics:
     """Adds up the times of the ranks on rank 0, and writes their means. Lines that cannot be written are lost.
 
     A window begins with the second step of a generation, or after the window before. In the last step of every second
-    one, ranks also look at their layers: only those of one replica, if all replicas have the same sums and no times of
-    blocks are asked for.
+    window, ranks also look at their layers: only the ranks of one replica, if all replicas have the same sums and no
+    times of blocks are asked for.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -109,8 +109,8 @@ class RankMetrics:
             self._wait_tp_s = counter.wait_s if self._has_host_waits else None
 
     def observe(self, gradients: Sequence[Tensor], summed: bool) -> None:
-        """Look at the gradients of a measured step: at the sums over replicas, but at this rank's own ones if the codec
-        leaves numbers out.
+        """Look at the gradients of a measured step: at the sums over replicas or, if the codec is lossy, at this rank's
+        gradients before the sum.
 
         Args:
             gradients: those of `Trainer.parameters`, without a loss scale.
@@ -121,7 +121,8 @@ class RankMetrics:
                 self._layers.observe(gradients)
 
     def gather(self) -> None:
-        """End a step, and if it was measured, bring the figures of all ranks to rank 0. Then it is collective."""
+        """End a step, and if it was measured, bring the figures of all ranks to rank 0. The call is then
+        collective."""
         if self.is_measured:
             with ACTIVITY.doing(FIGURES_OF_LAYERS):
                 layers = self._layers.take() if self._layers is not None else None

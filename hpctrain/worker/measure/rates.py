@@ -110,7 +110,7 @@ def copy_bytes_per_s(timer: DeviceTimer, limit_s: float = COPY_S) -> float:
 
 
 def launch_seconds(timer: DeviceTimer) -> float:
-    """Return the seconds of one tiny operation (a sum of 8 floats): the median over batches of operations, each of
+    """Return the seconds of one tiny operation (8 additions of floats): the median over batches of operations, each of
     which ends with a synchronization of CUDA.
     """
     x = torch.ones(8, device=timer.device)

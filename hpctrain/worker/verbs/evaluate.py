@@ -44,10 +44,10 @@ from hpctrain.worker.verbs.json_reply import json_reply
 from hpctrain.worker.weights import fill_of
 
 BATCH_TOKENS = 4096
-"""Tokens of one forward pass of a replica: enough to use a device fully, and few enough that the logits take less
-memory than the weights."""
+"""Most tokens of a micro-batch, unless one sequence has more: enough to use a device fully, and few enough that the
+logits take less memory than the weights."""
 MICRO_BATCHES = 4
-"""Micro-batches of a forward pass for each stage: with 4, stages wait a fifth of the time."""
+"""Micro-batches of a batch for each stage of a pipeline: with 4, stages wait a fifth of the time."""
 PROGRESS_S = 1.0
 """Pause in seconds between two reports of the progress."""
 TIMEOUT = timedelta(minutes=30)
