@@ -120,8 +120,8 @@ class ReplicatedNodeLevel(NodeLevel):
 
     Every gradient is cut along its first dimension into one part for each replica of the node, padded with zeros
     at the end, as `fully_shard` cuts parameters. In an all-to-all each rank sends every other rank that rank's part.
-    Each rank adds up in fp32 what it receives. At k ranks, a rank sends (k−1)/k of its gradients, and as much in the all-gather
-    of the sums.
+    Each rank adds up in fp32 what it receives. At k ranks, a rank sends (k−1)/k of its gradients, and as much in the
+    all-gather of the sums.
     """
 
     def __init__(

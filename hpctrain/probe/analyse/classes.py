@@ -36,7 +36,7 @@ def fabric_of(
     """Return the fabric: link classes with their held-out error, clusters and links.
 
     Args:
-        matrix: the figures of all pairs that `PairMatrix` has.
+        matrix: the main figures of all measured pairs.
         tree: the switches above the nodes; without levels, all pairs form one class.
         ratios: switch level -> its oversubscription.
         links: the measured pairs, each with all figures that were measured.

@@ -48,8 +48,9 @@ class RaplCounters:
     def take(self, now_s: float) -> dict[str, float]:
         """Return domain (package-0, dram-0, psys) -> joules since the last call.
 
-        A domain is absent if its counter could not be read now or at the last call, or holds what no counter can. A
-        counter that started over in between, after `max_energy_range_uj`, is continued.
+        A domain is absent if its counter could not be read now or at the last call, if the last call was more than
+        `GAP_S` ago, or if the counter shows more energy than the hardware can take. A counter that started over in
+        between, after `max_energy_range_uj`, is continued.
 
         Args:
             now_s: a monotonic time in seconds.
