@@ -18,7 +18,7 @@ from hpctrain.records.run.run import run_of
 from hpctrain.records.topology.topology import Topology
 
 WINDOW = 10
-"""Steps over which a throughput is taken, by wall time: what a new plan costs is part of it."""
+"""Steps over which a throughput is taken, by wall time. The time that a change of the plan takes is included."""
 GOAL = 0.9
 """Share of the predicted throughput at which a run counts as adapted."""
 
@@ -70,8 +70,8 @@ class AdaptingJob(HpctrainJob):
 
 
 def usual_step_s(rows: Sequence[MetricRow]) -> float:
-    """Return the median seconds of a step, as the time between the ends of two steps of one generation; `rows` has at
-    least two of one."""
+    """Return the median seconds of a step, as the time between the ends of two steps of one generation. Of at least
+    one generation, `rows` has two rows or more."""
     return median(b.time_s - a.time_s for a, b in pairwise(rows) if a.generation == b.generation)
 
 

@@ -1,5 +1,5 @@
 """`hpctrain bench adapt --lab`: how soon a run gets another plan when a node or a link of a lab becomes slower or
-recovers, how often it changes its plan without need, and what `adapt.mode` gains until a loss is reached.
+recovers, how often it changes its plan without need, and how soon it reaches a loss with each `adapt.mode`.
 
 All nodes of the lab start with the same share of a core. The kernel gives a node its share in each fiftieth of a second
 (cgroups), so a node whose share is halved is half as fast.
@@ -53,7 +53,7 @@ POLL_S = 0.2
 START_S = 180.0
 """Seconds within which a job must make its first steps."""
 STEP_S = 5.0
-"""Longest usual time of a step: a run that is slower by far counts as hung."""
+"""Seconds that a step may take, as a mean; a run that needs more counts as hung."""
 IDLE_S = 60.0
 LOSS_STEPS = 20
 """Steps whose mean loss is compared with the target."""
@@ -105,7 +105,7 @@ class AdaptRow:
     adapted: list[str] = field(default_factory=list)
     """The changes of the plan: step before each, whether the first comparison of plans made it, and its reason."""
     taken_back: int = 0
-    """How many of them took the plan before back."""
+    """How many of these changes took the previous plan back."""
 
 
 def measure(

@@ -288,8 +288,8 @@ def throttled(places: NodeDevices) -> Iterator[ProbeFinding]:
 
 
 def quota_reached(places: NodeDevices) -> Iterator[ProbeFinding]:
-    """Yield THROTTLED faults: a CPU quota stopped a CPU device, and most devices were not stopped. If a quota stops half
-    of the devices or more, it is the job's normal limit and no fault."""
+    """Yield THROTTLED faults: a CPU quota stopped a CPU device, and most devices were not stopped. If a quota stops
+    half of the devices or more, it is the job's normal limit and no fault."""
     stopped = [(node, device) for node, device in places if CPU_QUOTA in device.throttle_reasons]
     evidence = "cpu.stat of its cgroup while it computed; most other nodes were not stopped"
     fix = "look at the CPU limit of its job or container (cpu.max, cpu.cfs_quota_us)"
