@@ -335,9 +335,10 @@ def figures_of(run: Run, topology: Topology) -> Figures:
     """Return the figures of a search and of replans after the loss of the middle node.
 
     The figures of the search are its CPU seconds, the predicted step in seconds, its gap to the bound in percent and,
-    for at most `ANNEALED_GPUS` devices, by how many percent simulated annealing shortens the step. Under each key of `LOSSES` are the figures of the replan for a run with the compression at this key: its
-    CPU seconds, the blocks that are sent to another device, and the blocks that the devices of the new plan
-    hold. They are absent for a cluster of one node.
+    for at most `ANNEALED_GPUS` devices, by how many percent simulated annealing shortens the step. Under each key of
+    `LOSSES` are the figures of the replan for a run with the compression at this key: its CPU seconds, the blocks that
+    are sent to another device, and the blocks that the devices of the new plan hold. For a cluster of one node there
+    are no such keys.
     """
     figures: Figures = {}
     for name, compression in LOSSES.items():
