@@ -67,10 +67,11 @@ def probe(
         device: devices to measure: auto, cpu or cuda.
         mode: health, full or sampled; None: full for few nodes, else sampled.
         seed: seed of the order of the rounds.
-        prior: file of a topology that names the switches, for the mode sampled.
+        prior: file of a topology that names the switches, for the modes sampled and health of a Slurm job.
         progress: called with a line for each phase.
         slurm: what the job asks Slurm for, as texts: partition, account, qos, time, nodelist, exclude, constraint,
-            gpu_type; and gpus_per_node as a number. What is left out comes from site.yaml.
+            gpu_type; and gpus_per_node as a number. Without partition, account, qos, exclude or constraint, the value
+            is that of site.yaml, else that of a variable such as SBATCH_ACCOUNT. Without time, it is 15 minutes.
 
     Raises:
         InputError: an argument cannot be used, or the file cannot be written.

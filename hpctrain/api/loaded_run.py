@@ -193,7 +193,7 @@ class LoadedRun:
 
         Raises:
             InputError: there is no such checkpoint, the data is missing or has another tokenizer than the run, or the
-                model cannot be cut so.
+                model cannot be cut into `pp` stages.
             CheckpointError: the checkpoint's files differ from what was written.
             HpctrainError: a process failed.
         """

@@ -89,6 +89,7 @@ def load_sweep(name: AnyPath) -> list[LoadedRun]:
     Raises:
         InputError: there is no such sweep.
         UntrustedError: the folder is another user's, or others can write to it.
+        FileError: the sweep's sweep.json is damaged.
     """
     named = find_runs(os.fspath(name), os.environ, Path.cwd())
     if not named.is_sweep:

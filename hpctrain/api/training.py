@@ -195,7 +195,7 @@ def _supervise(
 
 
 def _wait(job: LocalJob, clock: SystemClock) -> LocalJobResult:
-    """Wait until the processes of a local run have ended, complete its records, and return how it ended."""
+    """Wait until the processes of a local run have ended, complete the files of the run, and return how it ended."""
     while job.running():
         clock.sleep(local_run.POLL_S)
     with owner_only():

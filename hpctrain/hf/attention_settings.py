@@ -67,8 +67,8 @@ class Rope:
     share_key: str = "partial_rotary_factor"
     """Top-level key of the share."""
     original: int | None = None
-    """Value that transformers assumes for the top-level keys `original_max_position_embeddings` and
-    `max_position_embeddings`; None: in classes that take the former from the mappings, too."""
+    """Value that transformers assumes if the top-level key `original_max_position_embeddings` or
+    `max_position_embeddings` is absent; None: `original_max_position_embeddings` is then looked for in the mappings."""
     by_kind: bool = False
     """Whether `rope_parameters` has a mapping for each kind of block. `rope_scaling` then has priority over the mapping
     of the blocks without a window."""

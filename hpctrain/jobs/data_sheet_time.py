@@ -37,10 +37,10 @@ PLAN_ERRORS: Mapping[tuple[str, ...], tuple[float, float]] = {
     ("rtx", "2080"): (1.18, 1.75),
     ("titan", "rtx"): (1.18, 1.75),
 }
-"""The words that the vendor's name of a GPU has -> the same quantiles over the published runs on such GPUs, predicted
-from data sheets and published speeds of matrix products, with constants that were fitted without the kind of run
-(`measured_by_predicted_of` in the record of `python -m tools.published_runs --json`). The last three GPUs ran
-together."""
+"""The words that the vendor's name of a GPU has -> quantiles as in `PLAN_ERROR`, over the published runs on such GPUs.
+Their steps were predicted from data sheets and published speeds of matrix products, with constants that were fitted
+without this kind of run (`measured_by_predicted_of` in the record of `python -m tools.published_runs --json`). The runs
+of the last three GPUs used all three kinds together."""
 
 
 def plan_error_text(device_types: Mapping[str, DeviceType]) -> str:

@@ -37,6 +37,7 @@ def run_status(folder: Path) -> RunStatus:
 
     Raises:
         FileError: run.yaml is missing, or a file of the run is damaged.
+        UntrustedError: another user owns the run folder or a file in it, or can write to it.
     """
     now = SystemClock().wall()
     status = read_status(folder, now)
@@ -148,7 +149,11 @@ class WatchedRun:
         self._began = clock.now()
 
     def look(self) -> RunStatus:
-        """Read the new lines of the run's files, ask Slurm if its next request is due, and return the status."""
+        """Read the new lines of the run's files, ask Slurm if the next request is due, and return the status.
+
+        Raises:
+            FileError, UntrustedError: a file of the run is damaged or untrusted.
+        """
         self.new = self.live.read()
         status = self.live.status(self._clock.wall())
         self._follow_job()
@@ -219,7 +224,7 @@ class WatchedRun:
 
 class WatchedSweep:
     """The statuses of the runs of a sweep that is watched. Each `look` reads the new lines of their files; Slurm is
-    asked about all of them at once, every 10 seconds. What has ended is not read again."""
+    asked about all of them at once, every 10 seconds. The files of a run that has ended are not read again."""
 
     def __init__(self, folders: Sequence[Path], clock: Clock) -> None:
         """Open the runs in `folders`.
@@ -237,7 +242,12 @@ class WatchedSweep:
         self._ended: dict[Path, RunStatus] = {}
 
     def look(self) -> list[RunStatus]:
-        """Read what is new, ask Slurm if its next request is due, and return the status of each run, in order."""
+        """Read the new lines of the runs' files, ask Slurm if the next request is due, and return the status of each
+        run, in order.
+
+        Raises:
+            FileError, UntrustedError: a file of a run is damaged or untrusted.
+        """
         now = self._clock.wall()
         by_files: dict[Path, RunStatus] = {}
         for index, live in enumerate(self.runs):

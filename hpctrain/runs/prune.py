@@ -93,6 +93,9 @@ def removable(folder: Path, now: float, older_than_s: float | None, keep: int) -
         older_than_s: if no file of the run has changed for this many seconds, the whole run can be removed; None: no
             run as a whole.
         keep: number of verified checkpoints that stay, at least 1.
+
+    Raises:
+        OSError: the run folder is gone.
     """
     age = now - last_activity(folder)
     if older_than_s is not None and age >= older_than_s:

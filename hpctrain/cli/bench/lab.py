@@ -34,7 +34,12 @@ def on_lab(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict[s
 @contextlib.contextmanager
 def new_lab(spec: Any) -> Iterator[tuple[Any, Any]]:
     """Bring up the lab of a `LabSpec`, yield its `Machine` and `LabLayout`, and remove the lab when the context
-    ends."""
+    ends.
+
+    Raises:
+        InputError: this user is not root, a program is missing, or another command changes the lab.
+        HpctrainError: the lab cannot be brought up.
+    """
     from hpctrain.lab.layout import LabLayout, state_folder
     from hpctrain.lab.machine import lab_lock, this_machine
     from hpctrain.lab.requirements import require_programs, require_root

@@ -52,7 +52,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "no_rope_freq": (None,),
     "qk_l2_norm": (False,),
 }
-"""Megatron-LM's arguments -> values with which the model is one of transformers' here."""
+"""Megatron-LM's arguments -> the values with which the model is one of the four that this module converts."""
 _SIZES = {
     "num_layers": ("num_hidden_layers", "n_layer"),
     "hidden_size": ("hidden_size", "n_embd"),
@@ -60,7 +60,8 @@ _SIZES = {
     "kv_channels": ("head_dim",),
     "num_query_groups": ("num_key_value_heads",),
 }
-"""Megatron-LM's arguments -> the keys of config.json, which follow from the tensors, that they agree with."""
+"""Megatron-LM's arguments -> the keys of config.json with which they must agree. The keys' values follow from the
+tensors."""
 ARGUMENTS = (
     *_ARGUMENTS, *_SIZES, "num_attention_heads", "group_query_attention", "norm_epsilon", "rotary_base",
     "max_position_embeddings", "use_rope_scaling", "rope_scaling_factor", "hidden_dropout", "attention_dropout",
