@@ -49,9 +49,9 @@ def standard_deviation(spec: HfSpec, name: str) -> float:
     """Return the standard deviation of a matrix's initial weights, by the matrix's name.
 
     Most matrices have `init_std` of the spec. In all models but encoders, the two projections of a block that write to
-    the residual stream have init_std / √(2·layers) (Radford et al. 2019). T5 has 1 for the embedding and 1/√(input
-    width) for other matrices. For the query matrices of T5, 1/√(input width) is also divided by the root of the head
-    width, because T5's attention scores are not.
+    the residual stream have init_std / √(2·layers) (Radford et al. 2019). T5 has 1 for the embedding, 1/√`dim` for the
+    tables of relative positions, and 1/√(input width) for other matrices. For the query matrices of T5, 1/√(input
+    width) is also divided by the root of the head width, because T5's attention scores are not.
     """
     if isinstance(spec, EncoderDecoderSpec):
         return _of_t5(spec, name)

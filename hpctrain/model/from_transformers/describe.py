@@ -83,7 +83,7 @@ def describe_folder(request: FolderRequest) -> HfModel:
     of which all blocks share one set, so they take the memory of embedding, one block and head.
 
     Raises:
-        FileError: a file is damaged, transformers lacks the model, hpctrain cannot cut it, or other tensors are there.
+        FileError: a file is damaged, a tensor is missing or unknown, transformers lacks the model, or no cut is found.
         InputError: transformers is missing, or the folder has no safetensors files.
     """
     import_transformers()

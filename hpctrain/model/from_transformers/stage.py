@@ -65,7 +65,8 @@ class BlockList(nn.ModuleList):
         in the form of a block's output.
 
         Raises:
-            StageEndError: the block follows the last one of a stage that is not the model's last.
+            StageEndError: the block follows the stage's last one, or it is the model's last one, and the stage is not
+                the model's last.
         """
         stage, hidden = self.stage, self.received
         if hidden is None or index > stage.start:

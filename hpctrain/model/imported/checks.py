@@ -30,6 +30,7 @@ TOLERANCE = 1e-4
 the expected one.
 """
 WAIT_S = 120.0
+"""Seconds that `run_split` waits for each device's thread."""
 
 
 @dataclass

@@ -62,7 +62,8 @@ def describe(question: DescribeRequest) -> ImportedSpec:
     on one. This takes the memory of one model and the time of a few passes.
 
     Raises:
-        InputError: factory, names, shapes or weights are wrong; the message is one line.
+        InputError: factory, names, shapes or weights are wrong, or the blocks cannot be split as `tensor_parallel`
+            says; the message is one line.
     """
     torch.manual_seed(question.seed)
     known = {"vocabulary": question.tokens, "seq_len": question.seq_len}
