@@ -27,7 +27,8 @@ class SearchLimits:
     options in a row without a better plan after which the search in the order of the bounds leaves a pair of pp and tp.
     Each pair has a patience of its own, because bounds are not equally tight for all pairs."""
     replan_evaluations: int = 16
-    """Largest number of options that such a search evaluates in order of the bounds if it replaces a plan."""
+    """Largest number of options that a search on more than `EXHAUSTIVE_DEVICES` devices evaluates in the order of the
+    bounds, for a plan that replaces another one."""
     replan_patience: int = 1
     """Patience (see `patience_by_devices`) of a search for a plan that replaces another one."""
     first_options_of_size: int = 2
@@ -46,21 +47,21 @@ class SearchLimits:
     full_evaluations: int = 8
     """Number of options near the best that get a full evaluation."""
     knapsack_evaluations: int = 3
-    """Number of these options that are also evaluated with placements from their knapsack bound."""
+    """Number of these options, the fastest ones, that are also evaluated with placements from their knapsack bound."""
     full_evaluations_of_many: int = 2
     """Number of fast options that get a full evaluation on more than `EXHAUSTIVE_DEVICES` devices."""
     full_placements: int = 36
-    """Largest number of placements of each of these full evaluations."""
+    """Largest number of placements in each of the full evaluations that `full_evaluations` counts."""
     annealed_options: int = 4
     """Number of fast options whose layouts are annealed."""
     annealing_work: float = 14_000
     """Work of the annealing of the best plan, in the end, as `hpctrain.planner.search.layout_search.anneal` counts it.
     """
     short_annealing: int = 6
-    """Annealing of each of the other fast options does so many times less work, and so does all annealing where the
+    """Number by which `annealing_work` is divided for each of the other fast options, and for all annealing where the
     bounds have excluded all other options."""
     annealing_slowdown: float = 0.02
-    """Largest share by which the first moves of an annealing may make the step longer."""
+    """Largest share by which the first changes of an annealing may make the step longer."""
     max_skipped_bounds: int = 100
     """Largest number of skipped options and of micro-batch sizes whose bounds are computed more exactly in the end."""
     first_full_evaluations: int = 3

@@ -1,7 +1,7 @@
-"""Makes a plan from a run file and a topology: the planner's one entry point.
+"""Makes a plan from a run file and a topology (`make_plan`), and explains a plan by others.
 
 `extra_neighbours` makes plans near a given plan that the search did not compare with it, such as one more stage or one
-node fewer.
+node fewer. `idle_devices` compares a plan that leaves devices idle with one that uses all of them.
 """
 
 from __future__ import annotations
@@ -304,7 +304,8 @@ class IdleDevices:
     usable: int
     """Number of usable devices, idle or not."""
     all_used: Rejected
-    """A plan on all usable devices, compared with the plan that leaves some idle; without `delta_s` if none can run."""
+    """The fastest plan found on all usable devices, compared with the plan that leaves some idle; without `delta_s` if
+    none can run."""
 
 
 def idle_devices(

@@ -1,3 +1,4 @@
-"""Decisions to plan again while a run trains: how fast each device was, whether that changed, whether a new plan is
-worth its price, and whether it kept its promise. Pure functions of a run's rows.
+"""Adaptations of a run's plan: finds how fast each device was and whether its speed changed, whether another plan saves
+more time than the change of plan costs, and whether steps then took as long as predicted. Pure functions of a run's
+rows.
 """

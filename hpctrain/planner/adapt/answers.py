@@ -1,5 +1,5 @@
-"""The plans with which a run may answer a change of speeds, from the smallest change of its present plan to the
-largest."""
+"""The plans that a run may take when its devices have other speeds than planned, the one that changes least of its
+present plan first."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ def possible_answers(
     run: Run, spec: Spec, topology: Topology, lost: int, scene: CostedLayout, present: Plan,
     profile: CalibrationProfile | None, layers: tuple[LayerFigures, ...],
 ) -> list[Plan]:  # fmt: skip
-    """Return plans in rising order of what they change: other numbers of micro-batches; other cuts, devices and
-    micro-batches with the same degrees on the same nodes; the same degrees on any nodes, such as spares; one replica
-    fewer; then anything. The last one is always there. For a plan by the paper's rules, there is only the one by the
-    same rules.
+    """Return the plans that a run may take in place of the present one, the one that changes least of it first.
+
+    They are: the present plan with other numbers of micro-batches; the same degrees on the same nodes with other cuts,
+    devices and micro-batches; the same degrees on all living nodes, spares included; one replica fewer on these nodes;
+    and the plan of a search without these limits (`replan`). The third and the fourth are left out if the run file
+    fixes the degrees. Plans that cannot be made are left out, except the last one. If the present plan is one of the
+    solver paper, the only plan is a new one of this solver.
 
     Args:
         topology: the nodes that live, with the measured speeds.
@@ -41,7 +44,7 @@ def possible_answers(
         layers: what was measured of the layers, over all ranks; all plans but the first one choose a codec by it.
 
     Raises:
-        RefusedError, InputError: as of `replan`.
+        RefusedError, InputError: as for `replan`; for the solver paper, as for `make_plan`.
     """
     request = PlanRequest(neighbours=False, layers=layers)
     if present.solver == "paper":

@@ -1,4 +1,5 @@
-"""Whether a run takes another plan for the speeds that were measured, and whether a plan that was taken stays."""
+"""Decides whether a run takes another plan because of the measured speeds of its devices, and whether a plan that was
+taken stays."""
 
 from __future__ import annotations
 
@@ -26,22 +27,24 @@ from hpctrain.records.topology.topology import Topology
 
 @dataclass(frozen=True)
 class AdaptLimits:
-    """How much a new plan must gain, how long a run waits between two, and when one is taken back."""
+    """How much a new plan must gain, how long a run waits between two changes of plan, and when a new plan is taken
+    back."""
 
     min_gain: float = 0.05
     """Least share of a step by which a new plan must be faster."""
     other_degrees_gain: float = 0.2
-    """The same for a plan with another pipeline or tensor parallelism: predictions of plans that differ so
-    much from the present one are less exact. It must also be faster by this share than plans that do not."""
+    """Least share of a step by which a new plan with another pp or tp must be faster, because predictions of plans that
+    differ so much from the present one are less exact. Such a plan must also be faster by this share than the new plans
+    with the present pp and tp."""
     near_best: float = 0.03
     """Share by which a plan may be slower than the fastest one if it changes less of the present plan."""
     price_factor: float = 2.0
-    """The steps that remain must gain at least this many times the price of the move."""
+    """The steps that remain must gain at least this many times the price of the change of plan."""
     wait_steps: int = 100
-    """Steps without a change of speed that a second move in an attempt needs; each further one needs twice as many.
-    The move of the first comparison does not count."""
+    """Steps without a speed change that must pass before the second change of plan in an attempt; each further change
+    of plan needs twice as many as the one before. The change of plan by the first comparison does not count."""
     judge_steps: int = 100
-    """Steps after which a new plan is judged."""
+    """Steps after which a new plan is judged (`judge`)."""
     tolerance: float = 0.1
     """Share by which a step of a new plan may be longer than predicted."""
     max_scale: float = 2.0
@@ -57,24 +60,24 @@ class PlanChange:
     """A change of plan without a fault, earlier in the attempt."""
 
     step: int
-    """Last step before it."""
+    """Last step before the change."""
     replaced: Plan
-    """The plan before it."""
+    """The plan before the change."""
     plan: Plan
-    """The plan after it."""
+    """The plan after the change."""
     before_s: float
-    """Measured seconds of a step before it."""
+    """Measured seconds of a step before the change."""
     predicted_s: float
-    """Predicted seconds of a step after it."""
+    """Predicted seconds of a step after the change."""
     takes_back: bool = False
-    """Whether it took back the move before it."""
+    """Whether the change took back the change of plan before it."""
     first_comparison: bool = False
-    """Whether it comes from the attempt's first comparison of plans, which corrects the probe's figures."""
+    """Whether the change comes from the attempt's first comparison of plans, which corrects the probe's figures."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What a decision depends on."""
+    """What `decide` depends on."""
 
     run: Run
     spec: Spec
@@ -96,11 +99,11 @@ class Situation:
     began: int
     """Last step before the attempt began."""
     move_s: float
-    """Price of a move in seconds: what the run loses by it, as measured by recoveries and moves."""
+    """Price of a change of plan: seconds from the start of a generation's workers to the end of its first step."""
     decided: int | None = None
     """Step of the attempt's last decision (`AdaptDecision.made`); None before the first."""
     moves: Sequence[PlanChange] = ()
-    """Earlier moves of the attempt, in order."""
+    """Earlier changes of plan in the attempt, in order."""
     edited: bool = False
     """Whether a person wrote or edited the plan."""
     lost: int = 0
@@ -110,7 +113,7 @@ class Situation:
 
     @property
     def step(self) -> int:
-        """The last step that was made."""
+        """Return the number of the last step that was made."""
         return self.rows[-1].step if self.rows else self.began
 
 
@@ -134,11 +137,12 @@ def decide(now: Situation, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS) -> AdaptD
     """Return whether the run takes another plan, made for the measured speeds.
 
     The first decision of an attempt is made after `Situation.after` steps. With mode online, another one follows each
-    lasting change of a device's speed. A new plan is taken if its step is predicted to be shorter by `min_gain` and
-    the steps that remain gain `price_factor` times the price. Of plans that are nearly as fast as the fastest one, that
-    which changes least of the present plan is taken. After each move, a change must last longer before it is
-    followed, so that a device whose speed goes up and down moves the run twice at most, if it does so faster than in
-    `2 * wait_steps` steps. The move of the first decision does not count: it corrects the probe's figures.
+    speed change. A new plan is taken if its step is predicted to be shorter by `min_gain`, and if the steps that remain
+    gain `price_factor` times the price of a change of plan. Of the plans that are nearly as fast as the fastest one
+    (`near_best`), the run takes the one that changes least of the present plan. After each change of plan, speeds must
+    stay as they are for longer before the next one (`wait_steps`). So a device whose speed goes up and down more often
+    than every `2 * wait_steps` steps causes two changes of plan at most. The change of plan by the first decision does
+    not count, because it corrects the probe's figures.
     """
     if (reason := _why_stay(now) or _why_wait(now, limits)) is not None:
         return AdaptDecision(reason)
@@ -243,8 +247,8 @@ def _is_alike(a: Plan, b: Plan) -> bool:
 
 
 def _was_taken_back(now: Situation, plan: Plan) -> bool:
-    """Return whether the attempt has taken back the plan, or one with its pipeline and tensor parallelism that the
-    present plan does not have: predictions for these are wrong here."""
+    """Return whether the attempt has taken back this plan, or a plan with the same pp and tp, if the present plan has
+    another pp or tp: predictions for these degrees were wrong on these nodes."""
     bad = [move.replaced for move in now.moves if move.takes_back]
     return any(same_layout(plan, old) or (_is_alike(plan, old) and not _is_alike(plan, now.plan)) for old in bad)
 
@@ -274,7 +278,8 @@ def _too_little(
 
 
 def _timed(rows: Sequence[MetricRow], speeds: MeasuredSpeeds) -> list[MetricRow]:
-    """Return the rows of the steps with the present speeds, without the generation's first steps."""
+    """Return the rows of the steps with the present speeds, without the generation's first steps and without steps that
+    fp16 skipped."""
     return [row for row in rows[WARMUP_STEPS:] if row.step >= speeds.steady_since and not row.skipped]
 
 
@@ -308,29 +313,30 @@ def same_layout(a: Plan, b: Plan) -> bool:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether a move kept its promise."""
+    """Whether the steps of a new plan take as long as predicted."""
 
     reason: str
-    """What was predicted and what came true, in one sentence."""
+    """The predicted and the measured time of a step, and what follows, in one sentence."""
     take_back: bool = False
-    """Whether the run takes the plan before the move again."""
+    """Whether the run takes the plan before the change again."""
     measured_s: float | None = None
-    """Median seconds of a step after the move; None if the move cannot be judged."""
+    """Median seconds of a step after the change; None if the new plan cannot be judged."""
 
 
 def judge(
     move: PlanChange, rows: Sequence[MetricRow], speeds: MeasuredSpeeds, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS
 ) -> Judgement | None:
-    """Return whether a move kept its promise; None before `judge_steps` steps.
+    """Return whether the steps of a new plan take as long as predicted; None before `judge_steps` steps, or if too few
+    of them were measured.
 
-    A plan whose step is longer than predicted by more than `tolerance`, and no shorter than that of the plan before it,
-    is taken back. If a device's speed has changed since the move, what was predicted does not hold any more, and
-    nothing is taken back.
+    A plan is taken back if its step is longer than predicted by more than `tolerance`, and no shorter than that of the
+    plan before it. A plan to which the run came back is not taken back. If a device's speed has changed since the
+    change of plan, the prediction does not hold any more, and nothing is taken back.
 
     Args:
-        move: the last move of the attempt.
-        rows: rows of metrics.jsonl of the generation that the move began, in order.
-        speeds: the speeds that were measured since the move.
+        move: the last change of plan of the attempt.
+        rows: rows of metrics.jsonl of the generation that began with this change, in order.
+        speeds: the speeds that were measured since the change.
         limits: when a plan is taken back.
     """
     timed = [row.step_time_s for row in rows[WARMUP_STEPS:] if not row.skipped]

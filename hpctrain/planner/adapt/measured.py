@@ -1,8 +1,9 @@
-"""The speed of each device as the rows of its ranks show it, relative to the speed that the topology promises.
+"""Measures the speed of each device, relative to its speed by the topology, from rows of metrics-ranks.jsonl.
 
-A window's time on a device is the predicted one, times a factor of the device's part of the model (a part with the
-embedding or the head may be predicted worse than blocks), times a factor of the device. Devices that hold parts of one
-kind, and a device that changes, show which of the two factors it is.
+A window is the steps that one row of each rank covers. A device's time in a window is the predicted time, multiplied by
+two factors: one of the device's part of the model, because a part with the embedding or the head may be predicted worse
+than blocks, and one of the device itself. Devices with parts of one kind, and changes of a device's time, show how
+large each factor is.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 
 LEAST_DIFFERENCE = math.log(1.1)
-"""Difference of speed, as natural logarithm, below which devices count as equally fast. Equal devices keep the search
-short, and plans from changing with noise."""
+"""Difference from the speed by the topology, as natural logarithm, below which a device counts as having this speed.
+A search among equal devices is shorter, and noise then does not change the plan."""
 GRID = math.log(1.05)
-"""Speeds are rounded to powers of this factor (its logarithm), for the same reason."""
+"""Natural logarithm of 1.05. Speeds are rounded to powers of 1.05, for the same reasons."""
 NEWEST_WINDOWS = 30
-"""Most windows of which a speed is the median: the newest ones since the last change."""
+"""Largest number of windows from whose median a speed follows: the newest ones since the last change."""
 LEAST_LINK = 1e-3
 """Least bandwidth of a slow link, as a factor of that in the topology."""
 MOST_OF_SLOW_LINK = 0.8
 """Bandwidth from which on a link counts as fast again, as a factor of that in the topology."""
 LINK_HALVINGS = 12
-"""Halvings of the interval of a link's bandwidth."""
+"""Number of times that the interval in which a link's bandwidth lies is halved."""
 
 _Role = tuple[bool, bool]
 """Whether a device's part of the model has the embedding, and whether it has the head."""
@@ -54,11 +55,12 @@ class DeviceSpeed:
     """How fast a device was."""
 
     factor: float
-    """Speed divided by the one that the topology promises, relative to the other devices: 0.5 takes twice as long."""
+    """Speed divided by the speed by the topology, relative to the other devices: a device with 0.5 takes twice as
+    long."""
     spread: float
     """Median absolute deviation of the windows' times, as a share of the time."""
     windows: int
-    """Windows that were measured."""
+    """Number of windows from which the factor follows."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +77,20 @@ class MeasuredSpeeds:
     links: Mapping[NodePair, float]
     """Links whose messages take longer -> their bandwidth as a factor of the topology's."""
     suspects: tuple[NodePair, ...]
-    """Links of which one or more became slower since the present plan began, without that the rows say which."""
+    """Links of which one or more became slower since the present plan began; the rows do not show which."""
     changed_at: int | None
     """Step after which the last change of a device or a link was seen; None without one."""
     undecided: bool
     """Whether the last windows may be the beginning of another change."""
     steady_since: int
-    """First step with the present speeds: that after which the last change began, or the plan's first measured one."""
+    """First step with the present speeds: the first step of the first window since the last change or, without a
+    change, of the plan's first window."""
     windows: int
-    """Windows since then."""
+    """Number of windows since `steady_since`, at most `NEWEST_WINDOWS`."""
 
     def reasons(self) -> list[str]:
-        """Return a clause for each device whose speed differs from the topology's, the slowest first."""
+        """Return a clause for each slow link, then one for each device whose speed differs from that by the topology,
+        the slowest first."""
         unlike = [(speed.factor, device) for device, speed in self.devices.items() if _rounded(speed.factor) != 0.0]
         links = [
             f"messages between {a} and {b} travel at {factor:.2g} of the bandwidth that was measured"
@@ -101,6 +105,8 @@ class MeasuredSpeeds:
 
 @dataclass(frozen=True)
 class _Window:
+    """The measured times of all devices in one window."""
+
     first_step: int
     slowness: Mapping[DeviceId, float]
     """Device -> logarithm of its measured seconds of computation divided by the predicted ones."""
@@ -169,8 +175,8 @@ class SpeedTracker:
         return layout_of_plan(self._run, self._spec, plan.model_copy(update={"profile": None}), topology)
 
     def add(self, rows: Iterable[RankRow]) -> None:
-        """Add rows of the present plan, in file order. Rows of other devices are skipped, and a window counts when the
-        rows of all its ranks are there."""
+        """Add rows of the present plan, in file order. Rows of other devices and rows without a time are skipped. A
+        window counts when it has a row of every rank."""
         for row in rows:
             if self._rows and row.step != self._rows[0].step:
                 self._rows = []
@@ -232,8 +238,8 @@ class SpeedTracker:
         self._link_changes = []
 
     def _confirm(self, change: LinkChange, step: int) -> None:
-        """Take over those links of several suspects whose bandwidth changed by the kernels' counters; without any, all
-        stay suspects."""
+        """Record the new bandwidth of those of several suspected links whose bandwidth changed by the counters of the
+        kernels. If there are none and messages take longer, all these links are suspects."""
         bandwidths = {pair: self._links.get(pair, 1.0) * factor for pair, factor in change.factors.items()}
         slower = {pair: max(LEAST_LINK, factor) for pair, factor in bandwidths.items() if factor < MOST_OF_SLOW_LINK}
         confirmed = {pair for pair in bandwidths if pair in self._links or pair in slower}
@@ -243,7 +249,7 @@ class SpeedTracker:
             self._cut(self._count - self._limits.windows, step)
 
     def _link_factor(self, pair: NodePair, extra_s: float) -> float:
-        """Return the factor on a link's bandwidth with which a predicted step takes `extra_s` longer."""
+        """Return the factor on a link's bandwidth with which a predicted step takes `extra_s` longer than now."""
         present = self._links.get(pair, 1.0)
 
         def step_s(factor: float) -> float:
@@ -278,7 +284,7 @@ class SpeedTracker:
         return {device: [window.slowness[device] for window in self._windows] for device in self._predicted}
 
     def _learn_roles(self) -> None:
-        """Keep by how much parts of each new role take longer than predicted."""
+        """Record by how much parts of the model with each new role (`_Role`) take longer than predicted."""
         by_role: dict[_Role, list[float]] = {}
         for device, values in self._series().items():
             by_role.setdefault(self._roles[device], []).append(median(values) - self._device_excess.get(device, 0.0))
@@ -303,7 +309,7 @@ class SpeedTracker:
         }
 
     def _settle(self) -> None:
-        """Keep the speeds of the present plan, which a next one may leave out."""
+        """Record the speeds of the present plan's devices, some of which the next plan may leave out."""
         self._device_excess |= {device: -math.log(speed.factor) for device, speed in self._speeds().items()}
 
 
@@ -333,7 +339,8 @@ def _topology_changes(topology: Topology, excess: Mapping[DeviceId, float]) -> T
 
 
 def _rounded(factor: float) -> float:
-    """Return the logarithm of a factor on speed, rounded to the grid; 0.0 if the speed counts as the promised one."""
+    """Return the logarithm of a factor on speed, rounded to a multiple of `GRID`; 0.0 if the speed counts as that by
+    the topology."""
     logarithm = math.log(factor)
     return 0.0 if abs(logarithm) < LEAST_DIFFERENCE else round(logarithm / GRID) * GRID
 

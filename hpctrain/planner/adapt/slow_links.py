@@ -1,8 +1,7 @@
-"""Links that became slower or faster, found from how long ranks wait for messages, and from how fast the kernel sent
-them.
+"""Finds links that became slower or faster, by how long ranks wait for messages and by how fast the kernels sent them.
 
-The rank of a group that waits least is the one that the others wait for, so its wait is that for messages alone. It
-does not grow if another device becomes slower.
+In a group of ranks, all wait for the slowest rank, and this rank waits least: only for messages. So the shortest wait
+in a group does not grow if a device becomes slower. A window is the steps that one row of each rank covers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ NodePair = tuple[str, str]
 """Two nodes, in alphabetical order."""
 
 WAIT_LIMITS = ChangeLimits(shift=math.log(1.5), least_noise=0.05)
-"""When a change of waits counts: waits vary more than computation, and a little slower link matters little."""
+"""Which changes of waits count as lasting: larger ones than of computation, because waits vary more, and a slightly
+slower link matters little."""
 LEAST_SHARE = 0.05
 """Share of the time of computation that is added to waits, so that a short wait that grows a little is no change."""
 NEWEST_WINDOWS = 200
@@ -43,7 +43,7 @@ class MessageGroup:
     """Nodes between which their messages travel."""
 
     def wait_s(self, rows: Mapping[int, RankRow]) -> float:
-        """Return the seconds a step of the rank that waits least.
+        """Return the seconds a step for which the rank that waits least waits for messages along the group's axis.
 
         Args:
             rows: rank -> its row.
@@ -75,13 +75,13 @@ class LinkChange:
     """A lasting change of the time that messages take."""
 
     pairs: tuple[NodePair, ...]
-    """Nodes between which the messages travel that others do not share; with more than one pair, rows do not say which
-    one changed."""
+    """Pairs of nodes between which the messages travel, without pairs that a group of ranks without a change uses,
+    too. If there are several, the waits do not show on which of these links the change is."""
     extra_s: float
-    """Seconds by which a step waits longer for them; negative if shorter."""
+    """Seconds by which a step waits longer for these messages; negative if shorter."""
     factors: Mapping[NodePair, float]
-    """Pair -> its bandwidth divided by that before the change, for pairs of `pairs` whose messages were counted and
-    were sent more slowly or faster than before."""
+    """Pair -> its bandwidth divided by the bandwidth before the change, for those of `pairs` whose messages were sent
+    more slowly or faster than before, by the kernels' counters."""
     began: int
     """Index of the first window of the change."""
 
@@ -122,13 +122,14 @@ class PairBandwidths:
                 self._windows.setdefault(pair, deque(maxlen=NEWEST_WINDOWS)).append((index, sent_bytes / busy_s))
 
     def changes(self, pairs: Sequence[NodePair], began: int) -> dict[NodePair, float]:
-        """Return the pairs with another bandwidth since a window -> its factor.
+        """Return pair -> its bandwidth since a window divided by the bandwidth before, for pairs whose bandwidth has
+        changed.
 
-        If that is so for all links of a node on which messages travelled, and these are two or more, the node's other
-        links changed, too.
+        If all counted links of a node have changed, and these are two or more, the node's other links count as changed
+        by the median of their factors.
 
         Args:
-            pairs: the suspects; no others are returned.
+            pairs: the suspected links; no others are returned.
             began: index of the first window of the change.
         """
         factors: dict[NodePair, float] = {}
@@ -162,7 +163,8 @@ class LinkWatch:
         self._bandwidths = PairBandwidths({} if addresses is None else addresses)
         self._detector: ChangeDetector[int] = ChangeDetector(WAIT_LIMITS, peers=False)
         self._waits: deque[list[float]] = deque(maxlen=NEWEST_WINDOWS)
-        """[window][group] -> seconds of its wait, divided by how much longer all devices compute than predicted."""
+        """[window][group] -> seconds of its wait, divided by the factor by which devices compute longer than
+        predicted."""
         self._count = 0
         self._floor_s = 0.0
 
@@ -171,7 +173,7 @@ class LinkWatch:
 
         Args:
             rows: one row of each rank.
-            slowness: by which factor devices compute longer than predicted, as median.
+            slowness: factor by which devices compute longer than predicted, as median over the devices.
         """
         by_rank = {row.rank: row for row in rows}
         scaled = [group.wait_s(by_rank) / slowness for group in self._groups]

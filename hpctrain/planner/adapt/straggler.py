@@ -1,7 +1,8 @@
-"""Lasting changes, found by comparing each device with the others and with its own past.
+"""Finds speed changes, by comparing each device with the others and with its own past.
 
 Each device has two cumulative sums (Page 1954) over windows of steps: one grows while the device is slower than it was,
-one while it is faster. A sum adds at most one half in a window, so a burst is over before a sum reaches its limit.
+one while it is faster. A sum grows by at most one half in a window, so a short burst is over before a sum reaches its
+limit.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ class ChangeLimits:
     """When a change of a device's speed counts as lasting."""
 
     shift: float = math.log(1.2)
-    """Change that is looked for, as natural logarithm of the factor on time: 20 %. Half of it never counts."""
+    """Change that is looked for, as natural logarithm of the factor on time: 20 %. A change of half this size or less
+    never counts."""
     noise_shift: float = 2.5
     """With much noise, a larger change is looked for: this many standard deviations of a window. So a large change is
     found in spite of noise, before its windows count as noise, too."""
     windows: int = 4
     """Fewest windows that a change must last. Without noise, a change of `shift` or more is found in so many."""
     quiet_windows: float = 1e6
-    """Windows of the whole machine between two false alarms, at least, as mean under independent noise of known size
-    around a known reference (Lorden 1971). Estimates of both make them more frequent where noise is large."""
+    """Least mean number of windows between two false alarms on any device, for independent noise of known size around a
+    known reference (Lorden 1971). Both are estimated here, so false alarms are more frequent where noise is large."""
     least_noise: float = 0.01
     """Smallest standard deviation of a window, as a share of its time: a few equal windows do not show that there is no
     noise."""
     small_sample: float = 2.0
-    """Noise that n windows show counts as larger by this number divided by n, as few may be alike by chance."""
+    """The noise of n windows is multiplied by 1 + this number / n, because a few windows may be alike by chance."""
     reference: int = 100
     """Windows at the beginning, or after the last change, with which later ones are compared. The reference does not
     move on, because a slow drift would take it along."""
@@ -41,7 +43,7 @@ class ChangeLimits:
     """Newest windows from which noise is estimated, besides the reference."""
 
     def shift_at(self, noise: float) -> float:
-        """Return the change that is looked for.
+        """Return the change that is looked for, as natural logarithm of the factor on time.
 
         Args:
             noise: standard deviation of a window's logarithm.
@@ -137,8 +139,8 @@ class _Sums:
 class ChangeDetector(Generic[Key]):
     """Finds lasting changes of devices' speeds, window by window, while one plan runs.
 
-    What all devices have in common is no change: it is the median of their deviations, and of two middle ones that
-    nearer to zero. With one device there is nothing to compare, so nothing is found.
+    With `peers`, what all devices have in common (`common_part` of their deviations) is no change. So with one device
+    nothing is found.
     """
 
     def __init__(self, limits: ChangeLimits = DEFAULT_CHANGE_LIMITS, peers: bool = True) -> None:
@@ -146,7 +148,7 @@ class ChangeDetector(Generic[Key]):
 
         Args:
             limits: what counts as a change.
-            peers: whether times are compared with each other, too; if not, each only with its own past.
+            peers: whether a device is compared with the other devices, too; if not, only with its own past.
         """
         self._limits, self._peers = limits, peers
         self._sums: dict[Key, _Sums] = {}
@@ -190,8 +192,8 @@ class ChangeDetector(Generic[Key]):
 
 
 def common_part(values: Sequence[float]) -> float:
-    """Return the median, and of two middle values that nearer to zero; 0.0 without values. So one of two devices that
-    changed is seen, and two of two are not."""
+    """Return the median; if two values are in the middle, the one nearer to zero; 0.0 without values. So of two devices
+    a change of one is seen, and an equal change of both is not."""
     ordered = sorted(values)
     if not ordered:
         return 0.0

@@ -248,6 +248,7 @@ REFERENCE_SPLIT = (1 / 3, 2 / 3)
 split.
 """
 MIN_OVERLAP = 1e-3
+"""Smallest overlap by which `bound_weights` divides, as a multiple of a block's time for one micro-batch."""
 
 
 class RoundCounts(NamedTuple):

@@ -32,6 +32,7 @@ from hpctrain.records.plan.gradient_codec import MESSAGES, Messages
 from hpctrain.records.topology.topology import CodecSeconds
 
 TENSORS_PER_BLOCK = 9
+"""Number of weight tensors of a block that the optimizer is assumed to update, as in a decoder like Llama."""
 UnitKind = tuple[GroupSpec, float, float]
 """The `GroupSpec` of a tensor-parallel group, and the largest alpha (s) and beta (s/byte) between its devices."""
 

@@ -52,8 +52,8 @@ class RingGroup:
 
 
 class PlacementLinks:
-    """The links that the messages and all-reduces of one placement cross. Each result is computed once and kept. A
-    result that needs a link about which the topology says nothing raises InputError."""
+    """The links that the messages and all-reduces of one placement cross. Results are computed once and kept, except
+    those of `end_ring_group`. A result that needs a link about which the topology says nothing raises InputError."""
 
     def __init__(self, placement: Placement, links: Links) -> None:
         self.placement = placement
@@ -77,7 +77,7 @@ class PlacementLinks:
 
     @cached_property
     def level_replicas(self) -> int:
-        """As the function of this name, of the placement."""
+        """What the function `level_replicas` of this module returns for the placement."""
         return level_replicas(self.placement)
 
     def _shard_ring_groups(self, shards: int, pairs: bool = False) -> list[RingGroup]:

@@ -169,8 +169,8 @@ def _usable_nodes(run: Run, topology: Topology, kind: str, notes: list[str]) -> 
 
 
 def _connected(nodes: list[Node], topology: Topology, costs: LinkCost, notes: list[str]) -> list[Node]:
-    """Return the nodes without as few as possible of them, so that the link between any two is not broken and has
-    figures.
+    """Return nodes of which the link between any two is not broken and has figures; as few of the given nodes as
+    possible are left out.
 
     Args:
         notes: gets sentences that name the nodes that are left out.

@@ -24,7 +24,7 @@ def probed_watts(topology: Topology) -> dict[str, float]:
 
 
 def run_watts(folder: Path) -> dict[str, float]:
-    """Return what `trained_watts` returns for the run in a run folder.
+    """Return what `trained_watts` returns for the run in a run folder; {} if metrics-nodes.jsonl has no rows.
 
     Raises:
         FileError: a file of the run is missing or has errors.

@@ -165,8 +165,8 @@ def sharing_groups(groups: Sequence[tuple[DeviceSpec, ...]], links: Links) -> li
 def interchangeable_classes(
     units: list[TensorParallelGroup], links: Links, message_bytes: float, tolerance: float = SPEED_TOLERANCE
 ) -> list[int]:
-    """Return [group] -> number of its class. Exchanging two groups of a class changes no speed, memory or message time
-    by a larger share than `tolerance`.
+    """Return [group] -> number of its class. Exchanging a group with the first group of its class changes no speed,
+    memory or message time by a larger share than `tolerance`.
 
     Args:
         message_bytes: message size in bytes at which links are compared.

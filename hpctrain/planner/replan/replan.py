@@ -88,11 +88,12 @@ class TopologyChanges:
 
 
 def apply_changes(topology: Topology, changes: TopologyChanges) -> Topology:
-    """Return the topology with slower nodes and links. Lost nodes are still in it, because `plan_without` removes them.
+    """Return the topology with the changed speeds of nodes, devices and links. Lost nodes are still in it, because
+    `plan_without` removes them.
 
     Raises:
-        InputError: a node is not in the topology, a factor is not above 0 or is infinite, a link has one node as both
-            its ends, or the topology has no figures of a link.
+        InputError: a node or a device is not in the topology, a factor is not between 1 / `MAX_FACTOR` and
+            `MAX_FACTOR`, a link has one node as both its ends, or the topology has no figures of a link.
     """
     _check(topology, changes)
     topology = _with_intra(topology)

@@ -30,8 +30,9 @@ def best_first_search(plain: SearchSpace, limit_s: float = math.inf) -> SearchRe
 
     Args:
         plain: the space with the memory options of the run file.
-        limit_s: seconds of the step of a plan that is known already. The search ends early without a plan near it, and
-            its bound then says nothing.
+        limit_s: seconds of the step of a plan that is known already. If the search finds no plan that is nearly as
+            fast (`SearchLimits.near_best_factor`), it ends without local search, and the bound of its result holds only
+            for the options that were evaluated.
     """
     return _BestFirstSearch(plain, limit_s).run()
 

@@ -1,6 +1,7 @@
 """Simulated annealing of a plan: devices, blocks, micro-batches, schedule and memory options change, several at once.
 
-Moves of one thing at a time (`hpctrain.planner.search.evaluate.refine`) end where no single one makes the step shorter.
+Changes of one thing at a time (`hpctrain.planner.search.evaluate.refine`) end where no single change makes the step
+shorter.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SIMULATED_PASSES = 6
 ACTIONS_OF_A_GROUP = 100
 """Number of simulated actions that take as long as one tensor-parallel group in the other steps of a prediction."""
 OPTION_SHARE = 0.1
-"""Share of the moves that change the micro-batch size, the schedule or the memory options."""
+"""Share of the random changes that concern the micro-batch size, the schedule or the memory options."""
 
 
 def anneal(
@@ -40,8 +41,8 @@ def anneal(
         start: the space with the memory options of the plan.
         work: end when the layouts that were tried have so many tensor-parallel groups together; of layouts that were
             simulated, every `ACTIONS_OF_A_GROUP` actions count as another group.
-        first_slowdown: largest share by which the first moves may make the step longer; it falls to 0 in the end.
-        rng: makes the moves.
+        first_slowdown: largest share by which the first changes may make the step longer; it falls to 0 in the end.
+        rng: draws the changes.
     """
     best, winner = plan, start
     current, space = plan, start
@@ -97,8 +98,8 @@ def simulated_actions(layout: Layout) -> int:
 def random_move(
     space: SearchSpace, layout: Layout, units: Sequence[TensorParallelGroup], rng: random.Random
 ) -> Layout | None:
-    """Return the layout after one to three random moves of devices, blocks and micro-batches; None if they change
-    nothing or cannot be made.
+    """Return the layout after one to three random changes of devices, blocks and micro-batches; None if the result is
+    the same layout or one of the changes cannot be made.
 
     Args:
         units: all tensor-parallel groups of the layout's size, also those that the layout leaves idle.
@@ -120,8 +121,9 @@ def random_move(
 def _with_other_devices(
     space: SearchSpace, layout: Layout, units: Sequence[TensorParallelGroup], rng: random.Random
 ) -> Layout | None:
-    """Return the layout with two groups exchanged, with an idle group in the place of one, or with two pipeline ranks
-    exchanged; None if the placement cannot shard state as the memory options ask, or if nothing would change.
+    """Return the layout with two groups exchanged, with an idle group in the place of one, with two pipeline ranks
+    exchanged, or with one pipeline rank at another position; None if the placement cannot shard state as the memory
+    options ask, or if nothing would change.
     """
     pp, dp = layout.pp, layout.dp
     rows = [list(row) for row in layout.placement]
@@ -146,7 +148,8 @@ def _with_other_devices(
 
 
 def _with_moved_blocks(layout: Layout, rng: random.Random) -> Layout | None:
-    """Return the layout with one block moved from a stage to another; None if the stage has no block to give."""
+    """Return the layout with one block moved from a random stage to another; None if both are the same stage, or if
+    the stage has no block to give."""
     stages, blocks = len(layout.blocks), list(layout.blocks)
     giver, taker = rng.randrange(stages), rng.randrange(stages)
     if giver == taker or blocks[giver] <= (0 if giver in (0, stages - 1) else 1):
@@ -156,7 +159,8 @@ def _with_moved_blocks(layout: Layout, rng: random.Random) -> Layout | None:
 
 
 def _with_moved_micro_batches(layout: Layout, rng: random.Random) -> Layout | None:
-    """Return the layout with one micro-batch moved from a replica to another; None if it cannot be."""
+    """Return the layout with one micro-batch moved from a random replica to another; None if both are the same replica,
+    if the replica has only one, or if all replicas need the same number."""
     counts = list(layout.micro_batches)
     giver, taker = rng.randrange(layout.dp), rng.randrange(layout.dp)
     if giver == taker or counts[giver] == 1 or layout.memory_options.equal_micro_batches:

@@ -15,7 +15,8 @@ def choose_node_sums(cost: CostModel, layout: Layout, asked: IntraNode | Literal
     """Return the cost model with the way in which the replicas of a node sum gradients before the codec sums over the
     nodes.
 
-    The ways are tried in the order flat, none, bf16.
+    With auto, the ways are tried in the order flat, none, bf16, if several nodes have equally many replicas, two or
+    more, and the codec can sum by level; else the way is flat.
 
     Args:
         cost: the cost model with the layout's memory options and gradient codec.

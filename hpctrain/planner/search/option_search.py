@@ -30,7 +30,8 @@ MISFIT_WORK = 0.1
 """Work to find that an option does not fit the memory, as a share of that of an evaluation."""
 
 MAX_SAMPLED_UNITS = 64
-"""Number of tensor-parallel groups in all placements together that an evaluation may compare beyond these."""
+"""Largest number of tensor-parallel groups in all placements of an evaluation together; but an evaluation always
+compares at least `SearchLimits.least_sampled` placements, if there are so many."""
 MANY_ACTIONS = 1000
 """Number of simulated actions that take as long as the rest of an evaluation."""
 
@@ -46,8 +47,9 @@ class EvaluatedOption(NamedTuple):
 class OptionSearch:
     """Evaluates options in order of an estimate of their step time: those near fast ones first.
 
-    The estimate of an option is its lower bound with the bubble, times the ratio of predicted step and lower bound with
-    the bubble of the option next to which it lies. The search begins with degrees from the whole range.
+    The estimate of an option is its lower bound with the bubble, times a ratio: the predicted step of the evaluated
+    option whose neighbour it is, divided by that option's lower bound with the bubble. The search begins with degrees
+    from the whole range.
 
     Args:
         state: the search that gets each better plan.

@@ -83,7 +83,8 @@ def rank_sums(
     cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes], ends: Sequence[Sequence[float]]
 ) -> list[RankSum]:
     """Return [pipeline rank] -> when its gradients are summed over the replicas. The messages of a stage begin when all
-    replicas have done its last backward, less what passes during it, and when those of the stage before are over.
+    replicas have done its last backward, or earlier by the seconds of messages that pass during this backward
+    (`StageSum.hidden_s`). They do not begin before those of the rank's earlier stage, in order of these ends, are over.
 
     Args:
         sharded: [stage] -> seconds of its ZeRO collectives.

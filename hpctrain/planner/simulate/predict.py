@@ -53,8 +53,8 @@ class SimulatedStep:
     """[pipeline rank] -> seconds from the rank's last backward in any replica until its gradients are all-reduced. They
     include the wait for network cards that replicas share between different stages, which no timeline shows."""
     sum_starts: list[float]
-    """[pipeline rank] -> seconds from the start of the step until the first of the rank's gradients are all-reduced. It
-    may be before the rank's last backward."""
+    """[pipeline rank] -> seconds from the start of the step until the all-reduce of the rank's first gradients begins,
+    which may be before the rank's last backward."""
     update: float
     """Seconds of the gradient norm and the optimizer after all all-reduces."""
 
