@@ -117,7 +117,7 @@ class Agent:
         self._peers.open()
 
     def close(self) -> None:
-        """End all workers and close all connections."""
+        """End all workers, close all connections, and give up the memory for the workers' state."""
         self._end_workers()
         for thread in (self._context.making, self._context.files):
             thread.shutdown(wait=False, cancel_futures=True)

@@ -24,7 +24,8 @@ FOR_NEW_PLAN = "all ranks stopped after the same step, for another plan"
 """Reason of the end of a generation in which nothing failed. Agents pass it on as it is."""
 HANG_REPORT_STAGGER_S = 0.5
 """Seconds by which a node with ranks waits longer to report a hang than the node with ranks before it. All agents see a
-hang at the same time; usually only the first node reports it."""
+hang at the same time; usually only the first node reports it. After the first `HANG_REPORT_MAX_TURNS` nodes, all others
+wait equally long."""
 HANG_REPORT_MAX_TURNS = 10
 
 

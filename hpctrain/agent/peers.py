@@ -33,8 +33,8 @@ from hpctrain.records.history.generation import Generation
 HANDSHAKE_TIMEOUT_S = 2.0
 """Seconds after which a caller that has not authenticated is disconnected."""
 HANDSHAKE_LINE_BYTES = 16384
-"""The longest line accepted from a dialled node until it has authenticated: its first heartbeat may follow its proof
-at once."""
+"""Longest line, in bytes, that is accepted from a dialled node until it has authenticated, unless the connections are a
+tree: its first heartbeat may follow its proof at once."""
 CALL_S = 5.0
 """Seconds after which a dialled node that has not authenticated is dialled again. The node's process may hang
 although its kernel has accepted the connection."""

@@ -194,8 +194,8 @@ class WorkerError(Part):
     """Report: why the worker ends."""
 
     kind: Literal["error", "lost"]
-    """`error`: an error of this worker. `lost`: the worker lost another rank or the network, or what it was to
-    start from cannot be used."""
+    """`error`: an error of this worker. `lost`: the worker lost another rank or the network, a later generation has
+    begun, or the checkpoint or the state in memory that the worker starts from cannot be used."""
     sentence: Sentence
     """One line for the user: which rank did what, and kind, message and place of the error."""
     fault: Name

@@ -2,9 +2,9 @@
 script was lost.
 
 The command runs outside any image after a node's task has ended: on the node that `left/<attempt>.closer` names, and
-on a node whose task failed, if the shell around this task has seen no sign of the script for 10 s. Without the command
-nothing would queue the run's next job, and the job's nodes would stay allocated until its time limit, although no
-process of the job runs.
+on a node whose task failed, or that watched the lost script, if the shell in which the job script runs each task has
+seen no sign of the script for 10 s. Without the command nothing would queue the run's next job, and the job's nodes
+would stay allocated until its time limit, although no process of the job runs.
 """
 
 from __future__ import annotations

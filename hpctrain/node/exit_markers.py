@@ -24,8 +24,9 @@ EXIT_MARKERS_FOLDER = "left"
   it does so. <attempt>.closer.1, .2 and so on: the nodes that replaced it.
 - <attempt>.seen: the job script is not lost; it writes the file at the attempt's end.
 - <attempt>.alive: the job script touches it every second.
-- <attempt>.since-<node>: the shell around the task of <node> watches the job script.
-- <attempt>.begun-<node>: the shell around the task of <node> has started the batch node's task again.
+- <attempt>.since-<node>: the shell in which the job script runs the task of <node> watches the script.
+- <attempt>.gone-<node>: the task of <node> has ended, and its shell waits for a sign of the job script.
+- <attempt>.begun-<node>: the shell of <node> has started the batch node's task again.
 - <attempt>.lost-<node>: the agent of <node> has lost the batch node's agent.
 - <attempt>.kept: the script is lost. The node that keeps Slurm from ending the job touches it, as does the task that
   this node starts on a batch node that came back.
@@ -85,8 +86,8 @@ def has_returned(folder: Path, attempt: int) -> bool:
 
 
 def report_batch_node_loss(folder: Path, attempt: int, node: str, batch_host: str | None, lost: str) -> None:
-    """Tell the shell around this node's task, by <attempt>.lost-<node>, that the agent of the batch node was lost. Do
-    nothing if `lost` is another node, or if this shell does not watch the job script.
+    """Tell the shell in which this node's task runs, by <attempt>.lost-<node>, that the agent of the batch node was
+    lost. Do nothing if `lost` is another node, or if this shell does not watch the job script.
 
     Args:
         node: name of this node.

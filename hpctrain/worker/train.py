@@ -1,7 +1,8 @@
 """`python -m hpctrain.worker train`: one rank of one generation, started and watched by its node's agent.
 
-Exit codes: 0 all steps are done, 75 stopped at a checkpoint, 76 another rank or the network failed, or a checkpoint or
-the state in memory is damaged, 78 stopped after a step for another plan, 1 another error in this rank.
+Exit codes: 0 all steps are done, 75 stopped at a checkpoint, 76 another rank or the network failed, a later generation
+has begun, or a checkpoint or the state in memory is damaged, 78 stopped after a step for another plan, 1 another error
+in this rank.
 """
 
 from __future__ import annotations

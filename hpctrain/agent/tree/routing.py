@@ -70,6 +70,7 @@ class TreeRouting:
         Args:
             nodes: all nodes of the job, in order.
             timeout_s: seconds of silence after which a neighbour counts as lost.
+            fan_out: as of `upstream_order`.
         """
         self._nodes = nodes
         self._indices = {node: index for index, node in enumerate(nodes)}

@@ -223,7 +223,7 @@ def encode_index(index: SegmentIndex) -> bytes:
 
 
 def read_header(descriptor: int) -> SegmentHeader:
-    """Return the header of a segment, checked against the size of its memory.
+    """Return the header of the segment in the memory behind a descriptor, checked against the memory's size.
 
     Raises:
         SegmentError: the memory holds no segment, one of another format version, or one whose header is damaged.
