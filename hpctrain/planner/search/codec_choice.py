@@ -62,7 +62,8 @@ class _CodecTrial:
     intra_node: IntraNode
     prediction: Prediction
     sum: AllReduceTime | None
-    """The all-reduce of the slowest pipeline rank; None if ZeRO over all replicas sums within the backward pass."""
+    """The all-reduce of the stage whose all-reduce takes longest; None if ZeRO over all replicas sums within the
+    backward pass."""
     overlapped_s: float
     mean_step_s: float
 

@@ -73,10 +73,12 @@ def evaluate(
 
 
 def best_of(space: SearchSpace, options: Iterable[Option], patience: int | None = None) -> Prediction | None:
-    """Return the fastest layout of these options that fits; None if none fits.
+    """Return the fastest layout found for these options that fits; None if none was found. Of each option at most
+    `SearchLimits.compared_placements` placements are tried.
 
     Args:
-        patience: stop after this many options in a row without a better layout. None: try all that could still win.
+        patience: stop after this many options in a row without a better layout; None: try all options that could still
+            win.
     """
     queue = sorted((space.bounds.step_s(option), number, option) for number, option in enumerate(options))
     most = next(most for limit, most in space.limits.compared_placements if len(space.pool.devices) <= limit)

@@ -162,7 +162,8 @@ class OptionSearch:
         heapq.heappush(self._queue, (estimate, next(self._numbers), space, option, ratio))
 
     def _first_options(self) -> Iterator[Option]:
-        """Yield an option for each of some degrees, with 1f1b and about two micro-batches a pipeline rank."""
+        """Yield an option for each of some degrees, with the first schedule that the workload allows, mostly 1f1b, and
+        about two micro-batches a pipeline rank; on many devices also one with the schedule of the smallest bound."""
         work, every = self.state.plain.work, self.state.plain.candidate_dims
         options = []
         for dims in every:
@@ -219,8 +220,8 @@ class OptionSearch:
         return (other for other in dict.fromkeys(near) if self.state.plain.allows(other))
 
     def _replica_counts(self, dims: ParallelDims) -> Iterator[ParallelDims]:
-        """Yield degrees with the same or a neighbouring pp or tp and other numbers of replicas: the largest, and
-        smaller ones."""
+        """Yield these degrees with three quarters of the replicas, then the same and neighbouring pp and tp, each with
+        the largest number of replicas."""
         pp, dp, tp = dims
         yield ParallelDims(pp, 3 * dp // 4, tp)
         near = [(ranks, tp) for ranks in (pp, pp - 1, pp + 1, pp // 2, 2 * pp)]

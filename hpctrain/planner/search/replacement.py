@@ -127,8 +127,8 @@ def _same_cut(space: SearchSpace, previous: Plan, placement: Placement) -> Layou
 def surviving_placement(units: Sequence[TensorParallelGroup], previous: Plan, dp: int) -> Placement:
     """Return a placement of `dp` replicas that keeps as much as possible of the previous plan's placement.
 
-    Whole replicas stay. Then tensor-parallel groups of incomplete replicas keep their pipeline rank. Unused groups go
-    to a rank at which a group with equal figures was.
+    Whole replicas stay. Then tensor-parallel groups of incomplete replicas keep their pipeline rank. Unused groups fill
+    the gaps, where possible at a rank at which a group with equal figures was.
 
     Args:
         units: the tensor-parallel groups to choose from, at least pp × dp.

@@ -215,7 +215,7 @@ def _paper_layout(space: SearchSpace, dims: ParallelDims) -> _PaperLayout:
     layout, text = _choose_micro_batches(cost, placement, even_parts(work.spec.layers, pp))
     note = (
         f"Solved by the paper's rules: equation (1), greedy co-location on shortest paths with edge weight 1/b, has "
-        f"the objective {objective:.6g} s per row at pp {pp}; blocks are cut evenly."
+        f"the objective {objective:.6g} s per sequence at pp {pp}; blocks are cut evenly."
     )
     return _PaperLayout(layout, _imbalance_s(cost, layout), note, text)
 

@@ -36,8 +36,8 @@ class SearchResult(NamedTuple):
     bound_s: float
     """Seconds that no plan of the space beats, whatever its memory options."""
     ended: bool
-    """False if options that could still win were skipped because too many options in a row gave no better plan (the
-    patience in `SearchLimits`)."""
+    """False if options that could still win were skipped, because the search reached one of its limits
+    (`SearchLimits`)."""
 
 
 class ChosenPlan(NamedTuple):
@@ -128,7 +128,7 @@ class SearchState:
 
         Args:
             lowest: seconds that none of the tried options beats.
-            ended: False if options were skipped because patience ran out.
+            ended: False if options that could still win were skipped.
         """
         ideal_s = ideal_step_s(self.plain.pool, self.plain.work)
         bound_s = max(lowest if math.isfinite(lowest) else 0.0, ideal_s)
@@ -273,7 +273,8 @@ class CandidateQueue:
 
     def leaner_spaces(self, space: SearchSpace, dims: ParallelDims) -> list[SearchSpace]:
         """Return the spaces whose memory options save more memory than those of `space` by one step: the next level of
-        recomputation, the next ZeRO level, or sequence parallelism; none if the run file fixes the degrees.
+        recomputation, the next ZeRO level (from 0, each level of `faster_spaces`), or sequence parallelism; none if the
+        run file fixes the degrees.
         """
         if self.plain.work.fixed is not None:
             return []

@@ -17,15 +17,16 @@ NAME_BYTES_MAX = 255
 PATH_BYTES_MAX = 4095
 """Most bytes of a path on Linux (PATH_MAX, without the NUL at its end)."""
 _CONTROLS = ("Cc", "Cs", "Zl", "Zp")
-"""Unicode categories of characters that a path may not contain, because they end lines or control terminals. Other rare
-characters are allowed, because names with them exist, such as the no-break space."""
+"""Unicode categories of characters that a path may not contain, because they end lines, control terminals or are half
+of a surrogate pair. Other rare characters are allowed, because names with them exist, such as the no-break space."""
 
 
 def plain_file_name(name: str) -> str:
     """Return `name` unchanged, after checking that it names a file directly in the folder in which it is used.
 
     Raises:
-        ValueError: the name has a separator or a character that is not printed, begins with a dot, or is too long.
+        ValueError: the name is empty, has a separator or a character that is not printed, begins with a dot, or is too
+            long.
     """
     if name.startswith("."):
         raise ValueError("a file's plain name is expected; it may not begin with a dot")
@@ -81,7 +82,8 @@ def any_path(path: str) -> str:
     """Return `path` unchanged, after checking that a file can have such a path; it may lead anywhere.
 
     Raises:
-        ValueError: the path has a NUL or another character that ends lines or controls terminals, or is too long.
+        ValueError: the path has a NUL or another character that ends lines, controls terminals or is half of a
+            surrogate pair, or the path or a name in it is too long.
     """
     strange = next((character for character in path if unicodedata.category(character) in _CONTROLS), None)
     if strange is not None:

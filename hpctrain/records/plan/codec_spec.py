@@ -10,9 +10,10 @@ from hpctrain.records.plan.gradient_codec import IntraNode, Level
 
 
 class CodecFigures(Part):
-    """The planner's prediction for one codec that mode auto compared, for the pipeline rank whose all-reduce takes
-    longest. All figures are absent if the codec cannot be used. `sent_bytes`, `wire_s` and `processor_s` are also
-    absent if ZeRO shards over all replicas, because gradients are then summed within the backward pass."""
+    """The planner's prediction for one codec that mode auto compared. Bytes and seconds of sums are those of the stage
+    whose all-reduce takes longest. All figures are absent if the codec cannot be used. `sent_bytes`, `wire_s` and
+    `processor_s` are also absent if ZeRO shards over all replicas, because gradients are then summed within the
+    backward pass."""
 
     codec: Codec
     """The codec with its settings."""
@@ -45,7 +46,8 @@ class CodecSpec(Part):
     """With mode auto: why the planner chose the codec."""
     compared: list[CodecFigures] = []
     """With mode auto: the codecs that were compared, in this order: none, bf16, int8, int4, rotated integers of 4, 3
-    and 2 bits, power_sgd, topk."""
+    and 2 bits, power_sgd, topk, adaptive. The lossy ones are there only if `lossy` or `loss_budget` allows them, and
+    adaptive only after steps in which gradients were measured."""
 
     @model_validator(mode="after")
     def _only_gradients(self) -> CodecSpec:

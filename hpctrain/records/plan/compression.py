@@ -287,10 +287,12 @@ class AutoCompression(CompressionSettings):
 
     mode: Literal["auto"]
     """The planner chooses none, bf16, int8 or int4 by the measured links and devices; with `lossy` or `loss_budget`,
-    also rotated integers, power_sgd or topk. The plan states the reason."""
+    also rotated integers, power_sgd or topk; with `lossy`, in a run whose gradients were measured, also adaptive. The
+    plan states the reason."""
     lossy: bool = False
-    """Whether the planner may choose any mode, also those that leave out most of each gradient. They are faster on slow
-    links, but after the same number of steps the loss may be higher (`hpctrain docs results/compression`)."""
+    """Whether the planner may choose each of these modes, also those that leave out most of each gradient. They are
+    faster on slow links, but after the same number of steps the loss may be higher (`hpctrain docs
+    results/compression`)."""
     loss_budget: float = Field(default=0, ge=0, lt=1)
     """Share by which the validation loss may exceed that of exact sums after the same number of steps, as 0.01 for 1 %.
     The planner may then choose each mode whose measured gap is at most this large (`hpctrain docs
@@ -325,7 +327,7 @@ Compression = Annotated[_AnyCodec | AutoCompression, Field(discriminator="mode")
 
 CODECS: tuple[type[GradientCodec], ...] = get_args(_AnyCodec)
 """Classes of all codecs. Mode auto tries its codecs in this order: none, bf16, int8, int4, rotated integers
-of 4, 3 and 2 bits, power_sgd, topk."""
+of 4, 3 and 2 bits, power_sgd, topk; then, if gradients were measured, adaptive."""
 MODES: dict[str, type[GradientCodec]] = {mode: codec for codec in CODECS for mode in codec.modes()}
 """Value of `compression.mode` -> class of the codec."""
 _ADAPTER: TypeAdapter[Codec] = TypeAdapter(Codec)

@@ -116,7 +116,8 @@ class GradientCodec(CompressionSettings):
     sums_gradients: ClassVar[bool] = True
     """Whether the codec sums gradients in each step; otherwise it combines weights every few steps."""
     auto_settings: ClassVar[dict[str, Any] | None] = None
-    """The settings with which mode auto tries the codec; None: mode auto does not choose it."""
+    """The settings with which mode auto tries the codec; None: it does not try the codec, except mode adaptive once
+    gradients were measured (`adaptive_codec`)."""
     sharded_sums: ClassVar[ShardedSums] = "none"
     """How the codec works if state is sharded over all replicas, as `ShardedSums` describes. none: it does not work,
     because its messages bring all sums to all ranks."""
