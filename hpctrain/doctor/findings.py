@@ -25,7 +25,7 @@ from hpctrain.runs.file_system import IN_MEMORY, is_shared
 from hpctrain.slurm.cluster import gpu_count
 
 LITTLE_BYTES = 10 * 2**30
-"""Free bytes of a disk below which the doctor warns. A few checkpoints of a model of 1e8 parameters fill them (12 bytes
+"""Free bytes of a disk below which the doctor warns. Nine checkpoints of a model of 1e8 parameters fill them (12 bytes
 a parameter, fp32 Adam)."""
 _container = partial(DoctorFinding, "containers")
 _torch = partial(DoctorFinding, "torch")
@@ -110,7 +110,7 @@ def _no_torch(torch: TorchUnavailable) -> DoctorFinding:
 
 def _build(torch: TorchFacts, driver: Driver | None, cluster_gpus: int) -> DoctorFinding:
     """Return the finding about torch's version, the platform that it was built for, and the GPUs that it can use. Level
-    `problem` if torch leaves GPUs of the machine or of the cluster unused, else `ok`.
+    `problem` if torch cannot use this machine's GPUs, or is built for CPUs although the cluster has GPUs; else `ok`.
     """
     build = f"{torch.version}, " + _built_for(torch)
     if torch.devices:
@@ -120,7 +120,7 @@ def _build(torch: TorchFacts, driver: Driver | None, cluster_gpus: int) -> Docto
         words = "it can use none of this machine's GPUs, so runs would train on CPUs"
         todo = "look at CUDA_VISIBLE_DEVICES; else install a torch for an older CUDA, or ask for a newer driver"
         return _torch("torch", "problem", build, words, todo)
-    if torch.cuda_version:
+    if torch.cuda_version or (torch.hip_version and not here):
         return _torch("torch", "ok", build, "there is no GPU on this machine to try it with")
     if here or cluster_gpus:
         whose = "this machine's GPUs" if here else f"the {cluster_gpus} GPUs that Slurm lists"
@@ -151,8 +151,8 @@ def _gloo(there: bool) -> DoctorFinding:
 
 
 def _nccl(torch: TorchFacts) -> list[DoctorFinding]:
-    """Return the finding about torch's version of NCCL, as the only item. Without NCCL: level `note` for a torch that
-    is built for CPUs, `problem` for any other. Else `ok`.
+    """Return the finding about torch's version of NCCL, as the only item. Without NCCL: level `problem` for a torch
+    that is built for CUDA, `note` for any other. With NCCL: `ok`.
     """
     if torch.nccl_version is not None:
         return [_torch("NCCL", "ok", torch.nccl_version, "collectives on GPUs")]

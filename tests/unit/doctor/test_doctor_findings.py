@@ -199,6 +199,9 @@ def test_a_good_torch():
     # A login node has no GPU; those of the nodes are no concern of its own torch then.
     login = by_name(torch_findings(replace(CUDA_TORCH, devices=()), None, 8))
     assert login["torch"].level == "ok"
+    rocm = replace(CUDA_TORCH, cuda_version=None, hip_version="6.4", devices=())
+    assert by_name(torch_findings(rocm, None, 8))["torch"].level == "ok"
+    assert by_name(torch_findings(rocm, DRIVER, 0))["torch"].level == "problem"
 
 
 def test_containers():
