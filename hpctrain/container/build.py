@@ -120,7 +120,8 @@ def build(recipe: ImageRecipe, image: Path, commit: str, builder: Builder, force
         force: build even if an image of equal inputs exists.
 
     Raises:
-        HpctrainError: the build failed, or its result is not the requested image.
+        HpctrainError: a file that the image is built from cannot be read, the build failed, or its result is not the
+            requested image.
         StorageError: the image cannot be written there.
     """
     started, inputs, runtime = builder.clock.now(), inputs_sha256(recipe), builder.runtime

@@ -160,6 +160,7 @@ def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str,
     Raises:
         RefusedError: the controller does not answer.
         CommandError: a command failed, or a node is not healthy after a minute.
+        StorageError: the kernel refuses a CPU share.
     """
     before = node_states(machine, layout)
     if not before:

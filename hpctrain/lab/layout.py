@@ -207,7 +207,7 @@ class LabLayout:
             texts: names of nodes, node sets such as node[0-2], or 'all'.
 
         Raises:
-            InputError: the lab has no such node.
+            InputError: a text is no name of a node and no node set, or the lab has no such node.
         """
         names: list[str] = []
         for text in texts:

@@ -87,7 +87,7 @@ def parse_jobs(text: str) -> list[dict[str, Any]]:
 
 
 def node_states(machine: Machine, layout: LabLayout) -> dict[str, NodeState]:
-    """Return the state of each node in Slurm, by name; {} if scontrol says that the controller does not answer.
+    """Return the state of each node in Slurm, by name; {} if scontrol fails, as when the controller does not answer.
 
     Raises:
         CommandError: scontrol cannot be run, or does not end within 30 s.

@@ -138,7 +138,8 @@ def bring_up(machine: Machine, layout: LabLayout, replace: bool = False, tell: T
         tell: called with a line at each phase.
 
     Raises:
-        InputError: a lab is up already, the state folder holds other files, or the PATH mixes two versions of Slurm.
+        InputError: a lab is up already, the state folder holds other files, another host has the name of a node, or the
+            PATH mixes two versions of Slurm.
         RefusedError: this machine forbids network namespaces, or cannot limit CPU time as the spec asks.
         CommandError: a command or a daemon failed.
         StorageError: a file or a folder cannot be written.

@@ -159,6 +159,12 @@ def _simulated(run: Run, spec: Spec, plan: Plan, topology: Topology) -> _Simulat
 
 
 def _plan_after(run: Run, spec: Spec, plan: Plan, topology: Topology, lost: tuple[str, ...]) -> tuple[Plan, str]:
+    """Return the plan that the agents would go on with after the loss of the nodes `lost`, and a remark about it; ''
+    without a remark.
+
+    Args:
+        topology: the changed topology.
+    """
     if not lost:
         return plan, ""
     if not set(lost) & set(plan.nodes):

@@ -252,6 +252,10 @@ def _write(texts: dict[str, str], output: Path) -> list[Path]:
         texts: text by file name.
         output: path of a single file. For several files, or if it is a folder: the folder that gets the files, made if
             missing.
+
+    Raises:
+        InputError: there are several files and `output` is a file, or the folder cannot be made.
+        StorageError: a file cannot be written.
     """
     if len(texts) == 1 and not output.is_dir():
         paths = {output: next(iter(texts.values()))}

@@ -194,8 +194,8 @@ class SlurmOptions:
             raise InputError(f"{given}: only for a Slurm job, and cluster.kind is local; add --set cluster.kind=slurm")
 
     def check_given_with_nodes(self) -> None:
-        """Check that none of these options was given, for a command that starts no Slurm job without `--nodes`. Call
-        this method only if `--nodes` is missing.
+        """Check that none of these options was given, for a command that starts no Slurm job unless an option says how
+        many nodes the job gets. Call this method only if none does (`names_nodes`).
 
         Raises:
             InputError: an option was given.

@@ -1,4 +1,5 @@
-"""The option `--profile STEP` of the commands that start a run, and readers of whole numbers and seeds."""
+"""The option `--profile STEP` of the commands that start a run, the line about the traces that it made, and readers of
+whole numbers and seeds."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?:/([1-9]\d{0,8}))?)?", re.ASCII)
 
 def parse_range(text: str) -> range | None:
     """Return the whole numbers that a text names: '7', '0-4', or '0-20/5' for every fifth; empty if the range ends
-    before it begins. None for another text."""
+    before it begins. None for a text of another form."""
     match = _RANGE.fullmatch(text)
     return range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)) if match else None
 
@@ -55,7 +56,7 @@ def parse_seeds(text: str) -> list[int]:
     """Return the seeds that a text names, ascending and each once: '7,0-2' -> [0, 1, 2, 7], '0-20/5' -> every fifth.
 
     Raises:
-        InputError: the text is wrong, or names too many seeds.
+        InputError: the text is wrong, or names more than `MOST` seeds.
     """
     # Count the seeds of ranges before any list is made: a range costs nothing, however long it is.
     ranges = [numbers for item in text.split(",") if (numbers := parse_range(item.strip()))]

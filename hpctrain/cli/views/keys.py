@@ -15,10 +15,11 @@ from hpctrain.base.clock import Clock
 
 @contextlib.contextmanager
 def pressed_keys(clock: Clock) -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits so many seconds, or until a key is pressed, and returns the pressed keys as text.
+    """Yield a function that waits the given number of seconds, or until a key is pressed, and returns the pressed keys
+    as text.
 
-    Without a terminal that this process may read from, as in the background of a shell, it only waits. Ctrl-C still
-    interrupts.
+    Without a terminal that this process may read from, as in the background of a shell, the function waits and returns
+    ''. Ctrl-C interrupts it in both cases.
     """
     try:
         descriptor = sys.stdin.fileno()

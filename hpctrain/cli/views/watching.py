@@ -33,7 +33,11 @@ def watch_run(folder: Path, clock: Clock, as_json: bool, console: Console | None
     """Watch a run until it is over, and return whether it is done.
 
     Args:
+        as_json: without a terminal, print what changes as JSON values, one a line.
         console: terminal to draw on; None: print what changes.
+
+    Raises:
+        KeyboardInterrupt: a person pressed q or Ctrl-C.
     """
     watched = WatchedRun(folder, clock)
     if console is not None:
@@ -61,7 +65,8 @@ def watch_run(folder: Path, clock: Clock, as_json: bool, console: Console | None
 
 
 def watch_sweep(named: NamedRuns, clock: Clock, as_json: bool, console: Console | None) -> bool:
-    """Watch a sweep until all its runs are over, and return whether all are done; `console` as of `watch_run`."""
+    """Watch a sweep until all its runs are over, and return whether all are done. The arguments are as of `watch_run`,
+    and so is KeyboardInterrupt."""
     watched = WatchedSweep(named.runs, clock)
     statuses: list[RunStatus] = []
     if console is not None:
@@ -93,10 +98,10 @@ def _print_each(values: Iterable[dict[str, Any]]) -> None:
 
 
 def _draw_until_over(draw: Callable[[Screen], tuple[list[Text], bool]], clock: Clock, console: Console) -> None:
-    """Draw a view on the whole terminal once a second until the run is over or a person presses q.
+    """Draw a view on the whole terminal once a second until what it shows is over or a person presses q.
 
     Args:
-        draw: returns the lines of the view, and whether the run is over.
+        draw: returns the lines of the view, and whether the run or the sweep is over.
 
     Raises:
         KeyboardInterrupt: a person pressed q or Ctrl-C.
