@@ -164,8 +164,8 @@ class KnapsackBound(RankTimes):
         return float(reached.max()), states
 
     def _may_lie(self, caps: FloatArray, most_blocks: FloatArray, limit_s: float) -> bool:
-        """Return False if the columns cannot hold all blocks once only as many columns lie within one node as the nodes
-        have room for.
+        """Return False if the columns cannot hold all blocks when no more columns lie within a node than the nodes have
+        room for.
 
         A column is the tensor-parallel groups that all replicas have at one pipeline rank. A column within a node has a
         faster all-reduce than one across nodes.

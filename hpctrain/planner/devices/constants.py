@@ -65,8 +65,9 @@ class CostConstants:
     activation_passes: ForwardBackward
     """Number of reads and writes of a block's kept activations outside of its matrix products."""
     attention_passes: ForwardBackward
-    """Time of fused attention beside its FLOPs, as numbers that are read or written in memory for each multiplication
-    of queries by keys. The numbers are on the chip, but the products reach a smaller rate than other matrix products.
+    """Time of fused attention beside its FLOPs, as if so many numbers were read or written in memory for each product
+    of a query's and a key's number. The numbers stay on the chip, but these products reach a smaller rate than other
+    matrix products.
     """
     weight_passes: ForwardBackward
     """Number of reads and writes of the weights in a micro-batch; backward includes the sum into the gradient."""

@@ -28,18 +28,20 @@ HopCost = tuple[tuple[float, float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class RingGroup:
-    """Rings of `size` devices that all-reduce at the same time, and the costs of their links."""
+    """Groups of `size` devices, each of which runs a ring or an all-to-all at the same time, and the costs of their
+    links."""
 
     size: int
     costs: tuple[tuple[float, float, float], ...]
-    """One entry for each distinct ring: (alpha, beta within nodes, beta between nodes), in s and s/byte, each the
-    largest of the ring's links. The beta of a link between nodes is first multiplied by the factor by which all rings
+    """One entry for each distinct group: (alpha, beta within nodes, beta between nodes), in s and s/byte, each the
+    largest of the group's links. The beta of a link between nodes is first multiplied by the factor by which all groups
     together share cards and uplinks.
     """
 
     def all_reduce_s(self, size_bytes: float) -> float:
-        """Return the seconds of the slowest ring: 2(n−1)(alpha + beta·b/n), with the n = `self.size` devices of a ring,
-        b = `size_bytes`, and as beta the larger of the beta within nodes and the beta between nodes.
+        """Return the seconds of an all-reduce in the slowest group: 2(n−1)(alpha + beta·b/n), with the n = `self.size`
+        devices of a group, b = `size_bytes`, and as beta the larger of the beta within nodes and the beta between
+        nodes.
 
         Args:
             size_bytes: bytes that are summed.

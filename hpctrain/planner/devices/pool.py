@@ -114,15 +114,16 @@ class DevicePool:
 
 
 def make_device_pool(run: Run, topology: Topology, profile: CalibrationProfile | None = None) -> DevicePool:
-    """Return the pool of devices of the requested kind, on nodes that are not excluded, are no spares, reach each other
-    and have figures of the links between them.
+    """Return the pool of devices of the requested kind, at most `cluster.devices_per_node` of each node, on nodes that
+    are not excluded, are no spares, reach each other and have figures of the links between them.
 
     Args:
         profile: factors from measured steps, applied to the probed figures of devices and links; None: no factors.
 
     Raises:
         RefusedError: no device of the requested kind remains, or there are no more usable nodes than spares.
-        InputError: a figure that the cost model needs is missing, or no two nodes have a link with figures.
+        InputError: a figure that the cost model needs is missing, no two nodes have a link with figures, or
+            `cluster.devices_per_node` is not the number of devices as which a node's CPUs were measured.
     """
     notes: list[str] = []
     kind = _device_kind(run, topology)

@@ -65,7 +65,8 @@ class SimulatedStep:
 
     @property
     def early_sums_s(self) -> float:
-        """Seconds by which the all-reduces of the pipeline rank that ends last begin before its last backward ends."""
+        """Seconds by which the all-reduces of the pipeline rank whose all-reduces end last begin before its last
+        backward ends."""
         rank = max(range(len(self.sums)), key=self.all_reduced_at)
         return max(0.0, max(line.rank_end(rank) for line in self.lines) - self.sum_starts[rank])
 
@@ -75,8 +76,8 @@ class SimulatedStep:
 
 
 def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
-    """Return the simulated step of a layout: every replica's action table, the all-reduces over replicas, which begin
-    before the tables end, and the update.
+    """Return the simulated step of a layout: every replica's action table, the all-reduces over replicas, which may
+    begin before the tables end, and the update.
     """
     sharded = shard_collective_seconds(cost, layout)
     runs = _runs(cost, layout, sharded)
@@ -102,8 +103,8 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
 
 
 def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
-    """Return the predicted step time: every replica's action table, the all-reduces over replicas, which begin before
-    the tables end, and the update.
+    """Return the predicted step time: every replica's action table, the all-reduces over replicas, which may begin
+    before the tables end, and the update.
 
     The result's `terms` describe the replica that ends last. `compute` is the computation of its busiest pipeline
     rank; the other terms are what the step takes beyond that.

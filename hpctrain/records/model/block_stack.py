@@ -123,8 +123,8 @@ class BlockStack(Part):
         return self.activation_bytes(sequences, seq_len, tp, bytes_per_value)
 
     def attention_products(self, sequences: int, seq_len: int) -> float:
-        """Return the number of multiplications of queries by keys in the forward pass of a block of mean size, over all
-        heads; 0 if it is not known."""
+        """Return the number of products of a query's and a key's number in the forward pass of a block of mean size,
+        over all heads; 0 if it is not known."""
         return 0.0
 
     def touched_score_bytes(
