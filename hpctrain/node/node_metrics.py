@@ -212,7 +212,7 @@ class _GpuReadings:
         self._read_s, self._counter_j, self._watts = now_s, counter_j, watts
 
     def figures(self) -> GpuFigures | None:
-        """Return the figures of the line; None if the driver gives none."""
+        """Return the GPU's figures for a line of metrics-nodes.jsonl; None if the driver gives none."""
         known = [joules for joules in self._joules if joules is not None]
         energy_j = round(sum(known), 3) if known and len(known) == len(self._joules) else None
         if energy_j is None and not self._figures and not self._xids and set(self._ecc.values()) <= {None}:

@@ -40,8 +40,9 @@ def staging_limit_s(data: Data) -> float:
 def stage_data(
     data: Data, event_log: EventLog, environ: Mapping[str, str], clock: Clock, stop: Callable[[], str | None]
 ) -> dict[str, str]:
-    """Copy the corpus folders to this node's disk. Return the environment variable for the workers, a JSON object
-    {corpus folder: path of its copy}; {} if the run file does not ask for copies.
+    """Copy the corpus folders to this node's disk. Return the environment variable that tells the workers of them, as
+    {name: value}; the value is a JSON object {corpus folder: path of its copy}. Return {} if the run file does not ask
+    for copies.
 
     While this process runs, no other process removes the copies. A folder that cannot be copied is read in place; an
     event says why.

@@ -137,8 +137,8 @@ class Loop:
         return job
 
     def complete_restored_step(self) -> None:
-        """Do what killed workers may not have done any more after the step that the state in memory has: save its
-        checkpoint, validate, and write its row of metrics.jsonl. Collective over all ranks.
+        """Do what killed workers may have left undone after the step of the state in memory: save its checkpoint,
+        validate, and write its row of metrics.jsonl. Collective over all ranks.
 
         Raises:
             HpctrainError: a validation's loss is not finite.

@@ -54,7 +54,7 @@ class PeerTable:
 
     @property
     def itself(self) -> Entry:
-        """This agent."""
+        """What this agent knows of itself."""
         return self.entries[self._me]
 
     def beat(self, announcement: Announcement) -> None:

@@ -166,7 +166,7 @@ class _Bench:
         self._store.add({key: value for key, value in asdict(row).items() if value is not None})
 
     def _node(self, job: AdaptingJob) -> Iterator[AdaptRow]:
-        """Halve the share of a node; when the run has another plan, and was judged, give the share back."""
+        """Halve the share of a node; when the run has taken another plan, give the share back."""
         victim = self._site.nodes[2]
         self._wait(job, self._settings.at)
         slower = TopologyChanges(slow={victim: 0.5})
@@ -265,8 +265,8 @@ class _Bench:
         yield _with_events(row, job)
 
     def _until_target(self, job: AdaptingJob, mode: AdaptMode, seed: int) -> AdaptRow:
-        """Give a node 60 % of its share before the first comparison of plans, another one half of it at step
-        `settings.at`, and train to the target loss."""
+        """Give a node 60 % of its share before the first comparison of plans, give another node half of its share at
+        step `settings.at`, and train to the target loss."""
         first, second = self._site.nodes[1], self._site.nodes[3]
         self._wait(job, 1)
         self._limit(first, 0.6 * SHARE)

@@ -26,7 +26,7 @@ class TradeOff(NamedTuple):
 
 
 def pareto_front(methods: Sequence[TradeOff]) -> list[TradeOff]:
-    """Return the methods than which no other one is better in one figure and at least as good in the other, the
+    """Return the methods that no other one outdoes (is better in one figure and at least as good in the other), the
     cheapest first."""
     front: list[TradeOff] = []
     for method in sorted(methods, key=lambda one: (one.cost, one.gap_pct)):

@@ -22,7 +22,8 @@ def load_pairs(
     rank: int, world: int, folder: Path, plan: Plan, rounds: int
 ) -> list[tuple[TimeSample, TimeSample]]:  # fmt: skip
     """Save a checkpoint, and return the times of loading it (each rank hashes its part of the files, rank 0 hashes all
-    files before any rank loads), one pair a round. The first round begins with rank 0, the second with all, and so on.
+    files before any rank loads), one pair a round. The first round times rank 0 first, the second all ranks first, and
+    so on.
 
     Raises:
         StorageError: the checkpoint cannot be written.

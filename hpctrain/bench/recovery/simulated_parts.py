@@ -199,7 +199,7 @@ class SimulatedGroup:
         `PlanAdviser`, from which a `ChangePlanOrder` would come."""
 
     def kill(self) -> bool:
-        """End the workers. Return True: none of them stays in a call of the system."""
+        """End the workers. Return True: no worker runs any more."""
         self._process.training = self._exit_code = self.hangs_since = None
         self._process.note_end()
         return True

@@ -50,7 +50,7 @@ class RestoredState:
 
 
 def finish_everywhere(segments: Sequence[MappedSegment], step: int, group: dist.ProcessGroup) -> RestoredState:
-    """Bring all segments of all ranks to a step. Return what they hold beside tensors. Collective.
+    """Bring all segments of all ranks to a step. Return what they hold of it beside tensors. Collective.
 
     Args:
         segments: those that this rank has mapped.

@@ -11,9 +11,10 @@ from hpctrain.base.activity import ACTIVITY
 
 
 class OverlappedWork:
-    """A collective that this rank has begun. On a CPU its seconds until the rank waits for it, or until it ends if that
-    is earlier, count as hidden (`Activity.add_hidden`), less those in which the rank waited for something else, as for
-    a stage message. On CUDA the host does not know when a collective ends."""
+    """A collective that this rank has begun. On a CPU, the time from its start until the rank waits for it, or until it
+    ends if that comes first, counts as hidden (`Activity.add_hidden`), less the time in which the rank waited for
+    something else, such as a stage message. On CUDA nothing is counted: the host does not know when a collective
+    ends."""
 
     def __init__(self, work: dist.Work, device: torch.device) -> None:
         self._work = work

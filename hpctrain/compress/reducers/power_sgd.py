@@ -53,8 +53,8 @@ class PowerSgdReducer(CodecReducer):
     M is a rank's gradient plus its residual, and Q is random at first. In each step P = M·Q is summed over the ranks
     and made orthonormal, then a new Q = Mᵀ·P is summed (Vogels et al. 2019, algorithm 1). Both sums travel in bf16.
     P·Qᵀ replaces the sum of the gradients. A rank's residual is M − P·Q_rᵀ with the rank's summand Q_r of Q, as it was
-    sent. With a remainder, this difference is then sent as integers of few bits, whose sum is added to P·Qᵀ, and the
-    residual is what their rounding takes.
+    sent. With a remainder, this difference is then sent as integers of few bits, whose sum is added to P·Qᵀ, and only
+    the error of rounding it to them stays in the residual.
 
     Nothing is lost: over all steps so far, the applied sums plus the present residuals of all ranks are the sum of all
     gradients. The one rank that rounds a sum of Q or of integers puts the error in its residual. Rounding of P leaves
@@ -124,7 +124,7 @@ class PowerSgdReducer(CodecReducer):
         return sent_bytes + factors.sent_bytes
 
     def _keep_rounding_errors(self, start: int, errors: Tensor) -> None:
-        """Add what the rounding of sums of Q took to the residuals.
+        """Add the rounding errors of the sums of Q to the residuals.
 
         Args:
             start: position, in all matrices Q one after the other, of the first sum that this rank rounded.

@@ -95,8 +95,8 @@ class RankMetrics:
 
     @contextlib.contextmanager
     def watched_passes(self) -> Iterator[None]:
-        """Count what tensor parallelism does during the forward and backward passes of a step within the `with` block,
-        and measure the time of blocks, if the step is one of those in which this is done."""
+        """Within the `with` block, which runs a step's forward and backward passes, count what tensor parallelism sends
+        (in the first step and in measured steps, `is_measured`), and time the blocks (in measured steps)."""
         counter = CollectiveCounter() if self._plan.tp > 1 and (self._done == 0 or self.is_measured) else None
         with contextlib.ExitStack() as stack:
             if self._layers is not None and self.is_measured:
