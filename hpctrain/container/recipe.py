@@ -141,7 +141,11 @@ def definition(recipe: ImageRecipe, commit: str, inputs: str | None = None) -> s
 
 
 def _stamp(path: str) -> str:
-    """Return size and modification time of a file, or of all files in a folder, as text. Hashes would take too long."""
+    """Return size and modification time of a file, or of all files in a folder, as text. Hashes would take too long.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
     root = Path(path)
     try:
         files = sorted(item for item in root.rglob("*") if item.is_file()) if root.is_dir() else [root]

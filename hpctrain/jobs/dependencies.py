@@ -80,7 +80,11 @@ def with_dependencies(run: Run, after: list[str]) -> Run:
 
 def _folders_of(name: str, environ: Mapping[str, str], cwd: Path) -> Sequence[Path | None]:
     """Return the folders of the run, or of all runs of the sweep, that `name`, an item of `cluster.after`, means;
-    [None] for the id of a job that belongs to no run, such as a job that prepares data."""
+    [None] for the id of a job that belongs to no run, such as a job that prepares data.
+
+    Raises:
+        InputError: there is no such run or sweep, or its files cannot be used, and `name` is no job's id.
+    """
     try:
         return find_runs(name, environ, cwd).runs
     except InputError as error:
@@ -100,6 +104,9 @@ def _run_dependency(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[
 
     Args:
         must_be_ok: whether only a successful end of that run counts; else any end does.
+
+    Raises:
+        RefusedError: the run must end with success, has no job any more, and did not finish.
     """
     attempts = RunFolder(folder).attempts()
     # The job that finished the run is over, even where Slurm still has it.

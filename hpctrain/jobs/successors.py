@@ -360,7 +360,11 @@ def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
 
 
 def _live_state(folder: Path, job: str, slurm: Slurm) -> str | None:
-    """Return Slurm's state of a job that has not ended; None if the job has ended or Slurm no longer knows it."""
+    """Return Slurm's state of a job that has not ended; None if the job has ended or Slurm no longer knows it.
+
+    Raises:
+        RefusedError: Slurm's controller does not answer.
+    """
     try:
         info = slurm.job(job)
     except ControllerUnreachableError as error:

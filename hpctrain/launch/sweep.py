@@ -90,6 +90,7 @@ def check_sweep(
 
     Raises:
         HpctrainError: a run cannot be started; the message names the run.
+        InputError: `cluster.kind` is local.
         RefusedError: the cluster does not take such an array, or the runs need different jobs.
     """
     run = first_run(given, points)

@@ -41,7 +41,7 @@ def _of_late(row: dict[str, Any]) -> str:
 
 
 def gpu_pieces_table(name: str, rows: Sequence[Any], numbers: int) -> Table:
-    """Return the table of the times to choose from so many numbers of a gradient, on the GPU `name`."""
+    """Return the table of the times to choose from a gradient of `numbers` numbers, on the GPU `name`."""
     table = Table(
         "density", "piece", "time", "least to most", "chosen", "of the gradient", "of a copy",
         title=f"Choosing from {format_si(numbers, 'numbers')} on {name}", title_justify="left",

@@ -203,6 +203,9 @@ def _options(text: dict[str, Any], force: bool, workers: int | None) -> PrepareO
         text: options of the command line for which a recipe has keys, by parameter name.
         force: replace a corpus that exists.
         workers: number of processes; None: as many as are useful.
+
+    Raises:
+        InputError: `sentences` is no language's code.
     """
     cleaning = {key: text.pop(key) for key in ("normalize", "whitespace", "sentences")}
     try:

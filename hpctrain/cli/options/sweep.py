@@ -75,6 +75,9 @@ def _parse_sweep(text: str) -> tuple[str, list[Sequence[object]]]:
     one text for each other value.
 
     No range is written out, as it may be long.
+
+    Raises:
+        InputError: the text is not of the form KEY=VALUES, or a range ends before it begins.
     """
     key, equals, values = text.partition("=")
     key = key.strip()

@@ -60,7 +60,8 @@ def cache_on_node(source: Path, base: Path, clock: Clock, give_up: Callable[[], 
 
     Raises:
         HpctrainError: `source` is no corpus folder, the disk is too small, a shard differs from the index, another user
-            owns the cache folder, or `give_up` returned a reason. No partial copy is left.
+            owns the cache folder, another run removed files of the copy, or `give_up` returned a reason. No partial
+            copy is left.
     """
     index = read_index(source)
     user_folder = _own_folder(base)

@@ -91,7 +91,11 @@ def special_tokens(folders: Sequence[str | Path], objective: AnyObjective, seq_l
 
 
 def _known(folder: Path, index: CorpusIndex) -> dict[str, int]:
-    """Return name -> id of the added tokens in the tokenizer.json of a corpus folder; empty if its tokens are bytes."""
+    """Return name -> id of the added tokens in the tokenizer.json of a corpus folder; empty if its tokens are bytes.
+
+    Raises:
+        FileError: the file cannot be read, or is no tokenizer.json of the tokenizers library.
+    """
     if index.tokenizer.file is None:
         return {}
     path = folder / index.tokenizer.file

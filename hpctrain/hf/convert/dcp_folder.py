@@ -66,7 +66,11 @@ def tensors_of_dcp(folder: Path) -> dict[str, LazyTensor]:
 
 def _tables(value: Any) -> tuple[dict[str, Any], dict[tuple[str, tuple[int, ...]], Any]]:
     """Return name -> description of a tensor, and (name, offsets of a part) -> where the part is stored, from `value`,
-    the content of the file .metadata."""
+    the content of the file .metadata.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: `value` is not what torch writes.
+    """
     described, stored = value.state["state_dict_metadata"], value.state["storage_data"]
     if not (
         isinstance(described, dict) and isinstance(stored, dict) and all(isinstance(key, str) for key in described)
@@ -85,6 +89,10 @@ def _tensor(folder: Path, name: str, entry: PickledObject, places: dict[Any, Any
     Args:
         entry: description of the tensor in `.metadata`.
         places: (name of a tensor, offsets of a part) -> where the part is stored.
+
+    Raises:
+        FileError: parts of the tensor are missing, overlap or are compressed.
+        ValueError, TypeError, KeyError, AttributeError, IndexError: the entry is not what torch writes.
     """
     properties = entry.state["properties"].state
     kind = properties["dtype"] if isinstance(properties, dict) else properties[0]

@@ -114,7 +114,11 @@ class _Reader:
 
     def set_items(self, values: list[Any]) -> None:
         """Set entries of the mapping on top of the stack: key, value, key, value. Those of an object of another class
-        are dropped."""
+        are dropped.
+
+        Raises:
+            ValueError: on top of the stack is no mapping and no such object, or a key is of a type that is not allowed.
+        """
         target = self.stack[-1]
         entries = {} if isinstance(target, PickledObject) else target
         if not isinstance(entries, dict):
@@ -126,7 +130,11 @@ class _Reader:
 
     def extend(self, values: list[Any]) -> None:
         """Append to the list on top of the stack. Items that a pickle appends to an object of another class are
-        dropped."""
+        dropped.
+
+        Raises:
+            ValueError: on top of the stack is no list and no such object.
+        """
         target = self.stack[-1]
         if isinstance(target, list):
             target.extend(values)

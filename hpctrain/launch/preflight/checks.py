@@ -188,8 +188,9 @@ def other_share(topology: Topology, shared: bool) -> list[str]:
 
 
 def other_cut(topology: Topology, wanted: int | None) -> list[str]:
-    """Return a line if a run with this `cluster.devices_per_node` cuts CPU nodes into another number of devices
-    than were measured; [] otherwise, for nodes with GPUs, and for None."""
+    """Return a line if CPU nodes were measured with another number of devices than `wanted`, the run's
+    `cluster.devices_per_node`; else []. Nodes with GPUs, figures from data sheets and a `wanted` of None have no
+    line."""
     kinds = [[topology.device_types[device.type].kind for device in node.devices] for node in topology.nodes]
     counts = {len(on_node) for on_node in kinds if on_node}
     on_gpus = any("cuda" in on_node for on_node in kinds)
