@@ -98,7 +98,7 @@ class EventLog:
 
 
 class _BackgroundStream(io.TextIOBase):
-    """A text stream that lets a thread write to another one."""
+    """A text stream whose text a thread writes to another stream."""
 
     def __init__(self, stream: TextIO, thread: HelperThread) -> None:
         self._stream = stream

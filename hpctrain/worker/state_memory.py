@@ -159,8 +159,8 @@ class StateMemory:
             raise self._unusable(segments, error) from error
 
     def _compressed(self) -> list[tuple[int, IndexEntry]]:
-        """Return for each of this rank's parameters whose gradient the codec may compress its number among them all and
-        its entry of the index."""
+        """Return (its number among all of this rank's parameters, its entry of the index) for each parameter whose
+        gradient the codec may compress."""
         layers: Layers = getattr(self.plan.codec, "layers", "all")
         index = describe(self.pipeline.parameters(), self.optimizer, self.clip_norm, self._padded(), BUCKET_BYTES)
         entries = enumerate(index.entries)

@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def since(self) -> int:
-        """`Identity.since`; 0 if the identity is not known."""
+        """`since` of the agent's identity; 0 if the identity is not known."""
         return 0 if self.identity is None else self.identity.since
 
 

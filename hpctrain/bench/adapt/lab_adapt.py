@@ -241,7 +241,7 @@ class _Bench:
         yield _with_events(row, job)
 
     def _compute(self, node: str, seconds: float, over: threading.Event) -> None:
-        """Compute in the cgroup of a node."""
+        """Compute in the cgroup of a node for `seconds`, or until `over` is set."""
         machine = self._site.machine
         control = find_cpu_control(machine.mounts.read_text())
         assert control is not None, "the lab has CPU shares"

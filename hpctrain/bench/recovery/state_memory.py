@@ -34,8 +34,8 @@ MOST_STEPS = 48
 def step_pairs(
     rank: int, world: int, folder: Path, plan: Plan, rounds: int
 ) -> list[tuple[TimeSample, TimeSample]]:  # fmt: skip
-    """Return the times of a step (with the state in memory that outlives the process, without), one pair a round. The
-    first round begins without, the second with, and so on."""
+    """Return the times of a step, one pair a round: (with the state in memory that outlives the process, without it).
+    The first round times the step without it first, the second with it first, and so on."""
     trainer, loop = open_loop(rank, world, folder, plan)
     loop.one_step()
     pairs = []

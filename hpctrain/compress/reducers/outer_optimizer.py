@@ -126,7 +126,7 @@ class OuterOptimizer(StepState):
         """Start to sum the changes of a part's weights over the replicas. Collective over the replicas.
 
         Args:
-            part: a part that no sync is under way of.
+            part: a part of which no sync is under way.
             ends_at: step after which the sync ends; None or the present step: at once.
 
         Returns:

@@ -187,7 +187,7 @@ class RankMetrics:
 
 
 class _Measured(NamedTuple):
-    """What a rank measured in the last step of a window, and since that of the window before."""
+    """What a rank measured in the last step of a window, and since the last step of the window before."""
 
     wait_tp_s: float | None
     layers: list[LayerFigures] | None
