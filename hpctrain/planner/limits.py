@@ -147,7 +147,7 @@ class SearchLimits:
     """Largest number of classes into which a bound merges the kinds of tensor-parallel groups."""
     max_mixtures: int = 200
     """Largest number of mixtures of a knapsack bound. A mixture says how many groups of each class one pipeline rank
-    has over all replicas. Kinds are merged into fewer classes until there are at most so many mixtures.
+    has over all replicas. Kinds are merged into fewer classes until there are at most this number of mixtures.
     """
     max_cut_classes: int = 2
     """Largest number of classes with which a bound enumerates all cuts of the blocks."""

@@ -27,7 +27,8 @@ class ChangeLimits:
     """With much noise, a larger change is looked for: this many standard deviations of a window. So a large change is
     found in spite of noise, before its windows count as noise, too."""
     windows: int = 4
-    """Fewest windows that a change must last. Without noise, a change of `shift` or more is found in so many."""
+    """Fewest windows that a change must last. Without noise, a change of `shift` or more is found after this number of
+    windows."""
     quiet_windows: float = 1e6
     """Least mean number of windows between two false alarms on any device, for independent noise of known size around a
     known reference (Lorden 1971). Both are estimated here, so false alarms are more frequent where noise is large."""

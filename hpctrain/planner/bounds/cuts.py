@@ -29,7 +29,8 @@ def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, lim
     """Return False if there is no cut with which all replicas together end the step's micro-batches within `limit_s`
     seconds.
 
-    The result is True without a check if there is only one pipeline rank, or if there are too many cuts to enumerate.
+    The result is True without a check if there is only one pipeline rank, or if there are too many cuts or too many
+    choices of classes for the ranks to enumerate.
 
     Args:
         caps: [pipeline rank, class of tensor-parallel groups (`UnitClass`), number of blocks] -> the most micro-batches

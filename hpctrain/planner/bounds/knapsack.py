@@ -72,7 +72,7 @@ class KnapsackBound(RankTimes):
     @cached_property
     def _memory_caps(self) -> FloatArray:
         """[rank, class, blocks] -> the most micro-batches for which a tensor-parallel group of the class has memory
-        beside so many blocks.
+        in addition to this number of blocks.
         """
         memory, most = self.cost.memory, -(-self.count // self.dp)
         shards = self.shards if memory.work.memory_options.zero else 1
@@ -212,7 +212,7 @@ class KnapsackBound(RankTimes):
 
     def _caps(self, limit_s: float, times: RankSeconds | None = None) -> FloatArray:
         """Return [rank, class, blocks] -> the most micro-batches that a tensor-parallel group of the class ends within
-        `limit_s` seconds if it holds so many blocks.
+        `limit_s` seconds if it holds this number of blocks.
 
         Args:
             times: seconds of the ranks; None: `self.times`. In `self.times`, every column (the tensor-parallel groups

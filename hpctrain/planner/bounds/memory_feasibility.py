@@ -110,7 +110,7 @@ class MemoryFeasibility:
 
 def micro_batches_held(memory: MemoryModel, role: RankRole, memory_bytes: float, most: int) -> FloatArray:
     """Return [number of blocks, from 0] -> an upper bound of the number of micro-batches that fit into `memory_bytes`
-    beside so many blocks; infinite if `most` micro-batches fit.
+    in addition to these blocks; infinite if `most` micro-batches fit.
 
     Args:
         role: the rank's role; its field `micro_batches` is ignored.

@@ -169,7 +169,7 @@ class RankTimes:
         self, unit_class: UnitClass, parameters: FloatArray, backward: FloatArray, apart: bool
     ) -> tuple[FloatArray, FloatArray]:
         """Return two arrays [number of blocks], the fields `sums` and `late` of `RankSeconds` for a pipeline rank with
-        so many blocks.
+        this number of blocks.
 
         If the rank has several stages, and so early sums, at most 2·pp backwards of each stage lie after the first
         message of an all-reduce: 2·pp − 1 after the first stage's last backward, and this backward itself.

@@ -186,7 +186,7 @@ class CostModel:
 
     def optimizer_s(self, unit: TensorParallelGroup, share: ModelPart, shards: int = 1) -> float:
         """Return the seconds to update, on a tensor-parallel group, a stage's parameters or, with several `shards`, one
-        of as many equal shards of them.
+        of this number of equal shards of them.
 
         Args:
             share: the part of the model that the stage holds.

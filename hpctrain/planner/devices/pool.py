@@ -237,8 +237,8 @@ def _device_spec(precision: str, topology: Topology, node: Node, device: Device,
 
 
 def _codec_seconds(device: Device, kind: str) -> CodecSeconds | None:
-    """Return the measured seconds of the codecs; where a probe measured none of rotated integers, these take as many
-    times the seconds of plain integers as on a typical device of the kind. None: no codec was measured."""
+    """Return the measured seconds of the codecs. If a probe measured none of rotated integers, they are those of plain
+    integers, multiplied by the ratio of both on a typical device (`DEFAULT_CODEC_S`). None: no codec was measured."""
     seconds, usual = device.codec_s, DEFAULT_CODEC_S[kind]
     if seconds is None or seconds.rotated is not None or usual.rotated is None:
         return seconds

@@ -260,7 +260,8 @@ def _divisions(total: int, caps: Sequence[int], equal_to_last: Sequence[bool]) -
 
     Args:
         caps: [replica] -> the most that it may have.
-        equal_to_last: [replica] -> whether it is equal to the replica before it; then it has at most as many.
+        equal_to_last: [replica] -> whether it is equal to the replica before it; then it has at most as many
+            micro-batches as that replica.
     """
 
     def extend(chosen: tuple[int, ...], left: int) -> Iterator[tuple[int, ...]]:

@@ -39,8 +39,8 @@ def anneal(
     Args:
         candidates: gives the spaces of other memory options.
         start: the space with the memory options of the plan.
-        work: end when the layouts that were tried have so many tensor-parallel groups together; of layouts that were
-            simulated, every `ACTIONS_OF_A_GROUP` actions count as another group.
+        work: limit of the work, which is the number of tensor-parallel groups in all tried layouts together; every
+            `ACTIONS_OF_A_GROUP` simulated actions count as another group.
         first_slowdown: largest share by which the first changes may make the step longer; it falls to 0 in the end.
         rng: draws the changes.
     """

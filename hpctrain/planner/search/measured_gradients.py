@@ -10,8 +10,8 @@ from hpctrain.records.plan.compression import Adaptive, Codec, TopK
 from hpctrain.records.plan.sparsity import sparsities
 
 LEAST_ENERGY_KEPT = 0.3
-"""Least share of the gradients' energy that must arrive with the density of mode topk, as mean over the layers. It is
-an assumption: no training was measured whose gradients keep less."""
+"""Least share of the gradients' energy that must arrive with the density of mode topk, as mean over the layers by the
+size of their variance. It is an assumption: no training was measured whose gradients keep less."""
 
 
 def why_loses_too_much(codec: Codec, layers: Sequence[LayerFigures]) -> str | None:

@@ -1,8 +1,8 @@
 """Solvers: each returns the best plan of a space, or raises an error that says why there is none.
 
-The solver `paper` exists to reproduce the paper: equation (1) by greedy co-location, boundaries between stages every 4
-to 6 blocks of a deep model, as many of them as equation (6) balances best, equation (7) by a grid over the micro-batch
-count M. Equation (7) as printed has no bubble and no cost per micro-batch, so it tends to the smallest M.
+The solver `paper` exists to reproduce the paper: equation (1) by greedy co-location; boundaries between stages every 4
+to 6 blocks of a deep model, with the number of stages that equation (6) balances best; equation (7) by a grid over the
+micro-batch count M. Equation (7) as printed has no bubble and no cost per micro-batch, so it tends to the smallest M.
 The default solver is `auto`.
 """
 
@@ -282,8 +282,8 @@ def equation_7(stages: int, layers: int, micro_batches: int, step_s: float, send
 
 def _degrees(pool: DevicePool, work: Workload) -> list[list[ParallelDims]]:
     """Return the degrees that the paper's rules allow, in groups; a later group counts if nothing in those before it is
-    possible. They are those of the run file, or numbers of stages that have 4 to 6 blocks each, then as many stages as
-    nodes.
+    possible. There is one group with the degrees of the run file, if it fixes them. If not, the first group has each
+    number of stages with which stages have 4 to 6 blocks, and the second group as many stages as there are nodes.
     """
     if work.fixed is not None:
         return [[ParallelDims(work.fixed.pp, work.fixed.dp, work.fixed.tp)]]

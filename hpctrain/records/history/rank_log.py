@@ -70,8 +70,8 @@ class RankRow(Document):
     `forward_s` and `backward_s`. In every second line of a rank; absent without tensor parallelism, and on a GPU,
     where the host does not wait."""
     layers: list[LayerFigures] | None = None
-    """The layers of the rank, measured in the last of the steps. In every second line of a rank; where all replicas
-    have the same sums, of the first replica alone."""
+    """The layers of the rank, measured in the last of the steps. In every second line of a rank; of the first replica
+    alone where all replicas have the same sums, and the time of blocks (`profile.layers`) is not measured."""
 
     traffic: list[PeerTraffic] | None = None
     """What the rank sent to other nodes over TCP since it was measured last. In every second line of a rank; absent

@@ -16,7 +16,8 @@ FULL_BYTES = 4
 SCALE_BYTES = 4 / 256
 """Bytes that the scales add to each number that is sent as an integer: an fp32 scale for each block of 256 numbers."""
 ROTATED_SCALE_BYTES = 2 / 256
-"""The same for rotated integers, whose scales are in bf16."""
+"""Bytes that the scales add to each number that is sent as a rotated integer: a bf16 scale for each block of 256
+numbers."""
 CodecRate = Literal["bf16", "quantized", "topk", "power_sgd", "rotated"]
 """A field of `codec_s` in topology.json: seconds for one number of a gradient that a probe measured on a device."""
 Messages = Literal["none", "bf16", "int8"]
