@@ -176,7 +176,8 @@ def _fastest(
 
     With `compression.mode: auto`, the first search is one with exact sums. If its plan leaves devices waiting or idle,
     each codec that the function `searched` returns gets a search of its own: the fastest placement with exact sums may
-    have no replicas, and then no codec helps that placement.
+    have no replicas, and then no codec helps that placement. If a search with a warm start tries one
+    codec only (`uses_one_codec`), the first search is the only one.
 
     Args:
         find: returns the fastest plan of a space.
