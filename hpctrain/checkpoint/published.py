@@ -88,7 +88,7 @@ def newest(
 def last_verified(
     paths: Sequence[Path], model_sha256: str | None, hashes: bool
 ) -> tuple[VerifiedCheckpoint | None, list[SkippedCheckpoint]]:
-    """Return the last checkpoint that verifies (None if there is none), and those behind it, which were skipped.
+    """Return the last checkpoint that verifies (None if there is none), and those after it, which were skipped.
 
     Args:
         paths: folders of checkpoints, oldest first.

@@ -43,7 +43,8 @@ class SimulatedTree(SimulatedMesh):
         self._routing = TreeRouting(process.node, world.nodes, timeout_s, fan_out)
         self._connected: dict[str, _Connection] = {}
         self._over: set[int | str] = set()
-        """Numbers of closed connections, and ended agents, by incarnation: this side may note a connection later."""
+        """Numbers of closed connections, and incarnations of ended agents: a connection may end before this side has
+        noted it."""
         self._dialled: dict[str, float] = {}
         self._waiting: list[Callable[[], bool]] = []
 

@@ -82,7 +82,7 @@ class SimulatedDisk:
     fails: str = ""
     """Pattern of the names of files that can be neither read nor created."""
     delay_s: tuple[float, float] = (0.0005, 0.01)
-    """Shortest and longest time, in simulated seconds, from the begin of a call that uses files to its effect, and from
+    """Shortest and longest time, in simulated seconds, from the start of a call that uses files to its effect, and from
     the effect of any call in a thread to its end."""
     in_loop: bool = False
     """Whether the loop of an agent runs now. It may use no file, because every file may hang."""

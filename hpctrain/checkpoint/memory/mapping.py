@@ -32,7 +32,7 @@ _ROW = "row of metrics"
 _RANKS = "ranks"
 """Name of the count of ranks among the tensors of a slot."""
 _SPARE_BYTES = 1 << 16
-"""Bytes behind a new slot, for longer rows of metrics.jsonl. Bytes that nobody has written take no memory."""
+"""Bytes after a new slot, for longer rows of metrics.jsonl. Bytes that nobody has written take no memory."""
 
 
 class MappedSegment:

@@ -32,7 +32,7 @@ class Slice:
     first: int
     """Position of the first number in the parameter's part on this rank."""
     end: int
-    """Position behind the last number."""
+    """Position after the last number."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Bucket:
     start: int
     """First byte within each region."""
     end: int
-    """Byte behind the last one, within each region."""
+    """Byte after the last one, within each region."""
     slices: tuple[Slice, ...]
 
 

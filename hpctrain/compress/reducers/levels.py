@@ -264,7 +264,7 @@ class ReplicatedNodeLevel(NodeLevel):
 
 
 def _cut(tensor: Tensor, columns: Tensor) -> None:
-    """Write a gradient to `columns`, [ranks, numbers of a part]: row i is the part of rank i, with zeros behind the
+    """Write a gradient to `columns`, [ranks, numbers of a part]: row i is the part of rank i, with zeros after the
     last number."""
     ranks, numbers = columns.shape
     for part, row in enumerate(columns):

@@ -67,7 +67,7 @@ def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
 def _count(values: tl.tensor, threshold: tl.tensor, counts: tl.tensor, n: int, size: tl.constexpr) -> None:
     tile = tl.program_id(0).to(tl.int64)
     places = tile * size + tl.arange(0, size)
-    # A comparison with NaN is false, and so is that of the zeros behind the end.
+    # A comparison with NaN is false, and so is that of the zeros after the end.
     passing = tl.abs(tl.load(values + places, mask=places < n, other=0.0)) >= tl.load(threshold)
     tl.store(counts + tile, tl.sum(passing.to(tl.int32), axis=0))
 

@@ -27,7 +27,7 @@ PEAK_FLOPS = {
     "MI250X": 383e12,
     "MI300X": 1307e12,
 }
-"""FLOP/s of dense 16-bit matrix products with sums in fp32. A name stands behind the names that contain it."""
+"""FLOP/s of dense 16-bit matrix products with sums in fp32. A name comes after the names that contain it."""
 
 
 def peak_flops(name: str) -> float | None:
