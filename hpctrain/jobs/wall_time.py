@@ -159,13 +159,9 @@ def time_limit_text(time: WallTime, limit: TimeLimit, notice_s: int) -> str:
 
 def measured_start_up_s(folder: Path) -> float | None:
     """Return the seconds from the start of the first attempt of the run in `folder` to the start of its first step;
-    None if the first attempt made no step.
-
-    Raises:
-        FileError, UntrustedError: attempts.jsonl or metrics.jsonl is damaged or untrusted.
-    """
-    attempts = RunFolder(folder).attempts()
+    None if the first attempt made no step, or attempts.jsonl or metrics.jsonl cannot be used."""
     try:
+        attempts = RunFolder(folder).attempts()
         # Read only the first line: the file may have millions.
         with os.fdopen(open_owned(folder / "metrics.jsonl"), "rb") as file:
             row = MetricRow.from_json(parse_json_line(file.readline(LINE_BYTES)))

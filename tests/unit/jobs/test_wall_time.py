@@ -78,6 +78,9 @@ def test_the_start_up_is_that_of_the_first_attempt(tmp_path: Path) -> None:
     assert measured_start_up_s(tmp_path) == 48.0
     (tmp_path / "metrics.jsonl").write_text("{half a li")
     assert measured_start_up_s(tmp_path) is None
+    (tmp_path / "attempts.jsonl").unlink()
+    (tmp_path / "attempts.jsonl").mkdir()  # cannot be read
+    assert measured_start_up_s(tmp_path) is None
 
 
 @pytest.mark.parametrize(
