@@ -18,7 +18,7 @@ from rich.table import Table
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import EXIT_FAILED, FileError, InputError, RefusedError, StorageError, UntrustedError
+from hpctrain.base.errors import EXIT_FAILED, HpctrainError, InputError, StorageError, UntrustedError
 from hpctrain.base.owned_files import owner_only
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
@@ -305,7 +305,7 @@ def trace_command(folder: Path, step: int | None, output: Path | None, as_json: 
         predicted = predicted_spans(folder, record.generation)
     except UntrustedError:
         raise
-    except (FileError, InputError, RefusedError) as error:
+    except HpctrainError as error:
         warn([f"the trace has no predicted step: {error}"])
     if output is None:
         click.get_current_context().with_resource(owner_only())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpctrain.base.atomic import write_text
-from hpctrain.base.errors import FileError, InputError, RefusedError, UntrustedError
+from hpctrain.base.errors import HpctrainError, UntrustedError
 from hpctrain.report.advice import RunFacts, next_time
 from hpctrain.report.device_hours import SPENT
 from hpctrain.report.event_text import describe_event
@@ -55,7 +55,7 @@ def _predicted(folder: Path, view: RunView, predict: Predict | None) -> list[Pre
         return predict(folder, record.generation)
     except UntrustedError:
         raise
-    except (FileError, InputError, RefusedError) as error:
+    except HpctrainError as error:
         view.damaged.append(f"the predicted step is absent: {error}")
         return []
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.atomic import write_json
-from hpctrain.base.errors import FileError, RefusedError
+from hpctrain.base.errors import FileError, HpctrainError, RefusedError
 from hpctrain.cli.main import cli
 from hpctrain.records.history.provenance import (
     ImageIdentity,
@@ -317,8 +317,10 @@ def test_the_predicted_step_stands_below_the_measured_one(make, finished_run):
     assert chart["rows"] == ["rank 0", "predicted"]
     assert [bar[:4] for bar in chart["bars"]] == [[0, 0, 0.0, 0.5], [1, 0, 0.0, 0.4]]
 
-    def refuse(folder, generation):
-        raise RefusedError("no such plan")
+    for kind in (RefusedError, HpctrainError):
 
-    write_report(finished_run.path, target, make.start_s, refuse)
-    assert "the predicted step is absent: no such plan" in Page(target.read_text()).text
+        def refuse(folder, generation, kind=kind):
+            raise kind("no such plan")
+
+        write_report(finished_run.path, target, make.start_s, refuse)
+        assert "the predicted step is absent: no such plan" in Page(target.read_text()).text
