@@ -48,10 +48,13 @@ def gloo_calls(trace: profile) -> list[GlooCall]:
 
 def all_to_all_share(calls: list[GlooCall], world: int) -> float:
     """The share of the bytes of all-reduces, all-gathers and all-to-alls that all-to-alls carry."""
-    sent = dict.fromkeys(("all_reduce", "all_gather", "all_to_all"), 0.0)
+    shares = {"all_reduce": 2 / world, "all_gather": 1.0, "all_to_all": 1 / world}
+    sent = dict.fromkeys(shares, 0.0)
     for kind, shapes, types in calls:
+        if kind == "broadcast":  # the factors of scales, in a few steps
+            continue
         sizes = (math.prod(shape) * ELEMENT_BYTES[name] for shape, name in zip(shapes, types, strict=True) if shape)
-        sent[kind] += sum(sizes) * {"all_reduce": 2 / world, "all_gather": 1.0, "all_to_all": 1 / world}[kind]
+        sent[kind] += sum(sizes) * shares[kind]
     return sent["all_to_all"] / sum(sent.values())
 
 

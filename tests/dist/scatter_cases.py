@@ -148,6 +148,8 @@ def conserved(codec: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         "infinite": largest([float(infinite[0].isfinite().any())]),
         "others are finite": largest([float(not infinite[2].isfinite().all())]),
         "untouched": largest([
-            float(not torch.equal(before[key], after[key])) for key in before if key != "residual.2"
+            float(not torch.equal(before[key], after[key]))
+            for key in before
+            if key.startswith("residual.") and key != "residual.2"
         ]),
     }  # fmt: skip
