@@ -155,7 +155,7 @@ class AttemptTimes:
                 continue
             move = PlanChange(
                 _start_of(records[number]), self.plans[number - 1], self.plans[number], data["measured_step_time_s"],
-                data["predicted_step_time_s"], data["taken_back"], data.get("first_comparison", False),
+                data["predicted_step_time_s"], data["taken_back"], data.get("corrects_probe", False),
             )  # fmt: skip
             moves.append((number, move))
         return moves

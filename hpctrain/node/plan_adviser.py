@@ -77,16 +77,15 @@ class RunPlanAdviser:
         times, plan, start_s = self._times, self._times.plans[record.number], self._times.start_s()
         assert times.topology is not None, "it was read"
         decided = moves[-1].step if self._decided is None and moves else self._decided
-        decision = decide(
-            Situation(
-                run=self._run, spec=self._run.spec(), topology=times.topology, plan=plan,
-                speeds=times.speeds(), rows=times.rows, mode=self._run.adapt.mode_or_default,
-                after=self._run.adapt.after, asked=self._run.adapt.mode is not None, began=times.began,
-                move_s=DEFAULT_RECOVERY_S if start_s is None else start_s, decided=decided, moves=moves,
-                edited=plan.is_edited, lost=len(self._nodes) - len(record.members),
-                layers=times.layers,
-            )
+        now = Situation(
+            run=self._run, spec=self._run.spec(), topology=times.topology, plan=plan,
+            speeds=times.speeds(), rows=times.rows, mode=self._run.adapt.mode_or_default,
+            after=self._run.adapt.after, asked=self._run.adapt.mode is not None, began=times.began,
+            move_s=DEFAULT_RECOVERY_S if start_s is None else start_s, decided=decided, moves=moves,
+            edited=plan.is_edited, lost=len(self._nodes) - len(record.members),
+            layers=times.layers,
         )  # fmt: skip
+        decision = decide(now)
         if not decision.made:
             return None
         self._decided = times.rows[-1].step
@@ -95,18 +94,19 @@ class RunPlanAdviser:
         if decision.plan is None or decision.before_s is None or decision.predicted_s is None:
             return None
         times_s = decision.before_s, decision.predicted_s
-        return self._order(record, decision.plan, decision.reason, times_s, first_comparison=decided is None)
+        corrects_probe = decided is None and now.speeds.changed_at is None
+        return self._order(record, decision.plan, decision.reason, times_s, corrects_probe=corrects_probe)
 
     def _order(
         self, record: Generation, plan: Plan, reason: str, times_s: tuple[float, float],
-        *, first_comparison: bool = False, taken_back: bool = False,
+        *, corrects_probe: bool = False, taken_back: bool = False,
     ) -> ChangePlanOrder:  # fmt: skip
         """Write which plan comes next, and return the order to end the present generation.
 
         Args:
             plan: the plan that comes next.
             times_s: seconds of a step: measured with the present plan, and predicted with the next one.
-            first_comparison: as in `AdaptedPlan`.
+            corrects_probe: as in `AdaptedPlan`.
             taken_back: as in `AdaptedPlan`.
         """
         nodes = [member.node for member in record.members]
@@ -116,7 +116,7 @@ class RunPlanAdviser:
         before_s, predicted_s = times_s
         adapted = AdaptedPlan(
             generation=record.number, plan=name, reason=reason, measured_step_time_s=before_s,
-            predicted_step_time_s=predicted_s, first_comparison=first_comparison, taken_back=taken_back,
+            predicted_step_time_s=predicted_s, corrects_probe=corrects_probe, taken_back=taken_back,
         )  # fmt: skip
         adapted.write(adapted_plan_file(self._folder / GENERATIONS, record.number))
         old = self._times.plans[record.number]

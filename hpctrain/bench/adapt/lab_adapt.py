@@ -103,7 +103,7 @@ class AdaptRow:
     target_s: float | None = None
     """Seconds from the first step to the target loss."""
     adapted: list[str] = field(default_factory=list)
-    """The changes of the plan: step before each, whether the first comparison of plans made it, and its reason."""
+    """The changes of the plan: step before each, whether it corrects the probe's figures, and its reason."""
     taken_back: int = 0
     """How many of these changes took the previous plan back."""
 
@@ -341,7 +341,7 @@ def _with_events(row: AdaptRow, job: AdaptingJob, first: int = 0) -> AdaptRow:
     row.steps = rows[-1].step
     for event in changes:
         step = max((row.step for row in rows if row.generation < event.generation), default=0)
-        first = ", first comparison" * event.data["first_comparison"]
-        row.adapted.append(f"after step {step}{first}: {event.reason}")
+        remark = ", corrects the probe" * event.data["corrects_probe"]
+        row.adapted.append(f"after step {step}{remark}: {event.reason}")
     row.taken_back = sum(bool(event.data["taken_back"]) for event in changes)
     return row

@@ -42,7 +42,8 @@ class AdaptLimits:
     """The steps that remain must gain at least this many times the price of the change of plan."""
     wait_steps: int = 100
     """Steps without a speed change that must pass before the second change of plan in an attempt; each further change
-    of plan needs twice as many as the one before. The change of plan by the first comparison does not count."""
+    of plan needs twice as many as the one before. A change of plan that corrects the probe's figures does not
+    count."""
     judge_steps: int = 100
     """Steps after which a new plan is judged (`judge`)."""
     tolerance: float = 0.1
@@ -71,8 +72,9 @@ class PlanChange:
     """Predicted seconds of a step after the change."""
     takes_back: bool = False
     """Whether the change took back the change of plan before it."""
-    first_comparison: bool = False
-    """Whether the change comes from the attempt's first comparison of plans, which corrects the probe's figures."""
+    corrects_probe: bool = False
+    """Whether the change comes from the attempt's first comparison of plans, before which no speed changed: it corrects
+    the probe's figures."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def decide(now: Situation, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS) -> AdaptD
     (`near_best`), the run takes the one that changes least of the present plan. After each change of plan, speeds must
     stay as they are for longer before the next one (`wait_steps`). So a device whose speed goes up and down more often
     than every `2 * wait_steps` steps causes two changes of plan at most. The change of plan by the first decision does
-    not count, because it corrects the probe's figures.
+    not count if no speed changed before, because it corrects the probe's figures.
     """
     if (reason := _why_stay(now) or _why_wait(now, limits)) is not None:
         return AdaptDecision(reason)
@@ -220,7 +222,7 @@ def _why_wait(now: Situation, limits: AdaptLimits) -> str | None:
         return "too few steps of this generation were measured"
     if now.speeds.undecided:
         return "the speed of a device may be changing"
-    moves = [move for move in now.moves if not move.first_comparison]
+    moves = [move for move in now.moves if not move.corrects_probe]
     needed = limits.wait_steps * 2 ** (len(moves) - 1) if moves else 0
     steady = min(steady, now.step - now.moves[-1].step) if moves else steady
     if steady < needed:

@@ -28,8 +28,9 @@ class AdaptedPlan(Document):
     """Seconds that a step of the generation took before the plan was chosen."""
     predicted_step_time_s: float = Field(gt=0)
     """Seconds that a step with the new plan is predicted to take."""
-    first_comparison: bool = False
-    """Whether the plan comes from the attempt's first comparison of plans, after `adapt.after` steps."""
+    corrects_probe: bool = False
+    """Whether the plan corrects the probe's figures: it comes from the attempt's first comparison of plans, before
+    which no speed changed."""
     taken_back: bool = False
     """Whether the new plan is the one before the last change, because the last change made steps longer than
     predicted."""

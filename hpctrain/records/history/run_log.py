@@ -82,7 +82,7 @@ EVENTS: Mapping[EventKind, str] = {
     "replanned": "A new plan for the present nodes is in the file `plan`; `moves` counts state that changes device.",
     "adapted": "All ranks stopped after the same step, and the generation runs the plan in the file `plan`, because of "
     "measured times; in seconds a step, the old plan takes `measured_step_time_s`, the new one is predicted to take "
-    "`predicted_step_time_s`. `first_comparison`: plans were compared for the first time, after `adapt.after` steps. "
+    "`predicted_step_time_s`. `corrects_probe`: plans were compared for the first time, and no speed had changed. "
     "`taken_back`: the new plan is the one before the last change.",
     "adaptation_measured": "What came true of the plan of `generation`: a step takes `measured_step_time_s`, "
     "`predicted_step_time_s` were predicted; `kept` says whether the plan stays.",

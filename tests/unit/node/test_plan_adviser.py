@@ -197,7 +197,7 @@ def test_a_plan_that_makes_steps_longer_is_taken_back(tmp_path: Path) -> None:
     assert job.plan.replicas == first.replicas
     assert record.reason == measured.reason == job.events("adapted")[-1].reason
     assert [event.data["taken_back"] for event in job.events("adapted")] == [False, True]
-    assert [event.data["first_comparison"] for event in job.events("adapted")] == [True, False]
+    assert [event.data["corrects_probe"] for event in job.events("adapted")] == [True, False]
     assert len(job.events("adapted")) == 2
 
 

@@ -219,7 +219,7 @@ def test_a_slow_node_gets_less_work_and_its_work_back(machine):
     made.train(90)
     again = decide(made.situation(decided=decided, moves=[move]))
     assert again.reason == "speeds have not changed for 90 steps, and after 1 moves it must be 100"
-    early = decide(made.situation(decided=decided, moves=[replace(move, first_comparison=True)]))
+    early = decide(made.situation(decided=decided, moves=[replace(move, corrects_probe=True)]))
     assert early.plan is not None
     made.train(10)
     again = decide(made.situation(decided=decided, moves=[move]))
@@ -317,11 +317,13 @@ def test_a_flapping_node_moves_a_run_twice_at_most(machine, half_period, factor)
     for window in range(120):
         slow = {"local1": factor} if window // half_period % 2 else {}
         made.train(WINDOW, **slow)
-        answer = decide(made.situation(decided=decided, moves=moves))
-        first, decided = decided is None, made.step if answer.made else decided
+        now = made.situation(decided=decided, moves=moves)
+        answer = decide(now)
+        corrects_probe = decided is None and now.speeds.changed_at is None
+        decided = made.step if answer.made else decided
         if answer.plan is not None:
             times_s = answer.before_s, answer.predicted_s
-            moves.append(PlanChange(made.step, made.plan, answer.plan, *times_s, first_comparison=first))
+            moves.append(PlanChange(made.step, made.plan, answer.plan, *times_s, corrects_probe=corrects_probe))
             made.begin(answer.plan)
     assert 1 <= len(moves) <= 2
 
