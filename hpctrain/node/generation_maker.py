@@ -314,7 +314,7 @@ class GenerationMaker:
             topology: all nodes, with the speeds that the probe measured.
         """
         previous = proposal.previous
-        if self.run.adapt.mode_or_default != "off" and previous is not None and previous.attempt == proposal.attempt:
+        if self.run.adapt_mode != "off" and previous is not None and previous.attempt == proposal.attempt:
             # A plan can be made without what was measured.
             with contextlib.suppress(HpctrainError, OSError):
                 times = AttemptTimes(self.folder, self.run, proposal.attempt)

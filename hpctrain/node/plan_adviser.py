@@ -79,7 +79,7 @@ class RunPlanAdviser:
         decided = moves[-1].step if self._decided is None and moves else self._decided
         now = Situation(
             run=self._run, spec=self._run.spec(), topology=times.topology, plan=plan,
-            speeds=times.speeds(), rows=times.rows, mode=self._run.adapt.mode_or_default,
+            speeds=times.speeds(), rows=times.rows, mode=self._run.adapt_mode,
             after=self._run.adapt.after, asked=self._run.adapt.mode is not None, began=times.began,
             move_s=DEFAULT_RECOVERY_S if start_s is None else start_s, decided=decided, moves=moves,
             edited=plan.is_edited, lost=len(self._nodes) - len(record.members),

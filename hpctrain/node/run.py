@@ -141,7 +141,7 @@ def _take_part(place: AgentIdentity, here: NodeAddress, run: Run, event_log: Eve
             memory = StateSegments(place.node, switches, keeps_live=run.recovery.memory == "auto")
         peer_lost = functools.partial(report_batch_node_loss, folder, attempt, place.node, _batch_host())
         adviser = None
-        if run.adapt.mode_or_default != "off":
+        if run.adapt_mode != "off":
             adviser = RunPlanAdviser(folder, run, nodes, event_log, attempt)
         context = AgentContext(
             event_log, SystemClock(), stop, files=files, memory=memory, peer_lost=peer_lost, adviser=adviser

@@ -18,11 +18,6 @@ class Adapt(Part):
     mode: AdaptMode | None = None
     """off: only the loss of a node changes the plan. once: plans are compared once in an attempt, after `after` steps.
     online: also after each lasting change of a device's speed. Each change of the plan starts a generation from the
-    state in memory; a plan that makes steps longer is taken back. Default: off."""
+    state in memory; a plan that makes steps longer is taken back. Default: online, and off with `deterministic`."""
     after: int = Field(default=64, ge=20, le=STEPS_MAX)
     """Steps of an attempt after which plans are compared for the first time."""
-
-    @property
-    def mode_or_default(self) -> AdaptMode:
-        """Return the mode, or that of a run whose file states none."""
-        return "off" if self.mode is None else self.mode

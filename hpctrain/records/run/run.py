@@ -28,7 +28,7 @@ from hpctrain.records.model.families import PRESETS
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 from hpctrain.records.plan.compression import Compression, NoCompression
 from hpctrain.records.plan.plan import Recompute, ZeroLevel
-from hpctrain.records.run.adapt import Adapt
+from hpctrain.records.run.adapt import Adapt, AdaptMode
 from hpctrain.records.run.cluster import Cluster
 from hpctrain.records.run.data import Data
 from hpctrain.records.run.energy import Energy
@@ -228,6 +228,12 @@ class Run(Document):
     """Tools for experiments that get the run's metrics while it goes on."""
     energy: Energy = Energy()
     """How often nodes record their energy and their GPUs' health, and how carbon is estimated."""
+
+    @property
+    def adapt_mode(self) -> AdaptMode:
+        """Return `adapt.mode`, or its default: off with `deterministic`, because another plan would change the last
+        bits of the weights; else online."""
+        return self.adapt.mode or ("off" if self.deterministic else "online")
 
     @property
     def step_timeout_s(self) -> float:

@@ -25,6 +25,7 @@ from hpctrain.records.history.memory_state import HeldState
 from hpctrain.records.history.rank_log import RANK_LOG, RankRow
 from hpctrain.records.history.run_log import Event, read_events
 from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.adapt import Adapt
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
@@ -256,22 +257,33 @@ def test_one_node_and_the_end_of_a_run_leave_the_plan_as_it_is(tmp_path: Path) -
     assert end.advise() is None
 
 
-def test_a_plan_by_hand_runs_as_it_is_until_adapting_is_asked_for(tmp_path: Path) -> None:
-    """Without the key `adapt`, no agent has an adviser; with it, the plan of a person changes like any other."""
-    job = Job(tmp_path, ONLINE)
-    silent = Run.model_validate(job.run.model_dump(exclude={"adapt"}, by_alias=True))
-    assert silent.adapt.mode_or_default == "off"
-    plan = job.plan.model_copy(update={"notes": ["edited"]})
-    assert plan.is_edited
-    plan.write(tmp_path / "plan.json")
-    job.record = None
-    for file in (tmp_path / "generations").glob("gen-*"):
-        file.unlink()
-    job.enter("start")
-    assert job.plan == plan
-    job.new_agent()
-    job.train(60, c=2.0)
-    assert job.advise() is not None
+@pytest.mark.parametrize(
+    ("adapt", "edited", "changes"), [({}, False, True), ({}, True, False), ({"mode": "online"}, True, True)]
+)
+def test_a_plan_by_hand_runs_as_it_is_until_adapting_is_asked_for(
+    tmp_path: Path, adapt: dict[str, Any], edited: bool, changes: bool
+) -> None:
+    """The plan of the planner changes without the key `adapt.mode`; that of a person only with it."""
+    job = Job(tmp_path, {"after": 40, **adapt}, parallel={"mode": "auto"})
+    if edited:
+        job.plan.model_copy(update={"notes": ["edited"]}).write(tmp_path / "plan.json")
+        job.record = None
+        for file in (tmp_path / "generations").glob("gen-*"):
+            file.unlink()
+        job.enter("start")
+        job.new_agent()
+    assert job.plan.is_edited is edited
+    slow = max(job.plan.nodes)
+    job.train(60, **{slow: 2.0})
+    assert (job.advise() is not None) is changes
+
+
+def test_a_deterministic_run_keeps_its_plan_unless_adapting_is_asked_for(tmp_path: Path) -> None:
+    run = Job(tmp_path, ONLINE).run.model_copy(update={"deterministic": True})
+    assert run.adapt_mode == "online"
+    silent = run.model_copy(update={"adapt": Adapt()})
+    assert silent.adapt_mode == "off"
+    assert silent.model_copy(update={"deterministic": False}).adapt_mode == "online"
 
 
 def test_steps_during_a_search_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
