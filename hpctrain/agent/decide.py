@@ -1,7 +1,7 @@
 """Decides what an agent does next: a pure function of the time, the agent's view and the limits. Every decision has a
 reason.
 
-A generation ends for all agents when it ends for one. The remaining agents then start the next generation, if they
+A generation ends for all agents when it ends for one. The remaining agents then propose the next generation, if they
 are at least half of the last one's members. This module decides when to propose a generation; whether the proposal is
 agreed on, the members' votes decide (`agent/consensus.py`), so two halves cannot both go on.
 """

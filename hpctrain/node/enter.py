@@ -36,8 +36,8 @@ def main(argv: list[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="hpctrain.node enter")
     parser.add_argument("--folder", type=Path, required=True, help="the run folder")
-    parser.add_argument("--with-code", action="store_true", help="the run's copy of the person's code can be imported")
-    parser.add_argument("command", nargs="+", help="behind --")
+    parser.add_argument("--with-code", action="store_true", help="the run's copy of the user's code can be imported")
+    parser.add_argument("command", nargs="+", help="the command, after --")
     options = parser.parse_args(argv)
     check_trusted(options.folder)
     folder, command = options.folder, options.command

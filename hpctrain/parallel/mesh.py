@@ -62,11 +62,12 @@ def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -
     if names is HYBRID_AXES:
         ranks = ranks.view(plan.pp, plan.dp // group, group, plan.tp)
     mesh = DeviceMesh(device_type, ranks, mesh_dim_names=names)
+    groups = [mesh.get_group(axis) for axis in names]
     if plan.shards == plan.dp and group > 1:
-        mesh["replicate", "shard"]._flatten("dp")
+        groups.append(mesh["replicate", "shard"]._flatten("dp").get_group())
     if timeout is not None:
-        for axis in names:
-            mesh.get_group(axis).set_timeout(timeout)
+        for process_group in groups:
+            process_group.set_timeout(timeout)
     return mesh
 
 

@@ -24,17 +24,18 @@ PEAK_FLOPS = {
     "H200": 989e12,
     "GH200": 989e12,
     "B200": 2250e12,
-    "MI250X": 383e12,
+    "MI250X": 191.5e12,
     "MI300X": 1307e12,
 }
-"""FLOP/s of dense 16-bit matrix products with sums in fp32. A name comes after the names that contain it."""
+"""FLOP/s of dense 16-bit matrix products with sums in fp32; of MI250X, of one of its two devices. A name comes after
+the names that contain it."""
 
 
 def peak_flops(name: str) -> float | None:
     """Return the peak FLOP/s of a GPU in 16-bit products, dense; None if its data sheet is not in the table.
 
     Args:
-        name: the name that CUDA reports, as 'NVIDIA H100 80GB HBM3' or 'AMD Instinct MI300X'.
+        name: the name that torch reports, as 'NVIDIA H100 80GB HBM3' or 'AMD Instinct MI300X'.
     """
     words = re.sub(r"[-_]", " ", name)
     for key, flops in PEAK_FLOPS.items():
