@@ -175,7 +175,8 @@ def compare(
 
     Args:
         path: the file of the rows.
-        progress: called with the number of trainings before the first one of the search, and of the comparison.
+        progress: called with a line that has the number of trainings, before those of the search and before those of
+            the comparison.
 
     Raises:
         InputError: the file has rows of other settings or another sample text, or this machine has no file for a

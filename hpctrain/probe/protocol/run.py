@@ -283,8 +283,8 @@ def run_member(node: ProbeNode, given_up: Callable[[], bool] = lambda: False) ->
         given_up: returns whether to stop searching for a coordinator.
 
     Raises:
-        HpctrainError: there was no coordinator before the deadline, or it died, was silent for too long or sent a
-            malformed order.
+        HpctrainError: there was no coordinator before the deadline or before `given_up` returned True, or it died, was
+            silent for too long or sent a malformed order.
     """
     channel, listener = _find(node, given_up)
     member = ProbeMember(node, channel, listener)
