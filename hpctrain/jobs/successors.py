@@ -39,7 +39,8 @@ def submit_next(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
         CommandError: sbatch refused the job.
         FileError, UntrustedError: bad_nodes.jsonl, successors.jsonl or the list of job ids of the run is damaged or
             untrusted; no job was queued.
-        StorageError: the run folder cannot be written; no job was queued.
+        StorageError: the run folder cannot be written. No job was queued, or it is queued and in successors.jsonl, and
+            only the list of the run's jobs does not have it.
     """
     waiting = waiting_successors(folder, slurm)
     exclude = nodes_to_exclude(folder, run, slurm, now)
