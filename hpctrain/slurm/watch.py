@@ -25,7 +25,7 @@ class JobWatcher:
         """Begin to watch the jobs in `job_ids`; Slurm is not asked before the first `poll`.
 
         Args:
-            delay_min_s: the shortest time between two polls, in seconds.
+            delay_min_s: the shortest time between two polls, in seconds, unless a job is added.
         """
         self._slurm = slurm
         self._job_ids = list(job_ids)

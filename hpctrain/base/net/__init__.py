@@ -1,2 +1,2 @@
-"""Connections between processes: authentication, messages, and the choice of nodes to leave out when some pairs of
-nodes do not reach each other."""
+"""Connections between processes: authentication, messages, the kernel's counters of TCP connections, and the choice of
+nodes to leave out when some pairs of nodes do not reach each other."""
