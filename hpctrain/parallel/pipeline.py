@@ -43,6 +43,7 @@ from hpctrain.parallel.stage import (
     seconds_between,
 )
 from hpctrain.parallel.tensor_parallel import apply_tensor_parallel, vocabulary_is_split
+from hpctrain.parallel.tensor_sums import LevelSums, build_level_sums
 from hpctrain.parallel.tracked_work import TrackedReceives
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.model.span_corruption import Lengths
@@ -261,8 +262,9 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
         InputError: the user's factory or transformers fails, or builds another model than the spec's.
     """
     plan, owner = inputs.plan, inputs.plan.stage_owner()
+    sums = build_level_sums(plan, mesh, inputs.timeout)
     stages = [
-        _build_stage(inputs, mesh, index, coordinate.dp)
+        _build_stage(inputs, mesh, index, coordinate.dp, sums)
         for index in range(len(plan.stages))
         if owner[index] == coordinate.pp
     ]
@@ -283,7 +285,9 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     return Pipeline(inputs, coordinate.dp, stages, runtime, _tied(inputs, coordinate, stages))
 
 
-def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: int) -> InstrumentedStage:
+def _build_stage(
+    inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: int, sums: LevelSums | None
+) -> InstrumentedStage:
     spec, count = inputs.spec, len(inputs.plan.stages)
     rows = inputs.plan.replicas[replica].micro_batch
     first, last = index == 0, index == count - 1
@@ -292,7 +296,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: 
     if inputs.plan.shards == 1 or inputs.plan.tp > 1:
         module.to(inputs.device)  # sharding moves a plain stage to the device block by block
     if inputs.plan.tp > 1:
-        apply_tensor_parallel(module, mesh["tp"], spec, inputs.plan.sequence_parallel)
+        apply_tensor_parallel(module, mesh["tp"], spec, inputs.plan.sequence_parallel, sums)
     blocks = list(blocks_of(module).values())
     recompute_blocks(blocks, inputs.plan.stages[index].recompute)
     if inputs.compile:

@@ -26,13 +26,14 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from hpctrain.model.imported.model import blocks_of
+from hpctrain.parallel.tensor_sums import SEQUENCE_DIM, LevelSums, with_sums
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import EncoderSpec, FamilySpec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 from hpctrain.records.model.transformers_spec import TransformersSpec
 
-SEQUENCE = Shard(1)
+SEQUENCE = Shard(SEQUENCE_DIM)
 """DTensor placement of activations [batch, seq, dim] that are split along the sequence."""
 
 
@@ -43,7 +44,9 @@ def vocabulary_is_split(spec: Spec, tp: int) -> bool:
     return spec.head_shards(tp) > 1
 
 
-def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: Spec, sequence: bool = False) -> None:
+def apply_tensor_parallel(
+    module: nn.Module, mesh: DeviceMesh, spec: Spec, sequence: bool = False, sums: LevelSums | None = None
+) -> None:
     """Split the matrices of a plain, initialised stage in place over the devices of a mesh.
 
     If the head is split, the stage then returns local logits [batch, seq, vocab / tp].
@@ -53,20 +56,20 @@ def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: Spec, seque
         mesh: [tp].
         spec: the model's spec, no `TransformersSpec`; for your own model, it names the linear layers to split.
         sequence: whether to use sequence parallelism: norms and the residual stream are split along the sequence too.
+        sums: how activations are summed in training; None: exactly.
     """
     if isinstance(spec, ImportedSpec):
         for block in blocks_of(module).values():
-            parallelize_module(block, mesh, _declared_styles(spec))
+            parallelize_module(block, mesh, with_sums(_declared_styles(spec), sums))
         return
     assert not isinstance(spec, TransformersSpec), "its plans have tp 1"
     stream = SEQUENCE if sequence else Replicate()
     for block in blocks_of(module).values():
         names = {name for name, _ in block.named_modules()}
-        parallelize_module(
-            block, mesh, {name: style for name, style in _block_styles(stream, spec).items() if name in names}
-        )
+        styles = {name: style for name, style in _block_styles(stream, spec).items() if name in names}
+        parallelize_module(block, mesh, with_sums(styles, sums))
     split = vocabulary_is_split(spec, mesh.size())
-    for name, style in _end_styles(stream, split, spec).items():
+    for name, style in with_sums(_end_styles(stream, split, spec), sums).items():
         part = getattr(module, name, None)
         if part is not None:
             parallelize_module(part, mesh, style)

@@ -19,11 +19,11 @@ from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.plan_conversion import level_specs, plan_of_layout
 from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
+from hpctrain.planner.search.activation_formats import choose_activation_formats
 from hpctrain.planner.search.codec_choice import (
     MIN_GAIN,
     CodecDecision,
     choose_codec,
-    choose_messages,
     compression_may_gain,
     searched,
 )
@@ -107,17 +107,14 @@ def make_plan(
     best, codec = decision.prediction, decision.spec.codec
     cost = plain.cost.with_work(memory_options=best.layout.memory_options, codec=codec, intra_node=decision.intra_node)
     if previous is not None:
-        # This comes before the message codecs are chosen, because they belong to the stages of one layout.
+        # This comes before the formats of activations are chosen, because they belong to the stages of one layout.
         reused = () if space.warm_start is None else space.warm_start.reused_layouts
         best = minimise_moves(cost, best, previous, reused, request.limits.max_move_slowdown)
-    why_messages: list[str] = []
-    if run.compression.messages == "auto":
-        lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
-        cost, best, why_messages = choose_messages(cost, best.layout, lossy)
+    cost, best, why_formats = choose_activation_formats(run, cost, best)
     best = cut_at_seam(cost, best, request.limits.max_seam_slowdown)
     holds = _bound_holds(run, plain, chosen, cost)
     bound_s = chosen.bound_s if holds else ideal_step_s(plain.pool, plain.work)
-    compared = bool(decision.spec.compared or why_messages)
+    compared = bool(decision.spec.compared or why_formats)
     plan = plan_of_layout(
         best.layout,
         cost,
@@ -128,7 +125,7 @@ def make_plan(
         profile=profile,
         predicted=Predicted(step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=bound_s),
         rejected=chosen.rejected,
-        notes=[*notes, *chosen.notes, *why_messages, *_device_notes(plain, best.layout, compared)],
+        notes=[*notes, *chosen.notes, *why_formats, *_device_notes(plain, best.layout, compared)],
     )
     check_runnable(plan, run)
     return plan if previous is None else _with_moves(plan, previous)
@@ -229,7 +226,8 @@ def _bound_holds(run: Run, plain: SearchSpace, chosen: ChosenPlan, cost: CostMod
         cost: the cost model with the codecs of the plan.
     """
     exact = cost.work.codec.exact and chosen.space.work.codec == plain.work.codec
-    if cost.work.intra_node != plain.work.intra_node:
+    asked, chosen_work = plain.work, cost.work
+    if (chosen_work.intra_node, chosen_work.tensor_parallel_sums) != (asked.intra_node, asked.tensor_parallel_sums):
         return False
     same_messages = cost.work.messages == plain.work.messages or set(cost.work.messages) == {"none"}
     return same_messages and (exact or not isinstance(run.compression, AutoCompression))

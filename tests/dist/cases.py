@@ -362,6 +362,25 @@ PLANS |= {
 }
 
 
+PLANS |= {
+    name: (Plan.model_validate(plan.model_dump() | {"tensor_parallel_sums": "bf16"}), spec)
+    for name, (plan, spec) in {
+        "tp2 tied, in bf16": PLANS["tp2 tied"],
+        "tp2 selective, like Gemma, in bf16": PLANS["tp2 selective, like Gemma"],
+        "tp2, encoder-decoder, in bf16": PLANS["tp2, encoder-decoder"],
+        "tp2 sequence, roberta, in bf16": PLANS["tp2 sequence, roberta"],
+        "tp2 sequence, full and selective, in bf16": PLANS["tp2 sequence, full and selective"],
+        "pp2 tp2 sequence, in bf16": PLANS["pp2 tp2 sequence"],
+        "zero3 dp2 tp2, in bf16": PLANS["zero3 dp2 tp2"],
+        "tp4 by level, opt, in bf16": (make_plan(1, 1, 4, WHOLE, [(4, 2)], per_node=2), OPT),
+        "tp4 sequence by level, gpt2, in bf16": (
+            make_plan(1, 1, 4, WHOLE, [(4, 2)], per_node=2, sequence_parallel=True), GPT2,
+        ),
+    }.items()
+}  # fmt: skip
+"""Tensor-parallel groups that span nodes and sum in bf16 between them."""
+
+
 def batch(spec: FamilySpec, step: int, length: int = SEQ) -> torch.Tensor:
     """The global batch of a step: [ROWS, length + 1]."""
     return torch.randint(0, spec.vocabulary, (ROWS, length + 1), generator=torch.Generator().manual_seed(step))
@@ -463,13 +482,15 @@ def job_loss(share: float, coordinate: Coordinate) -> float:
 
 
 def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjective = NEXT_TOKEN) -> dict[str, float]:
-    """Largest deviations of a plan from one process, the same number on every rank; of the loss as a share of it. Also
-    'early': minus the fewest sums that any rank began before its last action ended."""
+    """Largest deviations of a plan from one process, the same number on every rank; of losses as a share of them.
+    'validation' compares with the training's loss, 'evaluation' with one process. Also 'early': minus the
+    fewest sums that any rank began before its last action ended."""
     expected = reference(spec, objective)
     pipeline, coordinate, reducer = open_pipeline(plan, spec, rank, objective)
     named = pipeline.parameters()
     optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-3, eps=EPS, foreach=False if plan.tp > 1 else None)
-    found: dict[str, list[float]] = {key: [] for key in ("loss", "gradient", "norm", "validation", "parameter")}
+    names = ("loss", "gradient", "norm", "validation", "evaluation", "parameter")
+    found: dict[str, list[float]] = {key: [] for key in names}
     for step in range(STEPS):
         rows = [part[my_part(plan, coordinate)] for part in samples(spec, step, objective)]
         # Before any training, and after some of it.
@@ -482,6 +503,7 @@ def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjec
         pipeline.all_reduce_tied_gradients()
         if valid is not None:
             found["validation"].append(abs(valid - loss))
+            found["evaluation"] += [abs(valid / expected["losses"][0] - 1)] if step == 0 else []
         found["loss"].append(abs(loss / expected["losses"][step] - 1))
         if step == 0:
             norm = float(gradient_norm([p for _, p in named], plan, pipeline.tied_holders()))

@@ -9,20 +9,22 @@ from cases import PLANS
 from processes import run_cases
 
 CASES = Path(__file__).with_name("cases.py")
+BF16_STEP = 2**-8
+"""Distance of neighbouring numbers of bf16, as a share of a number."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "least"), [(1, 7), (2, 59), (3, 3), (4, 43), (6, 1), (8, 3)])
+@pytest.mark.parametrize(("world", "least"), [(1, 7), (2, 64), (3, 3), (4, 47), (6, 1), (8, 3)])
 def test_equals_one_process(world: int, least: int, tmp_path: Path) -> None:
     results = run_cases(CASES, "equivalence", world, tmp_path)
     assert len(results) >= least
     for name, errors in results.items():
-        assert errors["loss"] <= 1e-6, (name, errors)
-        assert errors["gradient"] <= 1e-6, (name, errors)
-        assert errors["norm"] <= 1e-6, (name, errors)
-        assert errors["validation"] <= 1e-6, (name, errors)
-        assert errors["parameter"] <= 1e-6, (name, errors)
         plan = PLANS[name.removesuffix(", masked")][0]
+        exact = plan.tensor_parallel_sums == "none"
+        for figure in ("loss", "gradient", "norm", "validation", "parameter"):
+            assert errors[figure] <= (1e-6 if exact else BF16_STEP), (name, errors)
+        assert exact or errors["gradient"] > 1e-6, (name, errors)
+        assert errors["evaluation"] <= 1e-6, (name, errors)  # validation sums exactly
         # Where the state is whole, sums begin before a rank's last action ends: those of a stage that is done, or of
         # buckets in the last backward.
         if plan.dp > 1 and plan.shards == 1 and (plan.tp == 1 or len(plan.stages) > plan.pp):

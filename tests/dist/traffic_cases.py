@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from cases import HALF, ODD, PLANS, SEQ, SPEC, WHOLE, batch, make_plan, my_rows, open_pipeline
-from gloo_calls import gloo_calls
+from gloo_calls import ELEMENT_BYTES, gloo_calls
 from processes import launch, process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -37,6 +37,8 @@ STEPS: dict[str, tuple[Plan, DecoderSpec]] = {
     "sequence": PLANS["tp2 sequence"],
     "sequence, vocabulary 67": PLANS["tp2 sequence, odd vocabulary"],
     "sequence, recomputed": PLANS["tp2 sequence, full and selective"],
+    "tied, in bf16": PLANS["tp2 tied, in bf16"],
+    "sequence, recomputed, in bf16": PLANS["tp2 sequence, full and selective, in bf16"],
 }
 
 RING = {"all_reduce": 1.0, "all_gather": 1.0, "reduce_scatter": 0.5, "all_to_all": 0.5}
@@ -50,22 +52,31 @@ def step_bytes(plan: Plan, spec: DecoderSpec) -> int:
     Recomputation repeats the all-reduce after the attention; nothing needs the one after the SwiGLU, the block's last.
     With sequence parallelism, each all-reduce is half an all-gather, half a reduce-scatter; the embedding's and the
     head's come in both directions; recomputation repeats all but the last reduce-scatter; and the norms' gradients
-    are summed once a step."""
+    are summed once a step. Between nodes in bf16, blocks and the head send half the bytes."""
     replica = plan.replicas[0]
     tokens = replica.micro_batch * SEQ
     split = spec.vocabulary % plan.tp == 0
     repeated = 1.5 if plan.sequence_parallel else 1.0
     recomputed = sum(stage.layers[1] - stage.layers[0] for stage in plan.stages if stage.recompute != "none")
     ends = 2.0 if split else 1.0 if plan.sequence_parallel else 0.0
-    floats = (4 * spec.layers + repeated * recomputed + ends) * tokens * spec.dim + (3 * tokens if split else 0)
+    summed, exact = 4 * spec.layers + repeated * recomputed, ends
+    if plan.tensor_parallel_sums == "bf16":
+        assert split
+        summed, exact = (summed + ends / 2) / 2, ends / 2
+    floats = (summed + exact) * tokens * spec.dim + (3 * tokens if split else 0)
     norms = (2 * spec.layers + 1) * spec.dim if plan.sequence_parallel else 0
     return int(4 * (floats * replica.micro_batches + norms))
 
 
 def reported_bytes(trace: profile) -> int:
-    """What gloo says of itself: its collectives with the shapes of their inputs, all of them float32."""
-    shapes = [(kind, shape) for kind, inputs, _ in gloo_calls(trace) for shape in inputs if shape]
-    return int(sum(RING[kind] * 4 * math.prod(shape) for kind, shape in shapes))
+    """What gloo says of itself: its collectives with the shapes and types of their inputs."""
+    inputs = [
+        (call.kind, ELEMENT_BYTES[type_], math.prod(shape))
+        for call in gloo_calls(trace)
+        for shape, type_ in zip(call.shapes, call.types, strict=True)
+        if shape
+    ]
+    return int(sum(RING[kind] * number_bytes * numbers for kind, number_bytes, numbers in inputs))
 
 
 def measured(work: Callable[[], object]) -> tuple[int, int]:

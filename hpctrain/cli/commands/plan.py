@@ -48,6 +48,7 @@ from hpctrain.planner.simulate.goodput import (
 )
 from hpctrain.records.format.node_name import compress_node_set
 from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.options_text import memory_options_text
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import read_run, run_of
@@ -264,7 +265,7 @@ def _summary(plan: Plan, spec: Spec) -> str:
         f"{plural(len(plan.nodes), 'node')}: "
         f"{plan.dims}, schedule {plan.schedule}, micro-batch {first.micro_batch}"
     )
-    text = ", ".join([text, *plan.memory_options_text])
+    text = ", ".join([text, *memory_options_text(plan)])
     if plan.predicted is not None:
         text += f"\npredicted step time {format_seconds(plan.predicted.step_time_s['total'])}"
         if plan.predicted.useful_bound_s is not None:

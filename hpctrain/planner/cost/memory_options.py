@@ -7,7 +7,7 @@ from typing import Literal
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner.devices.tensor_parallel_group import Placement
-from hpctrain.records.plan.levels import replicas_per_node
+from hpctrain.records.plan.levels import consecutive_per_node
 from hpctrain.records.plan.plan import Plan, Recompute, ZeroLevel
 from hpctrain.records.run.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
@@ -89,7 +89,7 @@ def shard_group_size(placement: Placement, memory_options: MemoryOptions) -> int
     if memory_options.shard == "all":
         return len(placement)
     # In the column of each pipeline rank, every group of consecutive replicas has to lie within a node.
-    return replicas_per_node(
+    return consecutive_per_node(
         [frozenset(device.node for device in unit.devices) for unit in column]
         for column in zip(*placement, strict=True)
     )

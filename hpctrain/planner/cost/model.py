@@ -17,9 +17,9 @@ from hpctrain.planner.cost.collectives import (
     node_sum_time,
 )
 from hpctrain.planner.cost.memory import MemoryModel
-from hpctrain.planner.cost.roofline import ModuleTimes, roofline
+from hpctrain.planner.cost.roofline import ModuleTimes, codec_seconds, roofline
 from hpctrain.planner.cost.workload import ModelPart, Workload
-from hpctrain.planner.devices.constants import COST_CONSTANTS, DEFAULT_CODEC_S, CostConstants
+from hpctrain.planner.devices.constants import COST_CONSTANTS, CostConstants
 from hpctrain.planner.devices.links import (
     Links,
     message_alpha_beta,
@@ -305,13 +305,6 @@ def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostC
 def crosses_nodes(a: TensorParallelGroup, b: TensorParallelGroup) -> bool:
     """Return whether any message between two tensor-parallel groups leaves a node."""
     return any(x.node != y.node for x, y in zip(a.device_ids, b.device_ids, strict=True))
-
-
-def codec_seconds(unit: TensorParallelGroup) -> CodecSeconds:
-    """Return the seconds per number with each codec on a tensor-parallel group: measured, or the default of its kind of
-    device.
-    """
-    return unit.codec_s or DEFAULT_CODEC_S[unit.kind]
 
 
 def slowest_codec(units: Sequence[TensorParallelGroup]) -> CodecSeconds:

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 from hpctrain.planner.cost.workload import Workload
-from hpctrain.planner.devices.constants import CostConstants, ForwardBackward
+from hpctrain.planner.devices.constants import DEFAULT_CODEC_S, CostConstants, ForwardBackward
 from hpctrain.planner.devices.links import Links, ring_all_reduce_s
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
+from hpctrain.records.topology.topology import CodecSeconds
 
 
 @dataclass(frozen=True)
@@ -167,19 +168,35 @@ def _tensor_parallel(
     Each pass has two all-reduces of the residual stream (Shoeybi et al. 2019), and the dispatch of DTensors. With
     sequence parallelism each all-reduce is a reduce-scatter and an all-gather, which send as many bytes. Full
     recomputation repeats the forward's part in the backward; selective recomputation does so only if
-    `selective_sends_again` of `work.framework` is set.
+    `selective_sends_again` of `work.framework` is set. Sums in bf16 count as many messages as a ring.
 
     Args:
         micro_batch: sequences of a micro-batch.
     """
     if len(unit.devices) == 1:
         return PassTime(), PassTime()
-    size = float(work.stage_boundary_bytes(micro_batch))
+    in_bf16 = work.tensor_parallel_sums == "bf16" and unit.spans_nodes
     hop_s = constants.collective_ops * unit.launch_s
-    reduce = 2 * ring_all_reduce_s(
-        links, unit.device_ids, size, hop_s, constants.hierarchical_all_reduce, unit.contention
-    )
-    forward, backward = (PassTime(0.0, ops * unit.launch_s, reduce) for ops in constants.tensor_parallel_ops)
+    coding_s = 0.0
+    if in_bf16:
+        numbers = work.stage_boundary_bytes(micro_batch) / work.framework.residual_stream_bytes
+        coding_s = 2 * numbers * codec_seconds(unit).bf16
+
+    def added(ops: float, size: float) -> PassTime:
+        reduce_s = ring_all_reduce_s(
+            links, unit.device_ids, size, hop_s, constants.hierarchical_all_reduce, unit.contention
+        )
+        return PassTime(coding_s, ops * unit.launch_s, 2 * reduce_s)
+
+    sizes = work.tensor_parallel_bytes(micro_batch, in_bf16)
+    forward, backward = map(added, constants.tensor_parallel_ops, sizes)
     recompute = work.memory_options.recompute
     again = recompute == "full" or (recompute == "selective" and work.framework.selective_sends_again)
     return forward, backward + forward if again else backward
+
+
+def codec_seconds(unit: TensorParallelGroup) -> CodecSeconds:
+    """Return the seconds per number with each codec on a tensor-parallel group: measured, or the default of its kind of
+    device.
+    """
+    return unit.codec_s or DEFAULT_CODEC_S[unit.kind]

@@ -11,7 +11,7 @@ from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryO
 from hpctrain.planner.devices.constants import HPCTRAIN_FRAMEWORK, Framework
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.compression import AutoCompression, Codec, NoCompression
-from hpctrain.records.plan.gradient_codec import FULL_BYTES, MESSAGES, IntraNode, Messages
+from hpctrain.records.plan.gradient_codec import FULL_BYTES, MESSAGES, IntraNode, Messages, TensorParallelSums
 from hpctrain.records.plan.low_rank import PowerSgd
 from hpctrain.records.run.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
@@ -90,6 +90,8 @@ class Workload:
     """The codec of the gradients; the default sums exactly."""
     intra_node: IntraNode = "flat"
     """How the replicas of a node sum gradients before the codec sums over the nodes, where that is possible."""
+    tensor_parallel_sums: TensorParallelSums = "none"
+    """How tensor-parallel groups that span nodes sum activations."""
     messages: Messages | tuple[Messages, ...] = "none"
     """The codec of stage messages between nodes: one for all stages, or [stage] -> codec of messages to the next
     stage.
@@ -233,6 +235,20 @@ class Workload:
         size = self.hidden_bytes(micro_batch, tp) * MESSAGES[messages].number_bytes / FULL_BYTES
         return size / tp if self.framework.split_sends and not self.memory_options.sequence_parallel else size
 
+    def tensor_parallel_bytes(self, micro_batch: int, in_bf16: bool) -> tuple[float, float]:
+        """Return the bytes of the activations that each all-reduce of tensor parallelism sums, as (in the forward pass,
+        in the backward pass). The forward pass sums outputs of matrix products, the backward pass gradients of the
+        residual stream.
+
+        Args:
+            micro_batch: sequences of a micro-batch.
+            in_bf16: whether numbers are sent in bf16.
+        """
+        whole, stream_bytes = float(self.stage_boundary_bytes(micro_batch)), self.framework.residual_stream_bytes
+        numbers = whole / stream_bytes
+        sizes = (2, 2) if in_bf16 else (min(self.value_bytes, stream_bytes), stream_bytes)
+        return numbers * sizes[0], numbers * sizes[1]
+
     def messages_behind(self, stage: int) -> Messages:
         """Return the codec of messages between a stage and the next one where the two stages lie on different nodes;
         within a node, messages are not encoded."""
@@ -343,13 +359,14 @@ def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
     codec = (
         NoCompression()
         if isinstance(asked, AutoCompression)
-        else asked.model_copy(update={"activations": None, "intra_node": None})
+        else asked.model_copy(update={"activations": None, "intra_node": None, "tensor_parallel": None})
     )
     if isinstance(codec, PowerSgd):
         codec = codec.for_run(run.optimizer.first_steps(run.steps))
     work = Workload(
         spec, run.batch.global_, run.data.seq_len, run.precision, fixed, memory_options, run.compile, codec=codec,
         intra_node="flat" if asked.node_sums == "auto" else asked.node_sums,
+        tensor_parallel_sums="none" if asked.tensor_sums == "auto" else asked.tensor_sums,
         messages="none" if asked.messages == "auto" else asked.messages,
         state_outlives=run.recovery.memory == "auto", snapshots=run.recovery.snapshot_every != "off",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from hpctrain.planner.devices.contention import DirectedLoad, Load
 from hpctrain.planner.devices.links import Links, Route, ring_hops
 from hpctrain.planner.devices.tensor_parallel_group import Placement, class_numbers, first_of_each
 from hpctrain.records.format.node_name import DeviceId
-from hpctrain.records.plan.levels import replicas_per_node
+from hpctrain.records.plan.levels import consecutive_per_node
 
 MAX_PAIRED_NODES = 64
 """Largest number of nodes of an all-to-all whose links are all compared. With more nodes, the links of a ring stand in
@@ -210,7 +210,7 @@ class PlacementLinks:
 def level_replicas(placement: Placement) -> int:
     """Return the number of consecutive replicas that share a node, if gradients can be summed within nodes and then
     between them: equally many on each of several nodes; 1 if they cannot."""
-    per_node = replicas_per_node(
+    per_node = consecutive_per_node(
         [tuple(device_id.node for device_id in unit.device_ids) for unit in column]
         for column in zip(*placement, strict=True)
     )

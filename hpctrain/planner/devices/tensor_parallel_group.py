@@ -51,6 +51,7 @@ class TensorParallelGroup:
         self.index, self.devices, self.contention = index, devices, contention
         self.device_ids = tuple(device.device_id for device in devices)
         self.kind, self.node = devices[0].kind, devices[0].node
+        self.spans_nodes = any(device.node != self.node for device in devices)
         self.flops = min(device.flops for device in devices)
         """FLOP/s of the slowest device; the others wait for it."""
         self.bytes_per_s = min(device.bytes_per_s for device in devices)

@@ -31,7 +31,7 @@ def plan_of_layout(layout: Layout, cost: CostModel, **fields: object) -> Plan:
     """Return the plan of a layout.
 
     Args:
-        cost: the cost model with the codecs of stage messages.
+        cost: the cost model with the formats of activations between nodes.
         fields: the plan's fields that the layout does not decide.
     """
     memory_options = layout.memory_options
@@ -43,6 +43,7 @@ def plan_of_layout(layout: Layout, cost: CostModel, **fields: object) -> Plan:
         "zero": memory_options.zero,
         "shard": layout.shards if 1 < layout.shards < layout.dp else None,
         "sequence_parallel": memory_options.sequence_parallel,
+        "tensor_parallel_sums": cost.work.tensor_parallel_sums if _spans_nodes(layout) else "none",
         "schedule": layout.schedule,
         "stages": [
             Stage(layers=edge, recompute=memory_options.recompute, messages=_messages(cost, layout, stage))
@@ -53,6 +54,10 @@ def plan_of_layout(layout: Layout, cost: CostModel, **fields: object) -> Plan:
         "actions": {replica: _actions(layout, replica) for replica in range(layout.dp)},
     }
     return Plan.model_validate(values | fields)
+
+
+def _spans_nodes(layout: Layout) -> bool:
+    return any(unit.spans_nodes for unit in layout.units())
 
 
 def level_specs(spec: CodecSpec, intra_node: IntraNode, layout: Layout) -> list[CodecSpec]:
@@ -118,7 +123,8 @@ def layout_of_plan(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Cost
     work, _ = workload_of(run, spec)
     memory_options = memory_options_of_plan(plan)
     work = replace(work, memory_options=memory_options, fixed=None, codec=plan.codec, intra_node=plan.intra_node)
-    work = replace(work, messages=tuple(stage.messages for stage in plan.stages))
+    messages = tuple(stage.messages for stage in plan.stages)
+    work = replace(work, messages=messages, tensor_parallel_sums=plan.tensor_parallel_sums)
     # The plan states its devices, so spares, excluded nodes and limits on devices do not apply here.
     free = run.model_copy(
         update={

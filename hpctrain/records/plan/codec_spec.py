@@ -59,6 +59,10 @@ class CodecSpec(Part):
             raise ValueError(
                 f"codec.intra_node: found {self.codec.intra_node}; a plan says it by level: compression[…].level"
             )
+        if self.codec.tensor_parallel is not None:
+            raise ValueError(
+                f"codec.tensor_parallel: found {self.codec.tensor_parallel}; a plan says it in tensor_parallel_sums"
+            )
         if self.level == "intra_node" and self.codec.mode not in ("none", "bf16"):
             raise ValueError(f"codec.mode: found {self.codec.mode} with level intra_node; allowed: none, bf16")
         return self

@@ -23,6 +23,7 @@ from hpctrain.records.plan.gradient_codec import (
     IntraNode,
     Layers,
     Messages,
+    TensorParallelSums,
     Values,
     sparse_bytes,
 )
@@ -319,6 +320,10 @@ class AutoCompression(CompressionSettings):
     @property
     def node_sums(self) -> IntraNode | Literal["auto"]:
         return self.intra_node or "auto"
+
+    @property
+    def tensor_sums(self) -> TensorParallelSums | Literal["auto"]:
+        return self.tensor_parallel or "auto"
 
 
 _AnyCodec = NoCompression | Bf16 | Quantized | RotatedIntegers | PowerSgd | TopK | Adaptive | Tagc | LocalSteps

@@ -57,6 +57,9 @@ RESIDUAL_BYTES = {"fp32": 4, "bf16": 2}
 IntraNode = Literal["flat", "none", "bf16"]
 """How gradients are summed among the replicas of a node before anything is sent to other nodes. none: in fp32. bf16: in
 bfloat16. flat: not at all; all replicas are alike, whether or not they share a node."""
+TensorParallelSums = Literal["none", "bf16"]
+"""How tensor-parallel devices on different nodes sum activations and their gradients. none: exactly. bf16: in
+bfloat16."""
 Level = Literal["dp", "intra_node", "inter_node"]
 """Level of a sum of gradients. dp: over all replicas. intra_node: over the replicas of a node. inter_node: over the
 nodes, of the sums of each node."""
@@ -79,7 +82,7 @@ Layers = Annotated[NamedLayers | list[str], BeforeValidator(_layers)]
 
 class CompressionSettings(Part):
     """Base class of all modes of `compression`, with the settings that every mode has: the encoding of stage messages,
-    and the sums within nodes."""
+    the sums within nodes, and the sums of tensor parallelism."""
 
     activations: Messages | Literal["auto"] | None = None
     """How activations and their gradients are sent between pipeline stages on different nodes. none: in fp32. bf16: in
@@ -91,6 +94,11 @@ class CompressionSettings(Part):
     in bfloat16. flat: not at all; the codec sums over all replicas alike. auto: the planner chooses. Default: auto with
     mode auto, else flat. Nodes with one replica each, or with unequally many, have flat sums."""
 
+    tensor_parallel: TensorParallelSums | Literal["auto"] | None = None
+    """How tensor-parallel devices on different nodes send activations and their gradients for a sum. none: in fp32, or
+    as autocast gives them. bf16: in bfloat16; the devices of a node first sum among themselves, without it. auto: the
+    planner chooses. Default: auto with mode auto, else none. Validation always sums exactly."""
+
     @property
     def messages(self) -> Messages | Literal["auto"]:
         """Return the value of `activations`, or its default if the key is left out."""
@@ -100,6 +108,11 @@ class CompressionSettings(Part):
     def node_sums(self) -> IntraNode | Literal["auto"]:
         """Return the value of `intra_node`, or its default if the key is left out."""
         return self.intra_node or "flat"
+
+    @property
+    def tensor_sums(self) -> TensorParallelSums | Literal["auto"]:
+        """Return the value of `tensor_parallel`, or its default if the key is left out."""
+        return self.tensor_parallel or "none"
 
 
 class GradientCodec(CompressionSettings):

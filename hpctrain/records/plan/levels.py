@@ -1,5 +1,5 @@
-"""How many replicas share a node, which decides whether gradients can be summed by level: within nodes, then between
-them."""
+"""How many replicas, and how many devices of a tensor-parallel group, share a node. This decides whether gradients and
+activations can be summed by level: within nodes, then between them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from itertools import groupby
 from hpctrain.records.plan.codec_spec import CodecSpec
 
 
-def replicas_per_node(columns: Iterable[Iterable[Hashable]]) -> int:
-    """Return the number of consecutive replicas that share a node; 1 if it is not the same everywhere.
+def consecutive_per_node(columns: Iterable[Iterable[Hashable]]) -> int:
+    """Return the number of consecutive replicas, or devices of a tensor-parallel group, that share a node; 1 if it is
+    not the same everywhere.
 
     Args:
-        columns: for each pipeline rank, the node or nodes of its devices in each replica, in the order of replicas.
+        columns: for each pipeline rank, the node or nodes of its devices in each replica, in the order of replicas; or
+            for each tensor-parallel group, the nodes of its devices, in the order of ranks.
     """
     runs = {len(list(run)) for column in columns for _, run in groupby(column)}
     return runs.pop() if len(runs) == 1 else 1
@@ -57,3 +59,24 @@ def check_levels(compression: Sequence[CodecSpec], replicas: int, shards: int, p
             f"shard: found {shards} with levels intra_node and inter_node and {per_node} replicas on a node; allowed: "
             f"{per_node}, or one entry of compression with level dp"
         )
+
+
+def check_tensor_parallel_sums(groups: Iterable[Sequence[str]]) -> None:
+    """Check that the devices allow sums of tensor parallelism by level.
+
+    Args:
+        groups: for each tensor-parallel group, the nodes of its devices, in the order of ranks.
+
+    Raises:
+        ValueError: the groups have unequal numbers of devices on nodes, or a node's devices do not follow each other.
+    """
+    sizes: set[int] = set()
+    for nodes in groups:
+        runs = [(node, len(list(run))) for node, run in groupby(nodes)]
+        sizes |= {size for _, size in runs}
+        if len(sizes) > 1 or len({node for node, _ in runs}) < len(runs):
+            raise ValueError(
+                f"tensor_parallel_sums: found bf16 with a tensor-parallel group on nodes {', '.join(nodes)}, in the "
+                "order of ranks; allowed where each group has equally many devices on each of its nodes, one after the "
+                "other; use none"
+            )

@@ -13,8 +13,8 @@ from hpctrain.records.format.document import BATCH_MAX, DEVICES_MAX, LAYERS_MAX,
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.compression import Codec
-from hpctrain.records.plan.gradient_codec import IntraNode, Messages
-from hpctrain.records.plan.levels import check_levels, replicas_per_node
+from hpctrain.records.plan.gradient_codec import IntraNode, Messages, TensorParallelSums
+from hpctrain.records.plan.levels import check_levels, check_tensor_parallel_sums, consecutive_per_node
 from hpctrain.records.plan.prediction import Move, Predicted, Rejected
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.plan.schedule import Action, Schedule
@@ -74,6 +74,7 @@ class Plan(Document):
     """plan.json: a complete plan with devices, cut, micro-batches, schedule and codec."""
 
     schema_kind: ClassVar[str] = "plan"
+    later_fields = frozenset({"tensor_parallel_sums"})
 
     topology_sha256: str | None = None
     """SHA-256 of the content of the topology that the plan was made for."""
@@ -115,6 +116,9 @@ class Plan(Document):
     With level intra_node, the replicas of a node sum gradients among themselves, and each gets the sums of a part of
     them. With level inter_node, the nodes sum these parts with the codec. With hybrid sharding and a codec that is not
     exact, one entry means the same: the replicas that share a state sum exactly."""
+    tensor_parallel_sums: TensorParallelSums = "none"
+    """How tensor-parallel groups that span nodes sum activations and their gradients in training. none: exactly. bf16:
+    exactly within a node, then in bfloat16 between nodes."""
     profile: CalibrationProfile | None = None
     """Factors from measured steps, with which `predicted` was computed. Absent: it was computed only with constants of
     hpctrain."""
@@ -149,6 +153,8 @@ class Plan(Document):
         self._check_sharding()
         per_node = self._replicas_per_node if len(self.compression) > 1 else 1
         check_levels(self.compression, self.dp, self.shards, per_node)
+        if self.tensor_parallel_sums != "none":
+            check_tensor_parallel_sums(self._tensor_parallel_nodes)
         self._check_actions()
         return self
 
@@ -285,9 +291,20 @@ class Plan(Document):
     @cached_property
     def _replicas_per_node(self) -> int:
         nodes = [device_id.node for device_id in self.ranks]
-        return replicas_per_node(
+        return consecutive_per_node(
             [tuple(nodes[rank] for rank in sorted(row)) for row in column] for column in self.mesh()
         )
+
+    @property
+    def tp_per_node(self) -> int:
+        """Return the number of consecutive devices of each tensor-parallel group that share a node; 1 if it is not the
+        same everywhere."""
+        return consecutive_per_node(self._tensor_parallel_nodes)
+
+    @property
+    def _tensor_parallel_nodes(self) -> list[list[str]]:
+        """Return the nodes of the devices of each tensor-parallel group, in the order of ranks."""
+        return [[self.ranks[rank].node for rank in sorted(row)] for column in self.mesh() for row in column]
 
     @property
     def codec(self) -> Codec:
@@ -313,23 +330,6 @@ class Plan(Document):
         codecs = [[spec.level, spec.codec.to_json()] for spec in self.compression]
         text = json.dumps([_REDUCER_STATE, *parts, [stage.layers for stage in self.stages], codecs])
         return hashlib.sha256(text.encode()).hexdigest()
-
-    @property
-    def memory_options_text(self) -> list[str]:
-        """Return the memory options of the plan, each in words, such as 'zero 1 over 4 replicas'; [] if it has
-        none."""
-        options = []
-        if self.zero:
-            copies = f", {self.dp // self.shards} copies" if self.shards < self.dp else ""
-            options.append(f"zero {self.zero} over {self.shards} replicas{copies}")
-        if self.sequence_parallel:
-            options.append("sequence parallel")
-        kinds = [stage.recompute for stage in self.stages]
-        if set(kinds) == {kinds[0]} != {"none"}:
-            options.append(f"recompute {kinds[0]}")
-        elif len(set(kinds)) > 1:
-            options.append(f"recompute by stage: {', '.join(kinds)}")
-        return options
 
     @property
     def sequences(self) -> int:

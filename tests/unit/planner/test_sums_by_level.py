@@ -86,3 +86,57 @@ def test_codecs_that_cannot_sum_by_level_are_refused(compression, zero: int, wor
 
 def test_a_table_names_both_levels() -> None:
     assert [_levels("int4", way) for way in (None, "flat", "bf16")] == ["int4", "int4", "int4, in nodes bf16"]
+
+
+@pytest.fixture
+def split_plan(plan, topology):
+    """The plan of a model that two nodes split by tensor parallelism, over links with that alpha and beta."""
+
+    def made(compression, link=SLOW, devices=1, **further):
+        nodes = topology((1.0,) * (2 // devices), default=link, devices=devices)
+        settings = asked(compression, dp=1, tp=2, **further.pop("parallel", {}))
+        return plan(nodes, **settings, **further)
+
+    return made
+
+
+@pytest.mark.parametrize("parallel", [{}, {"sequence_parallel": True}, {"recompute": "full"}])
+def test_tensor_parallelism_between_nodes_sends_half_the_bytes_in_bf16(parallel, split_plan, run) -> None:
+    exact = split_plan({"mode": "none"}, parallel=parallel)
+    made = split_plan({"mode": "none", "tensor_parallel": "bf16"}, parallel=parallel)
+    assert (exact.tensor_parallel_sums, made.tensor_parallel_sums) == ("none", "bf16")
+    seconds, rounded_s = (plan.predicted.step_time_s["tensor_parallel"] for plan in (exact, made))
+    assert 0.5 * seconds < rounded_s < 0.6 * seconds
+    assert made.predicted.bound_s <= made.predicted.step_time_s["total"]
+
+
+def test_a_plan_with_sums_of_tensor_parallelism_in_bf16_is_predicted_again_alike(split_plan, run, topology) -> None:
+    compression = {"mode": "none", "tensor_parallel": "bf16"}
+    made = split_plan(compression)
+    wanted = run(**asked(compression, dp=1, tp=2))
+    scene = layout_of_plan(wanted, wanted.spec(), made, topology((1.0, 1.0), default=SLOW))
+    assert predict(scene.cost, scene.layout, whole=True).total == pytest.approx(made.predicted.step_time_s["total"])
+
+
+@pytest.mark.parametrize(
+    ("compression", "fields", "sums", "words"),
+    [
+        ({"mode": "auto"}, {"precision": "bf16"}, "bf16", "sums in bf16 between nodes: a step of"),
+        ({"mode": "auto", "lossy": True}, {}, "bf16", "sums in bf16 between nodes"),
+        ({"mode": "none", "tensor_parallel": "auto"}, {"precision": "bf16"}, "bf16", "sums in bf16 between nodes"),
+        ({"mode": "auto"}, {}, "none", "rounds activations, which auto does only with precision bf16 or lossy: true"),
+        ({"mode": "auto", "loss_budget": 0.02}, {}, "none", "rounds activations"),
+        ({"mode": "auto", "lossy": True}, {"link": FAST}, "none", "too little is won"),
+        ({"mode": "auto", "lossy": True}, {"devices": 2}, "none", None),
+        ({"mode": "auto", "tensor_parallel": "none", "lossy": True}, {}, "none", None),
+        ({"mode": "none"}, {"precision": "bf16"}, "none", None),
+    ],
+)  # fmt: skip
+def test_auto_rounds_activations_only_where_they_are_rounded_anyway(
+    compression, fields, sums: str, words: str | None, split_plan
+) -> None:
+    made = split_plan(compression, **fields)
+    assert made.tensor_parallel_sums == sums
+    notes = [note for note in made.notes if note.startswith("Tensor parallelism sums")]
+    assert len(notes) == (words is not None)
+    assert all(words in note for note in notes)

@@ -84,6 +84,8 @@ def test_sums_by_level_follow_from_the_nodes_of_the_replicas() -> None:
         ({"compression": [LEVELS[0] | {"codec": {"mode": "int4"}}, LEVELS[1]]}, "found int4 with level intra_node"),
         ({"compression": [LEVELS[0], {"level": "inter_node", "codec": {"mode": "int4", "intra_node": "none"}}]},
          "codec.intra_node: found none"),
+        ({"compression": [LEVELS[0], {"level": "inter_node", "codec": {"mode": "int4", "tensor_parallel": "bf16"}}]},
+         "codec.tensor_parallel: found bf16"),
         ({"ranks": ["a:cpu0", "b:cpu0", "a:cpu1", "b:cpu1"]}, "ranks: with zero 0 and 2 levels"),
         ({"zero": 1, "shard": 1}, None),
         ({"replicas": [FOUR["replicas"][index] for index in (0, 2, 1, 3)],
@@ -96,6 +98,30 @@ def test_levels_that_the_nodes_do_not_have_are_refused(changes: dict[str, Any], 
         return
     with pytest.raises(FileError, match=words):
         Plan.from_json(FOUR | changes)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_node"),
+    [
+        (["a:cpu0", "b:cpu0", "c:cpu0", "d:cpu0"], 1),
+        (["a:cpu0", "a:cpu1", "b:cpu0", "b:cpu1"], 2),
+        (["a:cpu0", "a:cpu1", "a:cpu2", "a:cpu3"], 4),
+        (["a:cpu0", "b:cpu0", "b:cpu1", "c:cpu0"], None),
+        (["a:cpu0", "b:cpu0", "a:cpu1", "b:cpu1"], None),
+    ],
+)
+def test_sums_of_tensor_parallelism_in_bf16_need_nodes_with_equally_many_devices(
+    ranks: list[str], per_node: int | None
+) -> None:
+    replicas = [{"sequences": 1, "micro_batch": 1, "micro_batches": 1, "devices": [ranks]}]
+    value = {"pp": 1, "dp": 1, "tp": 4, "stages": [{"layers": [0, 6]}], "replicas": replicas, "ranks": ranks}
+    assert "tensor_parallel_sums" not in Plan.from_json(value).to_json()  # plans of earlier versions are not edited
+    value["tensor_parallel_sums"] = "bf16"
+    if per_node is not None:
+        assert Plan.from_json(value).tp_per_node == per_node
+        return
+    with pytest.raises(FileError, match="tensor_parallel_sums: found bf16 with a tensor-parallel group on nodes a, b"):
+        Plan.from_json(value)
 
 
 def test_only_messages_that_leave_a_node_are_rounded_and_all_of_a_stage_alike() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpctrain.base.units import format_bytes, format_seconds, format_si
+from hpctrain.records.plan.options_text import memory_options_text
 from hpctrain.records.plan.plan import Plan, Replica
 from hpctrain.records.topology.topology import Device, Node, Topology
 from hpctrain.report.html.run_view import PlanUse
@@ -33,7 +34,7 @@ def plan_summary(plan: Plan) -> str:
         f"{plan.dims} on {plural(len(plan.nodes), 'node')}, "
         f"schedule {plan.schedule}, {plan.sequences} sequences a step, solver {plan.solver}"
     )
-    return ", ".join([text, *plan.memory_options_text])
+    return ", ".join([text, *memory_options_text(plan)])
 
 
 def step_time(use: PlanUse) -> list[tuple[str, str]]:
