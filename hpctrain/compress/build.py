@@ -14,6 +14,7 @@ from hpctrain.compress.codecs.indexed_numbers import IndexedCode
 from hpctrain.compress.codecs.integers import BlockCode, IntegerCode
 from hpctrain.compress.codecs.rotated_integers import RotatedIntegerCode
 from hpctrain.compress.codecs.sparse_message import ValueCode
+from hpctrain.compress.collectives.overlapped_reduce_scatter import OverlappedReduceScatter, SumsInFlight
 from hpctrain.compress.collectives.reduce_scatter import DenseReduceScatter, ReduceScatter, ShardedParameter
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback, SparseSettings, SparseState
 from hpctrain.compress.reducers.gradient_scales import GradientScales
@@ -112,7 +113,11 @@ def _sparse_settings(codec: TopK | Adaptive) -> SparseSettings:
 
 
 def build_reduce_scatters(
-    spec: CodecSpec, parts: Sequence[Sequence[ShardedParameter]], group: dist.ProcessGroup, device_type: str
+    spec: CodecSpec,
+    parts: Sequence[Sequence[ShardedParameter]],
+    group: dist.ProcessGroup,
+    device_type: str,
+    in_flight: SumsInFlight | None = None,
 ) -> list[ReduceScatter | None]:
     """Return the reduce-scatter of each `fully_shard` module of a sharded stage; None stands for torch's own
     reduce-scatter.
@@ -122,6 +127,8 @@ def build_reduce_scatters(
         parts: for each `fully_shard` module, its parameters in the order of its flat gradient.
         group: the ranks over which the state is sharded.
         device_type: type of the stage's device, as 'cpu'.
+        in_flight: gets the sums that go on while a rank with a CPU computes, which are those of the codecs none and
+            bf16; None: each sum is complete when its reduce-scatter returns.
 
     Raises:
         ValueError: the codec cannot sum the gradients of a sharded state.
@@ -129,6 +136,9 @@ def build_reduce_scatters(
     exact = DenseReduceScatter() if device_type == "cpu" else None
     """gloo's own reduce-scatter sends each number twice; NCCL's sends it once."""
     codec = spec.codec
+    if in_flight is not None and isinstance(codec, NoCompression | Bf16):
+        dtype = torch.bfloat16 if isinstance(codec, Bf16) else torch.float32
+        return [OverlappedReduceScatter(in_flight, dtype) for _ in parts]
     match codec:
         case NoCompression():
             return [exact] * len(parts)

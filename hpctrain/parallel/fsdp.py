@@ -23,6 +23,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.build import build_reduce_scatters
 from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups, scatters_by_level
+from hpctrain.compress.collectives.overlapped_reduce_scatter import SumsInFlight
 from hpctrain.compress.collectives.reduce_scatter import ReduceScatter, Residuals, ShardedParameter, residuals_of
 from hpctrain.model.imported.model import blocks_of
 from hpctrain.parallel.stage import InstrumentedStage
@@ -243,7 +244,8 @@ class ShardedStage(InstrumentedStage):
         self._sums_replicate_axis = True
         # torch disables a sharded module's hooks before each backward pass; it does not recognise one inside a list.
         self._plain = nn.ModuleList([self.submod])
-        self.reduce_scatters = _reduce_scatters(self.submod, plan, mesh, self.device.type)
+        self._in_flight = SumsInFlight(f"sum gradients of stage {self.stage_index} over replicas")
+        self.reduce_scatters = _reduce_scatters(self.submod, plan, mesh, self.device.type, self._in_flight)
         """For each `fully_shard` module, the reduce-scatter over the replicas that share the state; None:
         torch's own.
         """
@@ -269,6 +271,13 @@ class ShardedStage(InstrumentedStage):
         if self._zero == 3 and not whole:
             self._free()
         return result
+
+    def finish_sums(self) -> None:
+        self._in_flight.finish()
+
+    def _action_ended(self) -> None:
+        self._in_flight.proceed()
+        super()._action_ended()
 
     @property
     def residuals(self) -> Residuals | None:
@@ -324,15 +333,23 @@ class ShardedStage(InstrumentedStage):
         self.counters.sharding_bytes += sent
 
 
-def _reduce_scatters(module: nn.Module, plan: Plan, mesh: DeviceMesh, device_type: str) -> list[ReduceScatter | None]:
+def _reduce_scatters(
+    module: nn.Module, plan: Plan, mesh: DeviceMesh, device_type: str, in_flight: SumsInFlight
+) -> list[ReduceScatter | None]:
     """Return the reduce-scatter over the replicas that share a state, for each `fully_shard` module of a stage; None:
-    torch's own."""
+    torch's own.
+
+    Args:
+        in_flight: gets the sums that go on while the rank computes. With hybrid sharding there are none, because a
+            further sum reads each result at once.
+    """
     parts, group = flat_gradient_layouts(module), shard_group(module)
     if plan.codec_reduces_replicate_axis:
         within = CodecSpec() if plan.intra_node == "flat" else plan.compression[0]
         return build_reduce_scatters(within, parts, group, device_type)
     if plan.level_replicas == 1:
-        return build_reduce_scatters(plan.compression[-1], parts, group, device_type)
+        flat = device_type == "cpu" and plan.shards == plan.dp
+        return build_reduce_scatters(plan.compression[-1], parts, group, device_type, in_flight if flat else None)
     groups = LevelGroups(mesh.get_group("shard"), mesh.get_group("replicate"))
     scatters = build_reduce_scatters(plan.compression[-1], parts, groups.between, device_type)
     return scatters_by_level(scatters, groups, torch.bfloat16 if plan.intra_node == "bf16" else None)

@@ -106,7 +106,7 @@ class ShardedReducer(Reducer):
         """Call `end_step` of the stages' residuals. Return the bytes that this rank sent in FSDP's collectives of
         weights and gradients since the pipeline's `take_counters` was last called.
 
-        The gradients are already sums, because FSDP sums them in the backward pass.
+        The gradients are already sums, because the pipeline waits for FSDP's sums.
         """
         for residuals in self._residuals.values():
             residuals.end_step(gradients[0].device)

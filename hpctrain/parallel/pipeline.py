@@ -144,6 +144,8 @@ class Pipeline:
         start = mark(self.device)
         loss = self._run(tokens, targets, decoder_tokens, train=True)
         self._span = start, mark(self.device)
+        for stage in self.stages:
+            stage.finish_sums()
         self._tied.add_local_gradients()
         return loss
 

@@ -348,6 +348,8 @@ PLANS |= {
     "zero3 dp2, two stages, like Phi": (PLANS["zero3 dp2, two stages"][0], LIKE_PHI),
     "zero2 dp2, like Qwen3": (PLANS["zero2 dp2"][0], LIKE_QWEN3),
     "zero2 pp2 dp2, like Qwen": (PLANS["zero2 pp2 dp2"][0], LIKE_QWEN),
+    "zero1 pp2 dp2 V, tied": (PLANS["zero1 pp2 dp2 V"][0], TIED),
+    "zero3 pp2 dp2 V, tied": (PLANS["zero3 pp2 dp2 V"][0], TIED),
     "zero3 dp2 tp2, like Gemma": (PLANS["zero3 dp2 tp2"][0], LIKE_GEMMA),
     "zero3 dp2, gpt-neox": (PLANS["zero3 dp2"][0], NEOX),
     "zero2 dp2 tp2, untied opt": (PLANS["zero2 dp2 tp2"][0], UNTIED_OPT),

@@ -14,7 +14,7 @@ BF16_STEP = 2**-8
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "least"), [(1, 7), (2, 64), (3, 3), (4, 47), (6, 1), (8, 3)])
+@pytest.mark.parametrize(("world", "least"), [(1, 7), (2, 64), (3, 3), (4, 49), (6, 1), (8, 3)])
 def test_equals_one_process(world: int, least: int, tmp_path: Path) -> None:
     results = run_cases(CASES, "equivalence", world, tmp_path)
     assert len(results) >= least
@@ -28,6 +28,9 @@ def test_equals_one_process(world: int, least: int, tmp_path: Path) -> None:
         # Where the state is whole, sums begin before a rank's last action ends: those of a stage that is done, or of
         # buckets in the last backward.
         if plan.dp > 1 and plan.shards == 1 and (plan.tp == 1 or len(plan.stages) > plan.pp):
+            assert errors["early"] <= -1, (name, errors)
+        # A sharded state is summed within each backward at levels 2 and 3; at level 1 when a stage is done.
+        if plan.shards == plan.dp > 1 == plan.level_replicas and (plan.zero > 1 or len(plan.stages) > plan.pp):
             assert errors["early"] <= -1, (name, errors)
 
 

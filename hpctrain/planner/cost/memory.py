@@ -32,6 +32,11 @@ still holds. Measured on CPU: 1.0 to 2.1 copies at level 1, 1.8 at level 2, 2.5 
 3 to 29 million parameters (torch 2.13). On CUDA the count is 0, because memory that the allocator caches can be used
 again.
 """
+COLLECTIVE_PIECES = {"cpu": 3, "cuda": 1}
+"""Kind of device -> pieces of gradients (a block, or the part outside of blocks) in the buffers of ZeRO's collectives,
+in addition to those that wait for their sum. On a CPU, two reduce-scatters of a stage are on their way while the rank
+computes, each with what is sent and what is received.
+"""
 CAST_BYTES = 2
 """Bytes per parameter of the copy in bf16 or fp16 that autocast makes for each micro-batch.
 
@@ -246,8 +251,8 @@ class MemoryModel:
         addition, a device holds gathered weights: all of them at levels 1 and 2, at level 3 those of two pieces at a
         time (a block and the part outside of blocks). It also holds gradients before their reduce-scatter: all of them
         at level 1, those of two pieces at levels 2 and 3. With a split backward, the device's largest stage takes the
-        place of the two pieces. The buffers of the collectives hold one more piece. Freed memory that the heap still
-        holds (`HEAP_RETAINED_COPIES`) counts too.
+        place of the two pieces. The buffers of the collectives hold further pieces (`COLLECTIVE_PIECES`). Freed memory
+        that the heap still holds (`HEAP_RETAINED_COPIES`) counts too.
 
         Args:
             shares: the parts of the model in the device's stages.
@@ -267,7 +272,8 @@ class MemoryModel:
         shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
         residuals = self._codec_state_bytes * parameters / shards
         freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters
-        return parts + weights + gradients + work.framework.summed_bytes * piece + residuals + freed
+        buffers = COLLECTIVE_PIECES[memory_role.kind] * work.framework.summed_bytes * piece
+        return parts + weights + gradients + buffers + residuals + freed
 
 
 LiveCounts = tuple[tuple[int, ...], ...]
