@@ -101,7 +101,7 @@ class CostModel:
         hops = ring_hops(unit.device_ids) if len(unit.devices) > 1 else []
         costs = [(0.0, 0.0)]
         for a, b in hops:
-            alpha, beta = self.links.between(a, b)
+            alpha, beta = self.links.in_a_ring(a, b)
             costs.append((alpha, beta * (unit.contention if a.node != b.node else 1.0)))
         return unit.group_spec, max(a for a, _ in costs), max(b for _, b in costs)
 

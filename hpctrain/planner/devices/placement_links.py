@@ -227,7 +227,7 @@ def _ring_groups(links: Links, by_rank: Sequence[Sequence[Sequence[DeviceId]]], 
         for device_ids in {tuple(map(ports.card, ring)): ring for ring in rings}.values():
             alpha = within = between = 0.0
             for source, target in _crossed(device_ids) if pairs else ring_hops(device_ids):
-                a, b = links.between(source, target)
+                a, b = links.in_a_ring(source, target)
                 alpha = max(alpha, a)
                 if source.node == target.node:
                     within = max(within, b)

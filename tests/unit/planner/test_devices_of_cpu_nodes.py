@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.base.errors import InputError
+from hpctrain.planner.devices.links import CPU_RING_FACTOR, message_s, ring_all_reduce_s
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.records.format.node_name import DeviceId
 
@@ -36,6 +37,23 @@ def test_a_message_within_a_node_takes_what_was_measured(topology, run) -> None:
     links = make_device_pool(run(), made.model_copy(update={"nodes": nodes})).links
     ends = [DeviceId("local0:cpu0"), DeviceId("local0:cpu1")]
     assert links.between(*ends) == pytest.approx((4e-5, 5e-10))
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("cpu", CPU_RING_FACTOR), ("cuda", 1.0)])
+def test_cores_that_send_are_those_that_receive_in_a_collective_within_a_node(
+    kind: str, factor: float, topology, run
+) -> None:
+    nodes = topology((1, 1), devices=2, kind=kind)
+    nodes = nodes.model_copy(update={"nodes": [node.model_copy(update={"intra_bytes_per_s": 2e9, "intra_alpha_s": 4e-5})
+                                               for node in nodes.nodes]})  # fmt: skip
+    links = make_device_pool(run(), nodes).links
+    within = [DeviceId(f"local0:{kind}{index}") for index in range(2)]
+    size = 1e8
+    assert ring_all_reduce_s(links, within, size) == pytest.approx(2 * (4e-5 + factor * 5e-10 * size / 2))
+    between = [DeviceId(f"local{node}:{kind}0") for node in range(2)]
+    alpha, beta = links.between(*between)
+    assert ring_all_reduce_s(links, between, size) == pytest.approx(2 * (alpha + beta * size / 2))
+    assert message_s(links, within[:1], within[1:], size) == pytest.approx(4e-5 + 5e-10 * size)
 
 
 def test_a_cpu_node_is_cut_into_64_devices_at_most(run) -> None:
