@@ -79,7 +79,7 @@ class SearchLimits:
     """Number of tried changes of one block or micro-batch of a layout near the best after which no further round of
     changes begins."""
     max_halved_devices: int = 512
-    """Largest number of devices of a pool whose halves are searched, too."""
+    """Largest number of devices of a pool whose halves are searched, too, and whose search begins with ZeRO, too."""
     max_part_devices: int = 1024
     """Largest number of devices of a part of a pool, such as the nodes of one kind, that is searched, too."""
     max_packed_devices: int = 512
@@ -149,19 +149,6 @@ class SearchLimits:
     """Largest number of mixtures of a knapsack bound. A mixture says how many groups of each class one pipeline rank
     has over all replicas. Kinds are merged into fewer classes until there are at most this number of mixtures.
     """
-    max_cut_classes: int = 2
-    """Largest number of classes with which a bound enumerates all cuts of the blocks."""
-    max_mixes: int = 256
-    """Largest number of mixes with which a bound enumerates all cuts. A mix is a choice of a class for each pipeline
-    rank of a replica.
-    """
-    max_cut_mixes: int = 30_000
-    """Largest number of pairs of a cut and a mix that a bound enumerates."""
-    max_end_ranks: int = 3
-    """Number of pipeline ranks, from the pipeline's beginning and from its end, that a bound for interleaved 1F1B tries
-    as the first and as the last of the consecutive ranks that it weighs (`end_ranks` of `bound_weights`)."""
-    cuts_per_batch: int = 100
-    """Number of cuts that a bound evaluates at once, as one array."""
 
 
 DEFAULT_LIMITS = SearchLimits()

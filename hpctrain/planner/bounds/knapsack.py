@@ -11,7 +11,7 @@ than there are. If these are fewer blocks than the model has, no layout finishes
 
 The bound relaxes two conditions. Each column may distribute its micro-batches over replicas as suits it best; only the
 largest number of any replica is common to all columns. A pass through the pipeline counts as if all its groups were the
-fastest. If there are few cuts of the blocks, `hpctrain.planner.bounds.cuts` enumerates them and relaxes neither.
+fastest.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from functools import cached_property
 import numpy as np
 
 from hpctrain.planner.bounds.arrays import INFEASIBLE, ROUNDING, FloatArray
-from hpctrain.planner.bounds.cuts import any_cut_finishes, cap_by_passes
+from hpctrain.planner.bounds.interleaved_ranks import cap_by_passes
 from hpctrain.planner.bounds.memory_feasibility import micro_batches_held
-from hpctrain.planner.bounds.rank_times import RankSeconds, RankTimes, warmup_forwards
+from hpctrain.planner.bounds.rank_times import RankTimes, warmup_forwards
 
 
 class KnapsackBound(RankTimes):
@@ -39,9 +39,7 @@ class KnapsackBound(RankTimes):
         """Return False if the bound proves that no layout that fits the memory finishes within `limit_s` seconds."""
         caps = np.minimum(self._caps(limit_s), self._memory_caps)
         blocks = self._blocks(caps, limit_s)
-        if self._knapsack(blocks)[0] < self.layers or not self._may_lie(caps, blocks, limit_s):
-            return False
-        return any_cut_finishes(self, caps, blocks.max(axis=(1, 2)), limit_s)
+        return self._knapsack(blocks)[0] >= self.layers
 
     def bracket(self, low: float, high: float, memory: bool = True) -> tuple[float, float]:
         """Return two times in seconds that differ by at most the share `SearchLimits.bound_tolerance`. No layout is
@@ -84,7 +82,7 @@ class KnapsackBound(RankTimes):
             ]
         )  # fmt: skip
 
-    def _blocks(self, caps: FloatArray, limit_s: float, most: int | None = None) -> FloatArray:
+    def _blocks(self, caps: FloatArray, limit_s: float) -> FloatArray:
         """Return [rank, window, mixture] -> the most blocks that a column of this mixture can hold; `INFEASIBLE` if
         these are fewer than the rank must hold (one for each of its stages, none on the first and the last rank), or if
         a step of this window takes longer than `limit_s` seconds.
@@ -95,9 +93,8 @@ class KnapsackBound(RankTimes):
 
         Args:
             caps: [rank, class, blocks] -> the most micro-batches of a tensor-parallel group that holds these blocks.
-            most: the largest number of micro-batches of any replica in the last window; None: that of `caps`.
         """
-        windows = self._windows(-(-self.count // self.dp), self._most_micro_batches(caps) if most is None else most)
+        windows = self._windows(-(-self.count // self.dp), self._most_micro_batches(caps))
         used = self.mixtures > 0
         # [rank, mixture, blocks]: whether every class of a mixture can do one micro-batch, and the most that any class
         # can do.
@@ -163,27 +160,6 @@ class KnapsackBound(RankTimes):
             reached[:, (remaining < 0) | (remaining > last)] = INFEASIBLE
         return float(reached.max()), states
 
-    def _may_lie(self, caps: FloatArray, most_blocks: FloatArray, limit_s: float) -> bool:
-        """Return False if the columns cannot hold all blocks when no more columns lie within a node than the nodes have
-        room for.
-
-        A column is the tensor-parallel groups that all replicas have at one pipeline rank. A column within a node has a
-        faster all-reduce than one across nodes.
-
-        Args:
-            caps: [rank, class, blocks] -> the most micro-batches of a group in such a column within a node.
-            most_blocks: [rank, window, mixture] -> the most blocks of a column if all columns could lie within a node;
-                `_blocks` explains the axes.
-            limit_s: limit of the step time in seconds.
-        """
-        if self.apart is None:
-            return True
-        far_caps = np.minimum(self._caps(limit_s, self.apart), self._memory_caps)
-        # The windows have to be those of `most_blocks`.
-        far = self._blocks(far_caps, limit_s, self._most_micro_batches(caps)).max(axis=2)
-        gained = np.sort(most_blocks.max(axis=2) - far, axis=0)[-self.inside :]
-        return bool((far.sum(axis=0) + gained.sum(axis=0)).max() >= self.layers)
-
     def mixtures_by(self, limit_s: float) -> list[tuple[int, ...]] | None:
         """Return [pipeline rank] -> number of tensor-parallel groups of each class, the fastest class first, with which
         all ranks together hold the most blocks.
@@ -210,16 +186,14 @@ class KnapsackBound(RankTimes):
                     break
         return chosen[::-1]
 
-    def _caps(self, limit_s: float, times: RankSeconds | None = None) -> FloatArray:
+    def _caps(self, limit_s: float) -> FloatArray:
         """Return [rank, class, blocks] -> the most micro-batches that a tensor-parallel group of the class ends within
         `limit_s` seconds if it holds this number of blocks.
 
-        Args:
-            times: seconds of the ranks; None: `self.times`. In `self.times`, every column (the tensor-parallel groups
-                of one pipeline rank over all replicas) counts as lying within one node if at least one column can lie
-                within a node.
+        Every column (the tensor-parallel groups of one pipeline rank over all replicas) counts as lying within one node
+        if one column can.
         """
-        times, option = times or self.times, self.option
+        times, option = self.times, self.option
         forward, backward, both = times.forward, times.backward, times.both
         tail = times.sums + times.update
         caps = (limit_s - self.fill[:, None, None] * self.waits - tail) / both

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -81,10 +81,6 @@ class RankTimes:
         self.fill = self._fill()
         """[rank] -> the least seconds before the rank's first forward."""
         self.first_sum_s = float(self.times.late[self.first].min())
-        self.inside = sum(units // self.dp for units in unit_counts.by_node)
-        """The largest number of columns (see `_set_classes`) that can each lie within one node."""
-        self.apart = self._times(apart=True) if 0 < self.inside < self.pp and self.dp > 1 else None
-        """Times of columns across nodes; None if all columns may lie within a node, or none can."""
 
     def _set_classes(self) -> None:
         """Set `classes`, the tensor-parallel groups classed by speed, and `mixtures`, [mixture, class] -> number of
@@ -103,14 +99,11 @@ class RankTimes:
                 break
         self.classes, self.mixtures = classes, np.array(mixtures)
 
-    def _times(self, apart: bool = False) -> RankSeconds:
+    def _times(self) -> RankSeconds:
         """Return lower bounds of the seconds that each pipeline rank takes for a micro-batch, the all-reduce and the
         update. Pipeline ranks that hold neither end of the model have equal bounds.
-
-        Args:
-            apart: whether the tensor-parallel groups that the replicas have at one pipeline rank lie in several nodes.
         """
-        of_ends = cache(partial(self._of_ends, apart))
+        of_ends = cache(self._of_ends)
         rows = [of_ends(rank == self.first, rank == self.last) for rank in range(self.pp)]
         return RankSeconds(*(np.array(values) for values in zip(*rows, strict=True)))
 
@@ -125,12 +118,11 @@ class RankTimes:
         ]
         return np.array([0.0, *seconds])
 
-    def _of_ends(self, apart: bool, first: bool, last: bool) -> tuple[FloatArray, ...]:
+    def _of_ends(self, first: bool, last: bool) -> tuple[FloatArray, ...]:
         """Return the arrays of `RankSeconds` for one pipeline rank, in the order of the fields of `RankSeconds`: each
         [class of `classes`, number of blocks].
 
         Args:
-            apart: whether the tensor-parallel groups that the replicas have at this rank lie in several nodes.
             first: whether the rank holds the model's first stage.
             last: whether the rank holds the model's last stage.
         """
@@ -154,7 +146,7 @@ class RankTimes:
                 and hides_shard_collectives(work, c.kind)
             ):
                 # A pass takes at least as long as the collectives beside it.
-                _, beta = self.unit_counts.ring(self.dp, apart)
+                _, beta = self.unit_counts.ring(self.dp)
                 sent = (
                     (self.dp - 1) / self.dp * beta * each * parameters for each in shard_bytes_per_micro_batch(work)
                 )
@@ -162,11 +154,11 @@ class RankTimes:
                 both = np.maximum(both, sum(longer))
                 forward, backward = longer
             update = c.update(blocks, first, last) + c.once + self.norm_s
-            rows.append((forward, backward, both, *self._sums(c, parameters, both - forward, apart), update))
+            rows.append((forward, backward, both, *self._sums(c, parameters, both - forward), update))
         return tuple(np.array(values) for values in zip(*rows, strict=True))
 
     def _sums(
-        self, unit_class: UnitClass, parameters: FloatArray, backward: FloatArray, apart: bool
+        self, unit_class: UnitClass, parameters: FloatArray, backward: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Return two arrays [number of blocks], the fields `sums` and `late` of `RankSeconds` for a pipeline rank with
         this number of blocks.
@@ -177,13 +169,12 @@ class RankTimes:
         Args:
             parameters: [number of blocks] -> parameters of the rank.
             backward: [number of blocks] -> seconds of the rank's backward for one micro-batch.
-            apart: whether the tensor-parallel groups that the replicas have at this rank lie in several nodes.
         """
         work, dp, stages = self.cost.work, self.dp, self.option.stages
         if not counts_all_reduce(work, dp):
             return np.zeros_like(parameters), np.zeros_like(parameters)
         size = parameters * work.framework.summed_bytes
-        alpha, beta = self.unit_counts.ring(dp, apart)
+        alpha, beta = self.unit_counts.ring(dp)
         if work.memory_options.zero:
             late = (dp - 1) * beta * parameters * sum(late_shard_bytes(work, unit_class.kind)) / dp
             return late, late

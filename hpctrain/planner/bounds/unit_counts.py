@@ -54,13 +54,11 @@ class UnitCounts:
         """Return the smallest number of nodes that together hold `size` tensor-parallel groups."""
         return 1 + bisect_left(list(accumulate(self.by_node)), size)
 
-    def ring(self, size: int, apart: bool = False) -> tuple[float, float]:
-        """Return the least (alpha, beta), in s and s/byte, of a hop of a ring through `size` tensor-parallel groups.
-
-        Args:
-            apart: whether the groups lie in several nodes; if False, they lie in one node where that is possible.
+    def ring(self, size: int) -> tuple[float, float]:
+        """Return the least (alpha, beta), in s and s/byte, of a hop of a ring through `size` tensor-parallel groups,
+        which lie in one node where that is possible.
         """
-        if size <= self.most_in_a_node and not apart:
+        if size <= self.most_in_a_node:
             return 0.0, min(self.ring_beta, self.within_beta) if self.ring_beta else 0.0
         return self.alpha, self.ring_beta
 

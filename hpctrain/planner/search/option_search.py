@@ -6,7 +6,6 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from math import prod
 from statistics import median
 from typing import NamedTuple
@@ -79,8 +78,8 @@ class OptionSearch:
         """
         known_best = self.state.best
         if not (self._many and self.state.plain.replaces and known_best):
-            for option in self._first_options():
-                self._push(self.state.plain, option, 1.0)
+            for space, option in self._first_options():
+                self._push(space, option, 1.0)
         misfits = []
         first = len(self._queue) if self._many else self.limits.first_options
         for space, option, _ in self._pop(first, patience=first):
@@ -151,8 +150,10 @@ class OptionSearch:
         return best.total / bound_s if bound_s > 0 else 1.0
 
     def _push(self, space: SearchSpace, option: Option, ratio: float) -> None:
-        memory_options, (_, dp, tp) = space.work.memory_options, option.dims
-        key = (memory_options, option)
+        memory_options = space.work.memory_options
+        if memory_options.equal_micro_batches:
+            option = self._with_equal_micro_batches(option)
+        (_, dp, tp), key = option.dims, (memory_options, option)
         if key in self._seen or (memory_options.zero and dp == 1) or space.why_no_layout(option):
             return
         if memory_options.sequence_parallel and not may_split_sequences(space.work, tp):
@@ -161,9 +162,23 @@ class OptionSearch:
         estimate = ratio * self._bound_s(space, option)
         heapq.heappush(self._queue, (estimate, next(self._numbers), space, option, ratio))
 
-    def _first_options(self) -> Iterator[Option]:
+    def _with_equal_micro_batches(self, option: Option) -> Option:
+        """Return the option, if its replicas can have equally many micro-batches; else with as many replicas as divide
+        the batch, and the largest size of micro-batches, neither larger than those of the option."""
+        (pp, dp, tp), sequences = option.dims, self.state.plain.work.sequences
+        if sequences // option.micro_batch % dp == 0:
+            return option
+        dp = next(count for count in range(dp, 0, -1) if sequences % count == 0)
+        sizes = [size for size in self._sizes if size <= option.micro_batch and sequences // size % dp == 0]
+        return option._replace(dims=ParallelDims(pp, dp, tp), micro_batch=sizes[-1]) if sizes else option
+
+    def _first_options(self) -> Iterator[tuple[SearchSpace, Option]]:
         """Yield an option for each of some degrees, with the first schedule that the workload allows, mostly 1f1b, and
-        about two micro-batches a pipeline rank; on many devices also one with the schedule of the smallest bound."""
+        about two micro-batches a pipeline rank, and its space. On many devices, add one with the schedule of the
+        smallest bound and, on up to `SearchLimits.max_halved_devices`, with the memory options of the smallest bound:
+        on a slow network, ZeRO 2 and 3 are far faster than unsharded state, because their collectives overlap the
+        passes.
+        """
         work, every = self.state.plain.work, self.state.plain.candidate_dims
         options = []
         for dims in every:
@@ -173,17 +188,22 @@ class OptionSearch:
                 while nearest > 1 and work.sequences // nearest < dims.dp:
                     nearest = max((each for each in self._sizes if each < nearest), default=1)
                 options.append(Option(dims, work.schedule_specs(dims.pp)[0], nearest))
+        plain = self.state.plain
         if not self._many:
-            yield from options
+            yield from ((plain, option) for option in options)
             return
+        few = len(plain.pool.devices) <= self.limits.max_halved_devices
         taken: Counter[tuple[int, int]] = Counter()
-        for option in sorted(options, key=lambda option: (self._bound_s(self.state.plain, option), option)):
+        for option in sorted(options, key=lambda option: (self._bound_s(plain, option), option)):
             similar = prod(option.dims).bit_length(), option.dims.tp
             if taken[similar] < self.limits.first_options_of_size:
                 taken[similar] += 1
-                specs = work.schedule_specs(option.dims.pp)
-                variants = [option._replace(schedule_spec=spec) for spec in specs]
-                yield from dict.fromkeys((option, min(variants, key=partial(self._bound_s, self.state.plain))))
+                variants = [
+                    (space, option._replace(schedule_spec=spec))
+                    for space in (self.state.candidates.first_spaces(option.dims) if few else [plain])
+                    for spec in space.work.schedule_specs(option.dims.pp)
+                ]
+                yield from dict.fromkeys(((plain, option), min(variants, key=lambda pair: self._bound_s(*pair))))
 
     def _push_leaner(self, space: SearchSpace, option: Option, ratio: float) -> None:
         smaller = [size for size in self._sizes if size < option.micro_batch]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.workload import ScheduleSpec, workload_of
+from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Layout, Option
@@ -99,25 +98,3 @@ def test_no_layout_ends_before_the_bound(
         assert knapsack_bound.may_finish_within(took * (1 + 1e-9))
         if number < 3:
             assert knapsack_bound.bracket(0.0, 2 * took)[0] <= took * (1 + 1e-9)
-
-
-def test_stages_across_nodes_share_the_windows_of_stages_within_one(topology, run):
-    """Slow links leave stages across nodes so much less time that a replica cannot have as many micro-batches."""
-    speeds = [1 / (1 + 0.17 * number) for number in range(8)]
-    unlike = topology(speeds, kind="cuda", flops=2.5e14, memory=24e9, default=(2e-5, 1e-9)).nodes
-    nodes = []
-    for first, count in ((0, 1), (1, 2), (3, 5)):
-        devices = [node.devices[0] for node in unlike[first : first + count]]
-        named = [
-            device.model_copy(update={"id": f"cuda{i}", "memory_bytes_per_s": 160 * device.memory_bytes_per_s})
-            for i, device in enumerate(devices)
-        ]
-        nodes.append(unlike[first].model_copy(update={"devices": named, "intra_bytes_per_s": 2e10}))
-    made = topology(speeds, kind="cuda", default=(2e-5, 1e-9)).model_copy(update={"nodes": nodes})
-    asked = run(rows=64, seq_len=2048, dims={"layers": 12, "dim": 768, "heads": 12, "vocab": 32000})
-    search = search_of(asked, made)
-    option = Option(ParallelDims(2, 4, 1), ScheduleSpec("interleaved_zero_bubble", 2), 2)
-    bound, least_s = search.bounds.knapsack(option), search.bounds.step_s(option)
-    answers = [bound.may_finish_within(least_s * factor) for factor in np.linspace(1, 5, 60)]
-    assert answers == sorted(answers)
-    assert answers[-1]

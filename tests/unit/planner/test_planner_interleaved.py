@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpctrain.planner.bounds.cuts import bound_weights, round_counts
+from hpctrain.planner.bounds.interleaved_ranks import round_counts
 from hpctrain.schedule.generate import make_schedule
 
 
@@ -20,10 +20,3 @@ def test_what_is_done_around_a_pass_is_what_tables_do(pp):
             assert found.before[rank] == sum(action.stage == rank for action in before)
             assert found.between[rank] == sum(action.stage != rank for action in before)
             assert found.after[rank] == len(row) - 1 - last
-
-
-def test_weights_add_up_to_one():
-    for pp, count in ((2, 1), (2, 4), (4, 3), (4, 8), (8, 32)):
-        weights = bound_weights(pp, count, 3)
-        assert weights.min() >= 0
-        assert weights.sum(axis=(1, 2)) == pytest.approx(1)
