@@ -161,6 +161,14 @@ def test_a_sharded_sum_of_integers_keeps_what_rounding_took(mode: str, bits: int
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_ranks_have_the_same_scales_although_one_lost_its_state(lost: int, found: dict[str, Any]) -> None:
+    case = found[f"rank {lost} without state"]
+    assert case["differ"] == 0
+    assert case["far"] < 0.5
+
+
+@pytest.mark.slow
 def test_a_sharded_sum_of_rotated_integers_keeps_what_rounding_took(found: dict[str, Any]) -> None:
     case = found["parts, rotated_int3"]
     assert case["error"] < 1e-6

@@ -23,7 +23,10 @@ NEWEST = 0.5
 """Weight of the newest gradient in a mean square."""
 FLOOR = 1e-4
 """Least mean square of a row or column, relative to that of its matrix: a row that had no gradient yet may get one."""
-_TINY = 1e-30
+_INITIAL = 1.0
+"""Factor of a gradient of which rank 0 has not observed any."""
+_TINY = 1e-12
+"""Largest factor that is taken for that of a gradient of zeros."""
 _FACTORS, _SUMS = "factors.", "sums."
 
 
@@ -33,7 +36,8 @@ class GradientScales:
     The scale of a number is the product of a factor of its row and one of its column; a vector has one scale. In the
     sums number 1, 2, 4, 8 and 16, and in each `EVERY`-th one after, rank 0 computes factors from its own gradient and
     broadcasts them; they hold from the next sum on. So all ranks have the same scales, although their gradients and
-    their processors differ.
+    their processors differ. In the first sum after a start, all ranks take over the factors of rank 0, because some may
+    have lost theirs. Counts of sent bytes leave these few bytes out.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -63,7 +67,7 @@ class GradientScales:
         """
         changed = False
         if key not in self._of:
-            self._of[key] = self._first(names, gradients)
+            self._of[key] = self._agreed(self._first(names, gradients))
             changed = True
         factors = self._of[key]
         if factors.pending is not None:
@@ -77,16 +81,28 @@ class GradientScales:
 
     def _observe(self, factors: _Factors, gradients: Sequence[Tensor]) -> _Broadcast:
         """Begin to broadcast the factors that rank 0 computes."""
-        alone = self._group is None or dist.get_world_size(self._group) == 1
+        alone = self._is_alone()
         new = torch.empty_like(factors.present)
         if alone or dist.get_rank(self._group) == 0:
             new.copy_(factors.observed([_factors_of(gradient) for gradient in gradients]))
         work = None if alone else dist.broadcast(new, group=self._group, group_src=0, async_op=True)
         return _Broadcast(new, work)
 
+    def _is_alone(self) -> bool:
+        return self._group is None or dist.get_world_size(self._group) == 1
+
+    def _agreed(self, factors: _Factors) -> _Factors:
+        """Return the factors that rank 0 starts with. Collective."""
+        if not self._is_alone():
+            count = factors.present.new_tensor([factors.sums])
+            start = torch.cat([factors.present, count])
+            dist.broadcast(start, group=self._group, group_src=0)
+            factors.present, factors.sums = start[:-1], int(start[-1])
+        return factors
+
     def _first(self, names: Sequence[object], gradients: Sequence[Tensor]) -> _Factors:
         counts = [_factor_count(gradient) for gradient in gradients]
-        first = _Factors(names, counts, gradients[0].new_ones(sum(counts)))
+        first = _Factors(names, counts, gradients[0].new_full((sum(counts),), _INITIAL))
         for name, part in zip(names, first.present.split(counts), strict=True):
             loaded = self._loaded.pop(f"{_FACTORS}{name}", None)
             if loaded is None:
@@ -97,7 +113,6 @@ class GradientScales:
                     "columns; allowed: a state saved with the same parallel degrees; drop it to start afresh"
                 )
             part.copy_(loaded)
-            first.is_initial = False
             first.sums = int(self._loaded.pop(f"{_SUMS}{name}", torch.tensor(0)))
         return first
 
@@ -142,24 +157,22 @@ class _Factors:
     pending: _Broadcast | None = field(default=None)
     sums: int = 0
     """How many sums have begun."""
-    is_initial: bool = True
-    """Whether no gradient was observed yet."""
 
     def observed(self, new: Sequence[Tensor]) -> Tensor:
-        """Return the next factors: the present ones and those of a gradient, each with its weight. If the gradient is
-        not finite, they are the present ones.
+        """Return the next factors: of each gradient the present ones and the new ones, each with its weight. A gradient
+        that is zero or not finite keeps its present ones.
 
         Args:
             new: for each gradient, its factors.
         """
-        factors = torch.cat(list(new))
-        if not bool(factors.isfinite().all()):
-            return self.present
-        if not self.is_initial:
-            factors = factors.square().lerp(self.present.square(), 1 - NEWEST).sqrt()
-        self.is_initial = False
-        # In bf16, so that the product of two factors is the same number on every processor.
-        return factors.bfloat16().float()
+        factors = []
+        for present, mine in zip(self.present.split(self.counts), new, strict=True):
+            usable = bool(mine.isfinite().all()) and bool((mine > _TINY).all())
+            if usable and not bool((present == _INITIAL).all()):
+                mine = mine.square().lerp(present.square(), 1 - NEWEST).sqrt()
+            # In bf16, so that the product of two factors is the same number on every processor.
+            factors.append(mine.bfloat16().float() if usable else present)
+        return torch.cat(factors)
 
     def scales(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return for each gradient its scales, which can be broadcast to its shape."""
@@ -185,10 +198,10 @@ def _factors_of(gradient: Tensor) -> Tensor:
     """Return the factors of the rows of a gradient, then those of its columns, whose products are near the root mean
     squares of its numbers; of a vector, its root mean square."""
     if gradient.dim() < 2:
-        return torch.linalg.vector_norm(gradient).div(gradient.numel() ** 0.5).clamp_min(_TINY).view(1)
+        return torch.linalg.vector_norm(gradient).div(gradient.numel() ** 0.5).view(1)
     columns = gradient.shape[-1]
     rows = gradient.numel() // columns
     by_row = torch.linalg.vector_norm(gradient, dim=-1).flatten().square() / columns
     by_column = torch.linalg.vector_norm(gradient, dim=tuple(range(gradient.dim() - 1))).square() / rows
-    mean = by_row.mean().clamp_min(_TINY)
+    mean = by_row.mean()
     return torch.cat([by_row.clamp_min(FLOOR * mean), (by_column / mean).clamp_min(FLOOR)]).sqrt()

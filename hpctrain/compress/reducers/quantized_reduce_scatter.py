@@ -95,10 +95,14 @@ class QuantizedReduceScatter(ReduceScatter):
         self._begin_scales(rows, places)
         heads = self._heads(outgoing)
         _copy(heads[:, 1:].split(self._exempt_sizes, 1), rows, self._part.exempt)
-        square = self.residuals.write(self._number, outgoing[:, _FULL_BYTES * self._head :], exempt=rank)
+        messages = outgoing[:, _FULL_BYTES * self._head :]
+        square = self.residuals.write(self._number, messages, exempt=rank)
+        parts[:, numbers:] = 0  # padding leaves no residual
         # The flag tells each owner whether any number of the part is not finite, although the owner receives only some
-        # of them.
+        # of them. A finite number divided by a small scale may be too large for a message.
+        coded = [self.residuals.code.finite(message) for to, message in enumerate(messages) if to != rank]
         heads[:, 0] = 0 * (square + heads[:, 1:].square().sum())
+        heads[:, 0].masked_fill_(~torch.stack(coded).all(), math.nan)
 
     def _begin_scales(self, rows: Tensor, places: Sequence[Tensor]) -> None:
         """Set the scales of a sum. A parameter's rows are cut over the ranks, so its gradient is here [world, rows of a

@@ -111,7 +111,8 @@ class RunInputs:
 
 
 def prepare(given: RunInputs, runner: Runner, count: int | None = None, queued: bool = False) -> PreparedRun:
-    """Return the run with all its inputs, after reading and checking them; nothing is written.
+    """Return the run with all its inputs, after reading and checking them; nothing is written. A run with a given plan
+    keeps this plan (`adapt.mode: off`), unless its run file states `adapt.mode`.
 
     Args:
         count: number of virtual nodes; None: cluster.nodes of the run file.
@@ -135,6 +136,8 @@ def prepare(given: RunInputs, runner: Runner, count: int | None = None, queued: 
         check_plan(plan, run, spec, plan.nodes if queued else nodes, str(given.plan_file))
         if topology is not None:
             check_devices(plan, topology, str(given.plan_file))
+        if run.adapt.mode is None:  # a plan that somebody gives is obeyed to the letter
+            run = run.model_copy(update={"adapt": run.adapt.model_copy(update={"mode": "off"})})
     return PreparedRun(run, spec, nodes, topology, plan)
 
 

@@ -238,11 +238,11 @@ class MemoryModel:
 
     @property
     def _codec_state_bytes(self) -> float:
-        """Bytes that the codec keeps as state for each number of the gradient, including the copy that a checkpoint
-        takes.
+        """Bytes that the codec keeps between steps for each number of the gradient, including the copy of its state
+        that a checkpoint takes.
         """
         copies = 2 if self.work.framework.checkpoint_bytes else 1
-        return copies * self.work.codec.state_bytes(self.work.spec.dim)
+        return copies * self.work.codec.state_bytes(self.work.spec.dim) + self.work.codec.unsaved_bytes
 
     def _sharded_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         """Return the bytes of weights, gradients, optimizer state and residuals on a device with ZeRO.

@@ -120,6 +120,9 @@ class GradientCodec(CompressionSettings):
 
     exact: ClassVar[bool] = False
     """Whether nothing is left out and nothing is rounded, so that sums are those without compression."""
+    unsaved_bytes: ClassVar[float] = 0.0
+    """Bytes for each number of a rank's gradients that its reducer keeps between steps besides its state, and that no
+    checkpoint and no snapshot holds."""
     has_state: ClassVar[bool] = True
     """Whether a rank's reducer keeps state between steps, such as a residual."""
     lossy: ClassVar[bool] = False
