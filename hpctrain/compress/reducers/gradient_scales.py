@@ -166,12 +166,12 @@ class _Factors:
             new: for each gradient, its factors.
         """
         factors = []
-        for present, mine in zip(self.present.split(self.counts), new, strict=True):
-            usable = bool(mine.isfinite().all()) and bool((mine > _TINY).all())
+        for present, newest in zip(self.present.split(self.counts), new, strict=True):
+            usable = bool(newest.isfinite().all()) and bool((newest > _TINY).all())
             if usable and not bool((present == _INITIAL).all()):
-                mine = mine.square().lerp(present.square(), 1 - NEWEST).sqrt()
+                newest = newest.square().lerp(present.square(), 1 - NEWEST).sqrt()
             # In bf16, so that the product of two factors is the same number on every processor.
-            factors.append(mine.bfloat16().float() if usable else present)
+            factors.append(newest.bfloat16().float() if usable else present)
         return torch.cat(factors)
 
     def scales(self, gradients: Sequence[Tensor]) -> list[Tensor]:
