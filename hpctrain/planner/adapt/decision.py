@@ -328,12 +328,13 @@ class Judgement:
 def judge(
     move: PlanChange, rows: Sequence[MetricRow], speeds: MeasuredSpeeds, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS
 ) -> Judgement | None:
-    """Return whether the steps of a new plan take as long as predicted; None before `judge_steps` steps, or if too few
-    of them were measured.
+    """Return whether the steps of a new plan take as long as predicted; None before `judge_steps` steps, while the
+    speed of a device may be changing, or if too few steps were measured.
 
     A plan is taken back if its step is longer than predicted by more than `tolerance`, and no shorter than that of the
     plan before it. A plan to which the run came back is not taken back. If a device's speed has changed since the
-    change of plan, the prediction does not hold any more, and nothing is taken back.
+    change of plan, the prediction does not hold any more, and nothing is taken back; then it is not waited for
+    `judge_steps` steps, so that plans can be compared for the new speeds.
 
     Args:
         move: the last change of plan of the attempt.
@@ -342,7 +343,9 @@ def judge(
         limits: when a plan is taken back.
     """
     timed = [row.step_time_s for row in rows[WARMUP_STEPS:] if not row.skipped]
-    if not rows or rows[-1].step - move.step < limits.judge_steps or len(timed) < MIN_STEPS:
+    if len(timed) < MIN_STEPS:
+        return None
+    if speeds.changed_at is None and (rows[-1].step - move.step < limits.judge_steps or speeds.undecided):
         return None
     measured_s = median(timed)
     words = f"a step takes {format_seconds(measured_s)}, predicted were {format_seconds(move.predicted_s)}"
