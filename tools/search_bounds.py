@@ -18,7 +18,7 @@ from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.bounds import knapsack
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.bounds.rank_times import PipelinePasses
-from hpctrain.planner.search import evaluate, layout_search, many_devices, space, state
+from hpctrain.planner.search import evaluate, layout_search, many_devices, option_search, space, state
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, OptionBounds
 
 CASES = ("paper-32-1.3B", "unlike-32-7B", "mixed-32x3-3GBs-1.3B-64", "unlike-256-7B", "mixed-256x4-12.5GBs-7B-256")
@@ -44,7 +44,9 @@ VARIANTS: dict[str, tuple[Replacement, ...]] = {
     ),
     "waits of interleaved stages": ((knapsack, "cap_by_passes", lambda classes, caps, both, remaining_s: caps),),
     "bound of a layout": ((evaluate, "lower_bound", always(0.0)), (layout_search, "lower_bound", always(0.0))),
-    "none; search of up to 64": tuple((module, "EXHAUSTIVE_DEVICES", 10**6) for module in (space, many_devices, state)),
+    "none; search of up to 64": tuple(
+        (module, "EXHAUSTIVE_DEVICES", 10**6) for module in (space, many_devices, option_search, state)
+    ),
 }
 """Which bound is left out -> what stands in its place. The last variant is for cases of more than 64 devices: it brings
 all bounds to them."""

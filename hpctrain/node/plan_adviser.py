@@ -94,7 +94,8 @@ class RunPlanAdviser:
         if decision.plan is None or decision.before_s is None or decision.predicted_s is None:
             return None
         times_s = decision.before_s, decision.predicted_s
-        corrects_probe = decided is None and now.speeds.changed_at is None
+        # The speeds are those of this generation; in an earlier one they may have changed.
+        corrects_probe = decided is None and now.speeds.changed_at is None and len(times.records) == 1
         return self._order(record, decision.plan, decision.reason, times_s, corrects_probe=corrects_probe)
 
     def _order(

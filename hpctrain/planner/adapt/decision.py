@@ -328,8 +328,8 @@ class Judgement:
 def judge(
     move: PlanChange, rows: Sequence[MetricRow], speeds: MeasuredSpeeds, limits: AdaptLimits = DEFAULT_ADAPT_LIMITS
 ) -> Judgement | None:
-    """Return whether the steps of a new plan take as long as predicted; None before `judge_steps` steps, while the
-    speed of a device may be changing, or if too few steps were measured.
+    """Return whether the steps of a new plan take as long as predicted; None before `judge_steps` steps (twice as many
+    while the speed of a device may be changing), or if too few steps were measured.
 
     A plan is taken back if its step is longer than predicted by more than `tolerance`, and no shorter than that of the
     plan before it. A plan to which the run came back is not taken back. If a device's speed has changed since the
@@ -345,7 +345,8 @@ def judge(
     timed = [row.step_time_s for row in rows[WARMUP_STEPS:] if not row.skipped]
     if len(timed) < MIN_STEPS:
         return None
-    if speeds.changed_at is None and (rows[-1].step - move.step < limits.judge_steps or speeds.undecided):
+    done = rows[-1].step - move.step
+    if speeds.changed_at is None and done < limits.judge_steps * (2 if speeds.undecided else 1):
         return None
     measured_s = median(timed)
     words = f"a step takes {format_seconds(measured_s)}, predicted were {format_seconds(move.predicted_s)}"

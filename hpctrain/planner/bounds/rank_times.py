@@ -207,8 +207,6 @@ class PipelinePasses:
             one_way = option.virtual_stages * one_way + (option.virtual_stages - 1) * wrap
         self.serial_s = self._between_s - unit_counts.alpha if unit_counts.least_nodes(option.dims.pp) > 1 else 0.0
         """Seconds between two messages of a replica on its slowest way from one pipeline rank to the next."""
-        self.one_way_s = one_way
-        """Seconds of the messages of a forward pass through all stages."""
         forward, backward = _whole_s(cost, unit_counts, option)
         self.forward_s = forward + one_way
         """Seconds until a micro-batch has passed all stages forward."""

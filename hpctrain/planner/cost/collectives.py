@@ -285,5 +285,5 @@ def _reduce_scatter_groups(placement_links: PlacementLinks, work: Workload, shar
     pairs = placement[0][0].kind == "cpu" or not work.codec.exact
     if work.intra_node == "flat" or shards < len(placement) or replicas == 1:
         return [placement_links.shard_ring_groups(shards, pairs)]
-    groups = placement_links.shard_ring_groups(replicas, pairs)
-    return [groups, placement_links.replicate_ring_groups(replicas, pairs)]
+    # By level they go to owners on every kind of device.
+    return [placement_links.shard_ring_groups(replicas, True), placement_links.replicate_ring_groups(replicas, True)]

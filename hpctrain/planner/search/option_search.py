@@ -163,10 +163,12 @@ class OptionSearch:
         heapq.heappush(self._queue, (estimate, next(self._numbers), space, option, ratio))
 
     def _with_equal_micro_batches(self, option: Option) -> Option:
-        """Return the option, if its replicas can have equally many micro-batches; else with as many replicas as divide
-        the batch, and the largest size of micro-batches, neither larger than those of the option."""
-        (pp, dp, tp), sequences = option.dims, self.state.plain.work.sequences
-        if sequences // option.micro_batch % dp == 0:
+        """Return the option, if its replicas can have equally many micro-batches, or if the run fixes its degrees; else
+        with as many replicas as divide the batch, and the largest size of micro-batches, neither larger than those of
+        the option."""
+        (pp, dp, tp), work = option.dims, self.state.plain.work
+        sequences = work.sequences
+        if sequences // option.micro_batch % dp == 0 or work.fixed is not None:
             return option
         dp = next(count for count in range(dp, 0, -1) if sequences % count == 0)
         sizes = [size for size in self._sizes if size <= option.micro_batch and sequences // size % dp == 0]

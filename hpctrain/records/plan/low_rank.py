@@ -106,6 +106,8 @@ class PowerSgd(GradientCodec):
 
     def all_to_all_share(self, world: int, dim: float) -> float:
         # The first factor is all-reduced; the second one and the remainder go to owners and back.
+        if self.bytes_at(dim) > FULL_BYTES:
+            return 0.0  # sent in fp32, in an all-reduce
         thin = self.bytes_at(dim) - self.remainder_bytes
         return 0.5 * (thin / 2 + self.remainder_bytes) / self.bytes_at(dim)
 

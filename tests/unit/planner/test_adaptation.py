@@ -305,9 +305,16 @@ def test_a_plan_is_not_judged_by_a_machine_that_changed(machine):
     made.train(100)
     move = PlanChange(0, made.plan, made.plan, made.rows[0].step_time_s, made.rows[0].step_time_s)
     made.train(100, local1=3.0)
-    verdict = judge(move, made.rows, made.tracker.measured())
+    speeds = made.tracker.measured()
+    verdict = judge(move, made.rows, speeds)
     assert "the speed of a device changed since" in verdict.reason
     assert not verdict.take_back
+    # A change ends the wait for 100 steps; one that may be under way makes it twice as long.
+    assert judge(move, made.rows[:60], speeds) is not None
+    may_change = replace(speeds, changed_at=None, undecided=True)
+    assert judge(move, made.rows[:199], may_change) is None
+    assert judge(move, made.rows, may_change) is not None
+    assert judge(move, made.rows[:150], replace(may_change, undecided=False)) is not None
 
 
 @pytest.mark.parametrize(("half_period", "factor"), [(4, 2.4), (10, 3.0), (16, 2.6), (18, 1.6), (19, 2.1)])

@@ -105,6 +105,8 @@ def test_zero_levels_two_and_three_share_the_batch_equally(plan, topology):
     assert (len(counts[1]), len(counts[2])) == (2, 1)
     with pytest.raises(InputError, match=r"3 micro-batches of 1 do not go evenly into 2 replicas, as zero 2 needs"):
         plan(uneven, rows=3, parallel=fixed(dp=2, zero=2))
+    with pytest.raises(InputError, match=r"do not go evenly into 72 replicas, as zero 2 needs"):
+        plan(topology((1.0,) * 9, devices=8), rows=100, parallel=fixed(dp=72, zero=2))
 
 
 def test_a_single_replica_shards_nothing_and_says_so(plan, topology):
