@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.base.errors import HpctrainError
 from hpctrain.compress.collectives.overlapped_work import OverlappedWork
 from hpctrain.compress.collectives.reduce_scatter import ReduceScatter
 
@@ -41,13 +42,21 @@ class SumsInFlight:
         Args:
             output: [part], fp32.
             outgoing: [world · part]: the parts for all ranks, which nobody else writes to.
+
+        Raises:
+            HpctrainError: a parameter of the module took part in some micro-batches only.
         """
+        sums = self._sums.setdefault(scatter, output)
+        if sums.numel() != output.numel():
+            raise HpctrainError(
+                f"{self._operation}: found a gradient of {output.numel()} numbers, in an earlier micro-batch one of "
+                f"{sums.numel()}; allowed: parameters that take part in every micro-batch"
+            )
         while len(self._queue) >= SUMS_IN_FLIGHT:
             self._add_up()
         incoming = torch.empty_like(outgoing)
         work = dist.all_to_all_single(incoming, outgoing, group=group, async_op=True)
         output.zero_()
-        sums = self._sums.setdefault(scatter, output)
         rows = incoming.view(dist.get_world_size(group), -1)
         self._queue.append(_SumInFlight(sums, outgoing, rows, OverlappedWork(work, output.device)))
 

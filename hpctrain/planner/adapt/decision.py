@@ -309,7 +309,10 @@ def fitted_profile(
 
 def same_layout(a: Plan, b: Plan) -> bool:
     """Return whether two plans compute the same on the same devices, whatever their predictions and notes are."""
-    names = ("zero", "shard", "sequence_parallel", "schedule", "stages", "replicas", "compression", "actions")
+    names = (
+        "zero", "shard", "sequence_parallel", "tensor_parallel_sums", "schedule", "stages", "replicas", "compression",
+        "actions",
+    )  # fmt: skip
     return all(getattr(a, name) == getattr(b, name) for name in names)
 
 

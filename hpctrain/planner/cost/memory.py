@@ -32,10 +32,10 @@ still holds. Measured on CPU: 1.0 to 2.1 copies at level 1, 1.8 at level 2, 2.5 
 3 to 29 million parameters (torch 2.13). On CUDA the count is 0, because memory that the allocator caches can be used
 again.
 """
-COLLECTIVE_PIECES = {"cpu": 3, "cuda": 1}
+COLLECTIVE_PIECES = {"cpu": 5, "cuda": 1}
 """Kind of device -> pieces of gradients (a block, or the part outside of blocks) in the buffers of ZeRO's collectives,
 in addition to those that wait for their sum. On a CPU, two reduce-scatters of a stage are on their way while the rank
-computes, each with what is sent and what is received.
+computes, each with what is sent and what is received, and a third one is about to start.
 """
 CAST_BYTES = 2
 """Bytes per parameter of the copy in bf16 or fp16 that autocast makes for each micro-batch.

@@ -118,7 +118,7 @@ class Plan(Document):
     exact, one entry means the same: the replicas that share a state sum exactly."""
     tensor_parallel_sums: TensorParallelSums = "none"
     """How tensor-parallel groups that span nodes sum activations and their gradients in training. none: exactly. bf16:
-    exactly within a node, then in bfloat16 between nodes."""
+    in the numbers' own format within a node, then in bfloat16 between nodes."""
     profile: CalibrationProfile | None = None
     """Factors from measured steps, with which `predicted` was computed. Absent: it was computed only with constants of
     hpctrain."""
