@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from test_recovery import finish
@@ -121,4 +122,8 @@ def test_int4_residuals_of_three_replicas_go_on_in_the_fourth_one_s_absence(site
         f"the state of step {step} in memory: nobody has what 1 of 4 ranks had not sent yet of their gradients"
     ]
     assert {row.compression is not None for row in outcome.rows} == {True}
-    assert by_step(outcome) == pytest.approx(alone, abs=0.1)
+    losses = by_step(outcome)
+    before, after = range(1, step + 1), range(step + 1, 81)
+    assert [losses[number] for number in before] == [alone[number] for number in before]
+    # What one rank had not sent yet is lost, so single losses differ by more, but not their mean.
+    assert fmean(losses[number] for number in after) == pytest.approx(fmean(alone[number] for number in after), abs=0.1)
