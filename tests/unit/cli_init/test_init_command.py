@@ -185,7 +185,7 @@ def test_the_keys_in_the_comments_are_real_keys() -> None:
             value["parallel"]["mode"] = "fixed"
         Run.from_json(value, key[1])
         tried += 1
-    assert tried == 40
+    assert tried == 41
 
 
 @pytest.mark.parametrize("preset", ["gpt2-30m", "bert-11m", "t5-16m"])
