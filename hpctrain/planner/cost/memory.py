@@ -272,7 +272,9 @@ class MemoryModel:
         shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
         residuals = self._codec_state_bytes * parameters / shards
         freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters
-        buffers = COLLECTIVE_PIECES[memory_role.kind] * work.framework.summed_bytes * piece
+        # At most all pieces are on their way, each as what is sent and what is received.
+        in_collectives = min(COLLECTIVE_PIECES[memory_role.kind] * piece, 2 * parameters)
+        buffers = work.framework.summed_bytes * in_collectives
         return parts + weights + gradients + buffers + residuals + freed
 
 

@@ -218,10 +218,10 @@ WHOLE = {"layers": 1, "dim": 1024, "heads": 1, "vocab": 8192}
 
 
 def test_memory_is_saved_by_what_goes_with_the_codec(plan, topology, run):
-    tight = topology((1, 1, 1, 1), memory=1.4e9, default=SLOW)
-    asked = {"dims": WHOLE, "rows": 4, "steps": 1000}
+    tight = topology((1,) * 8, memory=1.42e9, default=SLOW)
+    asked = {"dims": WHOLE, "rows": 8, "steps": 1000}
     made = plan(tight, compression=AUTO, **asked)
-    assert (made.zero, made.shards, made.codec.mode) == (1, 4, "bf16")
+    assert (made.zero, made.shards, made.codec.mode) == (1, 8, "bf16")
     with pytest.raises(RefusedError, match=r"or compression.mode bf16, which keeps nothing"):
         plan(tight, compression={"mode": "topk"}, **asked)
 

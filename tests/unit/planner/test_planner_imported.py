@@ -114,6 +114,6 @@ def test_memory_counts_what_weights_are_computed_with(precision: str, zero: int,
 
     # Large blocks, so that the bucket of gradients has its full size in both; buffers of sharding hold pieces.
     found = need(21_000_000) - need(20_000_000)
-    pieces = {0: 0, 1: 4, 3: 4 + 2 * (4 + 4)}[zero]
+    pieces = {0: 0, 1: 5 * 4, 3: 5 * 4 + 2 * (4 + 4)}[zero]
     freed = 6 * 4 * HEAP_RETAINED_COPIES["cpu"][zero] if zero else 0
     assert found == pytest.approx(1_000_000 * (6 * each + pieces + freed))
