@@ -121,6 +121,20 @@ class Cluster:
         return time.monotonic() - began
 
     @contextlib.contextmanager
+    def short_messages(self) -> Iterator[None]:
+        """Within it the controller waits for the answer of a dead node for less time than a living one may be silent.
+        Slurm 24.11 asks all nodes in one go: with equal times, a dead one lets the living ones look silent, too."""
+        conf = self.folder / "slurm.conf"
+        text = conf.read_text()
+        conf.write_text(f"{text}\nMessageTimeout=4\n")
+        self.run("scontrol", "reconfigure")
+        try:
+            yield
+        finally:
+            conf.write_text(text)
+            self.run("scontrol", "reconfigure")
+
+    @contextlib.contextmanager
     def slow_to_give_up(self) -> Iterator[None]:
         """Within it Slurm waits for a silent node for minutes, as most clusters do, and the grace time of a preemption
         is as long as a busy machine may need: what happens is what the test does."""

@@ -34,32 +34,33 @@ def test_a_job_outlives_its_nodes_and_what_slurm_says_of_them(project: Project) 
     """Nodes come back before Slurm gives them up, and after it; the first one, with the job script, is among them. The
     job without its script is then stopped by hand, and another one goes on."""
     cluster = project.cluster
-    job = project.submit(f"steps={ENDLESS}", "cluster.nodes=4", "recovery.retries=9")
-    job.wait_for_step(5)
-    batch = cluster.job(job.job_id)["BatchHost"]
-    lost = next(node for node in reversed(job.first_nodes()) if node != batch)
+    with cluster.short_messages():
+        job = project.submit(f"steps={ENDLESS}", "cluster.nodes=4", "recovery.retries=9")
+        job.wait_for_step(5)
+        batch = cluster.job(job.job_id)["BatchHost"]
+        lost = next(node for node in reversed(job.first_nodes()) if node != batch)
 
-    with gets_its_agent_again(job, lost):
+        with gets_its_agent_again(job, lost):
+            cluster.kill(lost)
+            cluster.heal(lost)
+        trains_on(job)
+
+        with gets_its_agent_again(job, batch):
+            cluster.kill(batch)
+            # Slurm would end a job whose first node comes back without the job's script.
+            cluster.wait((job.folder / "left" / "0.kept").exists, 60, "another node keeps the job")
+            cluster.heal(batch)
+        trains_on(job)
         cluster.kill(lost)
-        cluster.heal(lost)
-    trains_on(job)
-
-    with gets_its_agent_again(job, batch):
+        cluster.wait(lambda: batch in job.members() and lost not in job.members(), 60, job.explain)
+        trains_on(job)
         cluster.kill(batch)
-        # Slurm would end a job whose first node comes back without the job's script.
-        cluster.wait((job.folder / "left" / "0.kept").exists, 60, "another node keeps the job")
-        cluster.heal(batch)
-    trains_on(job)
-    cluster.kill(lost)
-    cluster.wait(lambda: batch in job.members() and lost not in job.members(), 60, job.explain)
-    trains_on(job)
-    cluster.kill(batch)
-    both = {batch, lost}
-    cluster.wait(lambda: not both & set(NodeSet(cluster.job(job.job_id)["NodeList"])), 90, "Slurm gave them up")
-    trains_on(job)
-    cluster.heal(batch, lost)
-    trains_on(job)
-    assert [line["job_id"] for line in job.attempts()] == [job.job_id]
+        both = {batch, lost}
+        cluster.wait(lambda: not both & set(NodeSet(cluster.job(job.job_id)["NodeList"])), 90, "Slurm gave them up")
+        trains_on(job)
+        cluster.heal(batch, lost)
+        trains_on(job)
+        assert [line["job_id"] for line in job.attempts()] == [job.job_id]
 
     cluster.run("scancel", "--signal=TERM", job.job_id)
     first = ended(job, 1)[0]
