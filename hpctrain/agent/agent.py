@@ -97,7 +97,7 @@ class Agent:
     def run(self) -> int:
         """Take part in the attempt until the run is done, stopped or failed, or this agent is cut off from the
         others; then end all workers and return the exit code. An HpctrainError or OSError means that the agent could
-        not start or go on; after the start, the other agents are told before the error is raised."""
+        not start or go on. An agent that had started tells the others before it raises the error."""
         self.start()
         try:
             while (code := self.turn()) is None:

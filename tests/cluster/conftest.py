@@ -124,31 +124,33 @@ class Cluster:
     def short_messages(self) -> Iterator[None]:
         """Within it the controller waits for the answer of a dead node for less time than a living one may be silent.
         Slurm 24.11 asks all nodes in one go: with equal times, a dead one lets the living ones look silent, too."""
-        conf = self.folder / "slurm.conf"
-        text = conf.read_text()
-        conf.write_text(f"{text}\nMessageTimeout=4\n")
-        self.run("scontrol", "reconfigure")
-        try:
+        with self._configured(lambda text: f"{text}\nMessageTimeout=4\n"):
             yield
-        finally:
-            conf.write_text(text)
-            self.run("scontrol", "reconfigure")
 
     @contextlib.contextmanager
     def slow_to_give_up(self) -> Iterator[None]:
         """Within it Slurm waits for a silent node for minutes, as most clusters do, and the grace time of a preemption
         is as long as a busy machine may need: what happens is what the test does."""
+        silent = re.compile(r"^SlurmdTimeout=.*$", re.MULTILINE)
+        try:
+            with self._configured(lambda text: silent.sub("SlurmdTimeout=600", text)):
+                self.run("scontrol", "update", "PartitionName=low", "GraceTime=120")
+                yield
+        finally:
+            self.run("scontrol", "update", "PartitionName=low", "GraceTime=10")
+
+    @contextlib.contextmanager
+    def _configured(self, change: Callable[[str], str]) -> Iterator[None]:
+        """Within it the daemons have the lab's slurm.conf with a change."""
         conf = self.folder / "slurm.conf"
         text = conf.read_text()
-        conf.write_text(re.sub(r"^SlurmdTimeout=.*$", "SlurmdTimeout=600", text, flags=re.MULTILINE))
+        conf.write_text(change(text))
         self.run("scontrol", "reconfigure")
-        self.run("scontrol", "update", "PartitionName=low", "GraceTime=120")
         try:
             yield
         finally:
             conf.write_text(text)
             self.run("scontrol", "reconfigure")
-            self.run("scontrol", "update", "PartitionName=low", "GraceTime=10")
 
     def is_up(self) -> bool:
         return (self.folder / "ready").exists()

@@ -65,15 +65,12 @@ class GradientScales:
         Raises:
             CheckpointError: loaded factors are of a gradient of another shape.
         """
-        changed = False
-        if key not in self._of:
+        changed = key not in self._of
+        if changed:
             self._of[key] = self._agreed(self._first(names, gradients))
-            changed = True
         factors = self._of[key]
         if factors.pending is not None:
-            if factors.pending.work is not None:
-                factors.pending.work.wait()
-            factors.present, factors.pending, changed = factors.pending.factors, None, True
+            factors.present, factors.pending, changed = factors.pending.wait(), None, True
         factors.sums += 1
         if _is_observed(factors.sums):
             factors.pending = self._observe(factors, gradients)
@@ -121,9 +118,7 @@ class GradientScales:
         sums were made. Waits for a broadcast under way."""
         state = dict(self._loaded)
         for factors in self._of.values():
-            if factors.pending is not None and factors.pending.work is not None:
-                factors.pending.work.wait()
-            newest = factors.present if factors.pending is None else factors.pending.factors
+            newest = factors.present if factors.pending is None else factors.pending.wait()
             for name, part in zip(factors.names, newest.split(factors.counts), strict=True):
                 state |= {f"{_FACTORS}{name}": part, f"{_SUMS}{name}": torch.tensor(factors.sums)}
         return state
@@ -143,6 +138,12 @@ class _Broadcast:
     factors: Tensor
     work: dist.Work | None
     """None: this process is alone."""
+
+    def wait(self) -> Tensor:
+        """Return the factors when they have arrived."""
+        if self.work is not None:
+            self.work.wait()
+        return self.factors
 
 
 @dataclass
