@@ -25,7 +25,7 @@ from hpctrain.compress.reducers.tagc import TagcReducer
 from hpctrain.compress.select.selectors import select
 from hpctrain.records.plan.compression import Tagc
 from hpctrain.records.plan.local_sgd import LocalSteps
-from hpctrain.records.plan.low_rank import PowerSgd
+from hpctrain.records.plan.low_rank import AUTO_BYTES, PowerSgd
 
 SHAPES = [(48, 96), (48, 96), (96, 48), (17,), (4, 12, 64), (5, 6), (80, 64)]
 CHOSEN = [0, 1, 2, 4, 5, 6]
@@ -103,6 +103,28 @@ def conserved(reducer: PowerSgdReducer | TagcReducer, steps: int = 5) -> dict[st
         "differing": differing,
         "told": ratio,
     }
+
+
+def stated_bytes(remainder: str) -> float:
+    """Bytes that a rank sends for each number of a wide matrix, divided by those that `rank: auto` allows."""
+    codec = PowerSgd.model_validate({"mode": "power_sgd", "rank": "auto", "remainder": remainder, "warmup_steps": 0})
+    matrix, world = torch.ones(768, 768), dist.get_world_size()
+    sent = PowerSgdReducer(dist.group.WORLD, [0], codec).reduce([matrix])
+    return sent / matrix.numel() / (2 * (world - 1) / world * AUTO_BYTES[codec.remainder])
+
+
+def small_rows() -> float:
+    """Squared error of the rows with small gradients, relative to these gradients, in the last of some sums."""
+    reducer = low_rank(remainder="int2", rank=1)
+    small = torch.arange(SHAPES[0][0]) % 2 == 0
+    error = math.nan
+    for step in range(6):
+        mine = gradients(13, step)
+        mine[0][small] *= 0.02
+        (whole,) = exact(mine[:1])
+        reducer.reduce(mine)
+        error = float((mine[0] - whole)[small].square().mean() / whole[small].square().mean())
+    return largest([error])
 
 
 def not_finite(reducer: Reducer) -> dict[str, Any]:
@@ -183,6 +205,8 @@ def low_rank_cases() -> dict[str, Any]:
         },
         "low rank, conserved": conserved(low_rank()),
         **{f"low rank, {rest}, conserved": conserved(low_rank(remainder=rest)) for rest in REMAINDERS},
+        "low rank, bytes": {rest: stated_bytes(rest) for rest in ("none", *REMAINDERS)},
+        "low rank, small rows": small_rows(),
         "low rank, not finite": not_finite(low_rank(remainder="int2")),
         "low rank, resumed": resumed(lambda: low_rank(warmup_steps=2, remainder="int2")),
     }
