@@ -65,7 +65,8 @@ class ConvergenceSettings:
     workers: int = 4
     steps: int = 2000
     dense_steps: int = 100
-    """Warm-up steps of the methods that have a warm-up: the first steps, which sum gradients exactly."""
+    """Warm-up steps of the methods that have a warm-up: the first steps, which sum gradients exactly. Low rank has
+    more, a tenth of all steps, where that is more."""
     rows: int = 4
     """Sequences of a worker in a step."""
     seq_len: int = 128
@@ -296,7 +297,7 @@ def _train(case: TrainingCase, settings: ConvergenceSettings, corpus: Path, rank
     group = dist.new_group(list(range(world)))
     model = build_stage(case.spec, 0, case.spec.layers, case.seed)
     work = StepWorkload(case.spec, settings.rows, settings.seq_len)
-    exchange = METHODS[case.method](model, MethodContext(group, settings.dense_steps, work))
+    exchange = METHODS[case.method](model, MethodContext(group, settings.dense_steps, work, None, settings.steps))
     optimizer = functools.partial(torch.optim.AdamW, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     trainee = BenchTrainer(exchange, optimizer, world, settings.clip_norm)
     curve: list[tuple[int, float]] = []

@@ -5,6 +5,7 @@ The synchronisations of hpctrain are set up by the functions that workers use.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.compression import BUCKET_BYTES, MODES, Quantized, make_codec
 from hpctrain.records.plan.local_sgd import LocalSteps
+from hpctrain.records.plan.low_rank import WARMUP_SHARE, PowerSgd
 from hpctrain.records.plan.rotated import RotatedIntegers
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Device, Node
@@ -174,6 +176,13 @@ class MethodContext:
     work: StepWorkload
     levels: LevelGroups | None = None
     """Process groups of the node and of the nodes, for the methods in `LEVEL_METHODS`."""
+    run_steps: int = 0
+    """Steps of the training whose losses are compared; low rank warms up in a tenth of them, if that is more."""
+
+    @property
+    def low_rank_dense_steps(self) -> int:
+        """Return the number of warm-up steps of low-rank methods."""
+        return max(self.dense_steps, math.ceil(WARMUP_SHARE * self.run_steps))
 
 
 Open = Callable[[nn.Module, MethodContext], GradientSync]
@@ -201,7 +210,7 @@ def _ddp(item_bytes: int, hook: Callable[..., Any] | None) -> Open:
 def _torch_power_sgd(rank: int) -> Open:
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:
         wrapped = _wrapped(model, context, bucket_cap_mb=ONE_BUCKET_MB)
-        start = max(2, context.dense_steps)  # torch requires it: DDP rebuilds its buckets after the first step
+        start = max(2, context.low_rank_dense_steps)  # torch requires it: DDP rebuilds its buckets after the first step
         state = power_sgd.PowerSGDState(context.group, rank, start_powerSGD_iter=start)
         wrapped.register_comm_hook(state, power_sgd.powerSGD_hook)
         return GradientSync(wrapped, reduce=lambda: None)
@@ -245,7 +254,7 @@ def _by_level(settings: dict[str, Any], dtype: torch.dtype | None) -> Open:
         assert context.levels is not None, "the bench makes the groups of methods in LEVEL_METHODS"
         names, parameters = zip(*model.named_parameters(), strict=True)
         within = ReplicatedNodeLevel(context.levels.within, [parameter.shape for parameter in parameters], dtype)
-        spec = _codec_spec(settings, context.dense_steps)
+        spec = _codec_spec(settings, context)
         reducer = LevelReducer(within, build_reducer(context.levels.between, names, within.part_shapes, spec))
         reducer.overlap(list(parameters))
         return GradientSync(model, False, lambda: reducer.reduce([p.grad for p in parameters if p.grad is not None]))
@@ -264,7 +273,7 @@ def _codec(settings: dict[str, Any], planned: CodecSpec | None = None) -> Open:
     """
 
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:
-        spec = _codec_spec(settings, context.dense_steps)
+        spec = _codec_spec(settings, context)
         names, shapes = zip(*((name, parameter.shape) for name, parameter in model.named_parameters()), strict=True)
         parameters = list(model.parameters())
         reducer: Reducer
@@ -283,12 +292,13 @@ def _codec(settings: dict[str, Any], planned: CodecSpec | None = None) -> Open:
     return open_
 
 
-def _codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
-    """Return the codec that `settings`, the `compression` of a run file, describe. If the codec has a warm-up, the
-    warm-up has `dense_steps` steps."""
+def _codec_spec(settings: dict[str, Any], context: MethodContext) -> CodecSpec:
+    """Return the codec that `settings`, the `compression` of a run file, describe. If the codec has a warm-up, its
+    length is that of the context."""
     codec = make_codec(settings)
     if "warmup_steps" in type(codec).model_fields:
-        codec = codec.model_copy(update={"warmup_steps": dense_steps})
+        steps = context.low_rank_dense_steps if isinstance(codec, PowerSgd) else context.dense_steps
+        codec = codec.model_copy(update={"warmup_steps": steps})
     return CodecSpec(codec=codec)
 
 
@@ -312,7 +322,7 @@ def _sharded(settings: dict[str, Any], zero: int = 2, compute: torch.dtype | Non
 
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:
         apply_sharding(model, DeviceMesh.from_group(context.group, "cpu"), zero, compute)
-        spec, layouts = _codec_spec(settings, context.dense_steps), flat_gradient_layouts(model)
+        spec, layouts = _codec_spec(settings, context), flat_gradient_layouts(model)
         scatters = build_reduce_scatters(spec, layouts, context.group, "cpu")
         counts: list[int] = []
         track_collectives(model, 0, counts.append, 1, lambda: False, scatters)
