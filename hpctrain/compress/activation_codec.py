@@ -52,7 +52,7 @@ class Int8ActivationCodec:
         numbers[: tensor.numel()].view(tensor.shape).copy_(tensor)
         numbers[tensor.numel() :] = 0.0
         message = self.empty(tensor)
-        self._code.write(numbers, message)
+        self._code.write(numbers, message, errors=False)
         return message
 
     def read(self, message: Tensor, tensor: Tensor) -> None:

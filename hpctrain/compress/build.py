@@ -17,7 +17,6 @@ from hpctrain.compress.codecs.sparse_message import ValueCode
 from hpctrain.compress.collectives.overlapped_reduce_scatter import OverlappedReduceScatter, SumsInFlight
 from hpctrain.compress.collectives.reduce_scatter import DenseReduceScatter, ReduceScatter, ShardedParameter
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback, SparseSettings, SparseState
-from hpctrain.compress.reducers.gradient_scales import GradientScales
 from hpctrain.compress.reducers.power_sgd import PowerSgdReducer
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.reducers.quantized_reduce_scatter import QuantizedReduceScatter, QuantizedStage
@@ -71,7 +70,7 @@ def build_reducer(
         case Bf16():
             return ReduceScatterAllGather(group, chosen, Bf16BucketCodec())
         case Quantized() | RotatedIntegers():
-            return ReduceScatterAllGather(group, chosen, QuantizedBucketCodec(*_integers(codec, group)))
+            return ReduceScatterAllGather(group, chosen, QuantizedBucketCodec(build_block_code(codec), codec.has_state))
         case TopK() | Adaptive():
             state = _sparse_state(codec, group, chosen, [math.prod(shapes[index]) for index in chosen])
             return SparseReducer(group, state, _sparse_settings(codec))
@@ -84,11 +83,6 @@ def build_reducer(
 def build_block_code(codec: Quantized | RotatedIntegers) -> BlockCode:
     """Return the code that writes and reads the messages of a codec of integers."""
     return IntegerCode(codec.bits) if isinstance(codec, Quantized) else RotatedIntegerCode(codec.bits, codec.seed)
-
-
-def _integers(codec: Quantized | RotatedIntegers, group: dist.ProcessGroup) -> tuple[BlockCode, GradientScales | None]:
-    """Return the code of a codec of integers, and the scales of gradients; rotated integers have them."""
-    return build_block_code(codec), GradientScales(group) if isinstance(codec, RotatedIntegers) else None
 
 
 def _sparse_state(
@@ -145,7 +139,7 @@ def build_reduce_scatters(
         case Bf16():
             return [DenseReduceScatter(torch.bfloat16)] * len(parts)
         case Quantized() | RotatedIntegers():
-            shared = QuantizedStage(*_integers(codec, group))
+            shared = QuantizedStage(build_block_code(codec), codec.has_state)
             return [
                 QuantizedReduceScatter(pieces, indices, number, shared) if indices else exact
                 for number, pieces in enumerate(parts)

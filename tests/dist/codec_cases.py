@@ -132,31 +132,6 @@ def sums(codec: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     }
 
 
-def rank_without_state(lost: int, rank: int) -> dict[str, float]:
-    """The sum of rotated integers after a start at which one rank had lost its state: how far it is from the exact one,
-    and whether ranks got different ones."""
-    names, shapes = list(SHAPES), [torch.Size(shape) for shape in SHAPES.values()]
-    first, second = (build_reducer(dist.group.WORLD, names, shapes, spec_of({"mode": ROTATED})) for _ in range(2))
-    for step in range(6):
-        gradients = [
-            torch.randn(shape, generator=torch.Generator().manual_seed(10 * step + rank)) * 1e-3 for shape in shapes
-        ]
-        if step < 5:
-            first.reduce(gradients)
-    if rank != lost:
-        second.load_state({key: tensor.clone() for key, tensor in first.state().items()})
-    exact = torch.cat([tensor.flatten() for tensor in gradients]).double()
-    dist.all_reduce(exact)
-    second.reduce(gradients)
-    flat = torch.cat([tensor.flatten() for tensor in gradients])
-    of_first = flat.clone()
-    dist.broadcast(of_first, 0)
-    return {
-        "far": largest([float((flat - exact).norm() / exact.norm())]),
-        "differ": largest([float(not torch.equal(flat, of_first))]),
-    }
-
-
 def whole_sum(value: float) -> float:
     total = torch.tensor(value)
     dist.all_reduce(total)
@@ -270,8 +245,6 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
         found["dense, int4, by level"] = dense_wire("int4", rank, pairs_of_ranks(rank, world))
         for name, further in BY_LEVEL.items():
             found[f"by level, {name}"] = sharded(rank=rank, **further)
-        for lost in (0, 1):
-            found[f"rank {lost} without state"] = rank_without_state(lost, rank)
         found["exact sums"] = exact_sums(rank)
         found["sharded over all"] = sharded({"mode": "bf16"}, rank, zero=2)
         # The stages in the middle have no parameters beside those of their blocks.

@@ -113,20 +113,6 @@ def stated_bytes(remainder: str) -> float:
     return sent / matrix.numel() / (2 * (world - 1) / world * AUTO_BYTES[codec.remainder])
 
 
-def small_rows() -> float:
-    """Squared error of the rows with small gradients, relative to these gradients, in the last of some sums."""
-    reducer = low_rank(remainder="int2", rank=1)
-    small = torch.arange(SHAPES[0][0]) % 2 == 0
-    error = math.nan
-    for step in range(6):
-        mine = gradients(13, step)
-        mine[0][small] *= 0.02
-        (whole,) = exact(mine[:1])
-        reducer.reduce(mine)
-        error = float((mine[0] - whole)[small].square().mean() / whole[small].square().mean())
-    return largest([error])
-
-
 def not_finite(reducer: Reducer) -> dict[str, Any]:
     """One NaN on one rank, then in a tensor that is not compressed; each leaves the residuals alone."""
     reducer.reduce(gradients(2))
@@ -206,7 +192,6 @@ def low_rank_cases() -> dict[str, Any]:
         "low rank, conserved": conserved(low_rank()),
         **{f"low rank, {rest}, conserved": conserved(low_rank(remainder=rest)) for rest in REMAINDERS},
         "low rank, bytes": {rest: stated_bytes(rest) for rest in ("none", *REMAINDERS)},
-        "low rank, small rows": small_rows(),
         "low rank, not finite": not_finite(low_rank(remainder="int2")),
         "low rank, resumed": resumed(lambda: low_rank(warmup_steps=2, remainder="int2")),
     }

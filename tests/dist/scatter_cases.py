@@ -93,7 +93,9 @@ def residuals(state: dict[str, Tensor], codec: dict[str, Any], world: int) -> li
     """What a rank keeps, as its flat gradients. The compressed parameters of the first part are its first and third."""
     up, norm, down = (of_rank(shape, world) for shape in PARTS[0].values())
     head = of_rank(PARTS[2]["head.weight"], world)
-    if codec["mode"] in (*Quantized.modes(), *RotatedIntegers.modes()):
+    if codec["mode"] in RotatedIntegers.modes():
+        return [torch.zeros(part.numel()) for part in gradients(0, 0, world)]
+    if codec["mode"] in Quantized.modes():
         # By part, each owner's numbers filled up to whole blocks.
         first, last = (state[f"residual.{number}"].view(world, -1) for number in (0, 2))
         compressed, last = first[:, : up + down].split([up, down], 1), last[:, :head]
@@ -144,12 +146,15 @@ def conserved(codec: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         "unequal": largest([unequal]),
         "sent": sent,
         "density": [row.get("density") for row in told],
-        "ratio": told[-1]["residual_norm_ratio"],
+        "ratio": told[-1].get("residual_norm_ratio"),
         "infinite": largest([float(infinite[0].isfinite().any())]),
         "others are finite": largest([float(not infinite[2].isfinite().all())]),
         "untouched": largest([
-            float(not torch.equal(before[key], after[key]))
-            for key in before
-            if key.startswith("residual.") and key != "residual.2"
+            0.0,
+            *(
+                float(not torch.equal(before[key], after[key]))
+                for key in before
+                if key.startswith("residual.") and key != "residual.2"
+            ),
         ]),
     }  # fmt: skip

@@ -83,7 +83,7 @@ def test_bytes_of_bf16_are_half_of_the_ring(found: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["bf16", *INTEGERS, "rotated_int3"])
-def test_dense_sums_leave_beside_the_backward_pass_and_keep_what_rounding_took(
+def test_dense_sums_leave_beside_the_backward_pass_and_integers_keep_what_rounding_took(
     mode: str, found: dict[str, Any]
 ) -> None:
     case = found[f"dense, {mode}"]
@@ -92,14 +92,12 @@ def test_dense_sums_leave_beside_the_backward_pass_and_keep_what_rounding_took(
     assert first == 0
     # Three leave in any case; further ones if the messages of the first have arrived by then.
     assert min(later) > 2
-    assert case["errors"] < (2**-7 if mode == "bf16" else 1e-6)
-    assert case["kept"] == (0 if mode == "bf16" else 6)
+    # The error of a rounding to 3 bits is 0.19 of the numbers: that of all summands together, and that of their sum.
+    assert case["errors"] < {"bf16": 2**-7, "rotated_int3": 2 * 0.19}.get(mode, 1e-6)
+    assert case["kept"] == (6 if mode in INTEGERS else 0)
     assert case["broken are finite"] == case["others are not"] == case["touched"] == 0
     if mode in INTEGERS:
         assert 0 < case["ratio"] < 2.5 / (2 ** (INTEGERS[mode] - 1) - 1)
-    if mode in ROTATED:
-        # The error of 3 bits is 0.19 of the numbers; a quarter of the sums, up to four times as large, adds its error.
-        assert 0.19 < case["ratio"] < 0.19 * (1 + 4 / 4**0.5)
 
 
 @pytest.mark.slow
@@ -161,19 +159,12 @@ def test_a_sharded_sum_of_integers_keeps_what_rounding_took(mode: str, bits: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, 1])
-def test_ranks_have_the_same_scales_although_one_lost_its_state(lost: int, found: dict[str, Any]) -> None:
-    case = found[f"rank {lost} without state"]
-    assert case["differ"] == 0
-    assert case["far"] < 0.5
-
-
-@pytest.mark.slow
-def test_a_sharded_sum_of_rotated_integers_keeps_what_rounding_took(found: dict[str, Any]) -> None:
+def test_a_sharded_sum_of_rotated_integers_drops_what_rounding_took(found: dict[str, Any]) -> None:
     case = found["parts, rotated_int3"]
-    assert case["error"] < 1e-6
+    # Three of four summands are rounded, with an error of 0.19 of their numbers.
+    assert 0.05 < case["error"] < 0.25
     assert case["unequal"] == 0
-    assert 0.05 < case["ratio"] < 0.25
+    assert case["ratio"] is None
     assert case["infinite"] == case["others are finite"] == case["untouched"] == 0
     # As with plain integers; pairs of blocks of 256, each with a scale of two bytes.
     pairs = -(-(23 * 200 + 16 * 90) // 512) + -(-33 * 64 // 512)

@@ -34,12 +34,6 @@ def test_messages_with_a_rank_of_the_width_have_the_stated_bytes(found: dict[str
 
 
 @pytest.mark.slow
-def test_a_remainder_has_small_errors_where_gradients_are_small(found: dict[str, Any]) -> None:
-    # Two roundings to 2 bits, and what the last step left. Without scales it is above 200.
-    assert found["low rank, small rows"] < 0.8
-
-
-@pytest.mark.slow
 def test_what_a_product_leaves_out_arrives_in_later_steps(found: dict[str, Any]) -> None:
     assert found["low rank"]["mean of steps"] < 0.5
 

@@ -44,7 +44,7 @@ class _CountingIntegers(_Counting, QuantizedBucketCodec): ...
 def wire_of(mode: str) -> Any:
     codec = make_codec({"mode": mode})
     if isinstance(codec, Quantized | RotatedIntegers):
-        return _CountingIntegers(build_block_code(codec))
+        return _CountingIntegers(build_block_code(codec), codec.has_state)
     return _CountingBf16()
 
 

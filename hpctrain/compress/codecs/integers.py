@@ -37,12 +37,13 @@ class BlockCode(ABC):
         `part_multiple`."""
 
     @abstractmethod
-    def write(self, numbers: Tensor, message: Tensor) -> None:
-        """Encode numbers as a message, and replace the numbers by their rounding errors.
+    def write(self, numbers: Tensor, message: Tensor, errors: bool = True) -> None:
+        """Encode numbers as a message.
 
         Args:
             numbers: [n], fp32, contiguous; n is a multiple of `part_multiple`. Overwritten.
             message: [bytes_of(n)], uint8, written to; its memory begins at a multiple of 4.
+            errors: whether to replace the numbers by their rounding errors; otherwise anything may be left in them.
         """
 
     @abstractmethod
@@ -99,7 +100,7 @@ class IntegerCode(BlockCode):
     def bytes_of(self, numbers: int) -> int:
         return numbers // BLOCK * (SCALE_BYTES + BLOCK * self._bits // 8)
 
-    def write(self, numbers: Tensor, message: Tensor) -> None:
+    def write(self, numbers: Tensor, message: Tensor, errors: bool = True) -> None:
         scales, payload = self._parts(message)
         for blocks, scale, packed in zip(*self._pieces(numbers, scales, payload), strict=True):
             # The largest magnitude comes from amax and amin: torch's norms of rows take ten times as long.
@@ -108,7 +109,8 @@ class IntegerCode(BlockCode):
             scale.div_(self._levels).clamp_min_(torch.finfo(torch.float32).tiny)
             steps = torch.div(blocks, scale[:, None], out=self._scratch.take(blocks.shape, blocks)).round_()
             self._pack(steps, packed)
-            blocks.addcmul_(steps, scale[:, None], value=-1)
+            if errors:
+                blocks.addcmul_(steps, scale[:, None], value=-1)
 
     def read(self, message: Tensor, numbers: Tensor) -> None:
         scales, payload = self._parts(message)

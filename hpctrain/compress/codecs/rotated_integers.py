@@ -88,12 +88,12 @@ class RotatedIntegerCode(BlockCode):
     def bytes_of(self, numbers: int) -> int:
         return numbers // BLOCK * (SCALE_BYTES + BLOCK * self._bits // 8)
 
-    def write(self, numbers: Tensor, message: Tensor) -> None:
+    def write(self, numbers: Tensor, message: Tensor, errors: bool = True) -> None:
         self._move_to(numbers.device)
         if (kernels := _kernels(numbers.device)) is not None:
             scales, payload = self._parts(message)
             compander = COMPANDERS[self._bits]
-            kernels.write(numbers.view(-1, BLOCK), scales, payload, self._signs, self._levels, compander)
+            kernels.write(numbers.view(-1, BLOCK), scales, payload, self._signs, self._levels, compander, errors)
             return
         half = 2 ** (self._bits - 1)
         factor, slope = COMPANDERS[self._bits]
@@ -105,7 +105,8 @@ class RotatedIntegerCode(BlockCode):
             index = rotated.mul_(stretch[:, None]).erf_().mul_(factor).add_(half)
             codes = self._codes.take(blocks.shape, blocks).copy_(index.clamp_(0, 2 * half - 1))
             self._pack(codes, packed)
-            blocks -= self._rotate_back(self._levels_of(scale, packed, self._numbers))
+            if errors:
+                blocks -= self._rotate_back(self._levels_of(scale, packed, self._numbers))
 
     def read(self, message: Tensor, numbers: Tensor) -> None:
         self._move_to(numbers.device)
@@ -212,7 +213,7 @@ def _kernels(device: torch.device) -> ModuleType | None:
         numbers, signs, levels = torch.zeros(1, BLOCK, device=device), block_signs(0).to(device), torch.zeros(8)
         scales = torch.empty(1, dtype=torch.bfloat16, device=device)
         payload = torch.empty(1, 96, dtype=torch.uint8, device=device)
-        rotated_kernels.write(numbers, scales, payload, signs, levels.to(device), COMPANDERS[3])
+        rotated_kernels.write(numbers, scales, payload, signs, levels.to(device), COMPANDERS[3], errors=True)
         return rotated_kernels
 
     return working_kernels(device, trial, "rotate and round the same numbers")

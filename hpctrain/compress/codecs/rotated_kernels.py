@@ -27,22 +27,24 @@ _SIDE: tl.constexpr = tl.constexpr(256)
 
 
 def write(
-    numbers: Tensor, scales: Tensor, payload: Tensor, signs: Tensor, levels: Tensor, compander: tuple[float, float]
-) -> None:
-    """Encode blocks of numbers, and replace the numbers by their rounding errors.
+    numbers: Tensor, scales: Tensor, payload: Tensor, signs: Tensor, levels: Tensor, compander: tuple[float, float],
+    errors: bool,
+) -> None:  # fmt: skip
+    """Encode blocks of numbers.
 
     Args:
-        numbers: [blocks, 256], fp32, contiguous; overwritten.
+        numbers: [blocks, 256], fp32, contiguous.
         scales: [blocks], bf16; written to.
         payload: [blocks, 32·bits], uint8, contiguous; written to.
         signs: [256], fp32: the signs of the rotation.
         levels: [2^bits], fp32, ascending.
         compander: the constants (a, c) of `COMPANDERS`.
+        errors: whether to replace the numbers by their rounding errors; otherwise they stay as they are.
     """
     blocks, bits = len(numbers), payload.shape[1] // 32
     with torch.cuda.device_of(numbers):
         _write[(triton.cdiv(blocks, ROWS),)](
-            numbers, scales, payload, signs, levels, blocks, *compander, bits=bits, rows=ROWS, **_OPTIONS
+            numbers, scales, payload, signs, levels, blocks, *compander, bits=bits, rows=ROWS, errors=errors, **_OPTIONS
         )
 
 
@@ -76,6 +78,7 @@ def _packed(codes: tl.tensor, width: tl.constexpr, in_byte: tl.constexpr, rows: 
 def _write(
     numbers: tl.tensor, scales: tl.tensor, payload: tl.tensor, signs: tl.tensor, levels: tl.tensor, blocks: int,
     factor: float, slope: float, bits: tl.constexpr, rows: tl.constexpr,
+    errors: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     inside = (row < blocks)[:, None]
@@ -97,7 +100,8 @@ def _write(
         tl.store(payload + line + tl.arange(0, 64)[None, :], _packed(codes & 3, 2, 4, rows), mask=inside)
     if bits == 3:
         tl.store(payload + line + 64 + tl.arange(0, 32)[None, :], _packed(codes >> 2, 1, 8, rows), mask=inside)
-    tl.store(numbers + places, x - _rotate(tl.load(levels + codes) * wide, rows) * sign, mask=inside)
+    if errors:
+        tl.store(numbers + places, x - _rotate(tl.load(levels + codes) * wide, rows) * sign, mask=inside)
 
 
 @triton.jit

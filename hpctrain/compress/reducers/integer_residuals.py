@@ -1,4 +1,4 @@
-"""Residuals of sums that travel as integers of few bits, and the scales of these sums."""
+"""Residuals of sums that travel as integers of few bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.codecs.integers import BlockCode
 from hpctrain.compress.collectives.reduce_scatter import Residuals, ResidualStats
-from hpctrain.compress.reducers.gradient_scales import GradientScales
 
 _PREFIX = "residual."
 
@@ -22,20 +21,20 @@ class IntegerResiduals(Residuals):
     bucket.
 
     A sum writes the next residual to another buffer, and swaps the two buffers once the sums are known to be finite. So
-    a sum that is not finite leaves the residual as it was.
+    a sum that is not finite leaves the residual as it was. Without feedback, no residual outlasts its sum.
     """
 
-    def __init__(self, code: BlockCode, of: str, scales: GradientScales | None = None) -> None:
+    def __init__(self, code: BlockCode, of: str, feedback: bool) -> None:
         """Create residuals of zero.
 
         Args:
             code: encodes the numbers.
             of: what a residual belongs to, for error messages, as 'gradient'.
-            scales: the scales by which numbers are divided before they are encoded; None: they are encoded as they are.
+            feedback: whether a sum adds the residual of the last one with the same key to its gradients.
         """
         self.code = code
-        self.scales = scales
         self._of = of
+        self.feedback = feedback
         self._residuals: dict[Hashable, _Residual] = {}
         self._loaded: dict[str, Tensor] = {}
         """Loaded residuals of sums that have not run since the load: 'residual.NAME' -> tensor."""
@@ -57,7 +56,7 @@ class IntegerResiduals(Residuals):
             CheckpointError: a loaded residual has another size.
         """
         if key not in self._residuals:
-            self._residuals[key] = self._first(names, sizes, like.new_zeros(length))
+            self._residuals[key] = self._first(names, sizes, like.new_zeros(length if self.feedback else 0))
         buffer = self._residuals[key].next = self._pool.take(length, like)
         return buffer
 
@@ -65,8 +64,7 @@ class IntegerResiduals(Residuals):
         """Add the residual of the sum `key` to the gradients in the buffer that `begin` returned, and encode the buffer
         as messages, one part of it for each rank.
 
-        Each encoded part of the buffer then holds its rounding errors. With scales, a message has the numbers divided
-        by their scales (`parts_of_scales`); the buffer has them as they are.
+        With feedback, each encoded part of the buffer then holds its rounding errors.
 
         Args:
             key: key of the sum, as given to `begin`.
@@ -78,46 +76,16 @@ class IntegerResiduals(Residuals):
         """
         residual = self._residuals[key]
         residual.square = torch.dot(residual.next, residual.next)
-        residual.next += residual.current
-        scales = self.parts_of_scales(key, len(messages))
+        if self.feedback:
+            residual.next += residual.current
         for rank, (part, message) in enumerate(zip(self.parts(key, len(messages)), messages, strict=True)):
-            if rank == exempt:
-                continue
-            if scales is None:
-                self.code.write(part, message)
-            else:
-                self.code.write(part.div_(scales[rank]), message)
-                part.mul_(scales[rank])
+            if rank != exempt:
+                self.code.write(part, message, errors=self.feedback)
         return residual.square
 
     def parts(self, key: Hashable, ranks: int) -> Tensor:
         """Return the buffer that `begin` returned for the sum `key`, as a view [ranks, part]."""
         return self._residuals[key].next.view(ranks, -1)
-
-    def begin_scales(
-        self, key: Hashable, names: Sequence[object], gradients: Sequence[Tensor], places: Sequence[Tensor]
-    ) -> None:
-        """Set the scales of the sum `key`, after `begin`; without effect if there are none. Collective in some sums.
-
-        Args:
-            names: names of the gradients in the state.
-            gradients: this rank's gradients, as `GradientScales.begin` takes them.
-            places: for each gradient, its numbers in the buffer that `begin` returned, a view of the gradient's shape.
-        """
-        if self.scales is None or (changed := self.scales.begin(key, names, gradients)) is None:
-            return
-        residual = self._residuals[key]
-        if residual.scales is None:
-            residual.scales = torch.ones_like(residual.next, dtype=torch.bfloat16)
-        begin = residual.next.storage_offset()
-        for place, scales in zip(places, changed, strict=True):
-            residual.scales.as_strided(place.shape, place.stride(), place.storage_offset() - begin).copy_(scales)
-
-    def parts_of_scales(self, key: Hashable, ranks: int) -> Tensor | None:
-        """Return the scales of the numbers in the buffer of the sum `key`, as a view [ranks, part], bf16; None if
-        numbers are encoded as they are."""
-        scales = self._residuals[key].scales
-        return None if scales is None else scales.view(ranks, -1)
 
     def end(self, key: Hashable, finite: bool) -> Tensor:
         """End the sum that `begin` began. If its results are `finite`, the contents of its buffer become the residual.
@@ -127,11 +95,11 @@ class IntegerResiduals(Residuals):
             finite: whether all results of the sum are finite.
 
         Returns:
-            The memory, fp32 [length], that holds no residual any more: that of the old residual if `finite`, else the
-            buffer. Pass it to `free` when nothing reads it any more.
+            The memory, fp32 [length], that holds no residual any more: that of the old residual if `finite` and with
+            feedback, else the buffer. Pass it to `free` when nothing reads it any more.
         """
         residual = self._residuals[key]
-        if finite:
+        if finite and self.feedback:
             residual.current, residual.next = residual.next, residual.current
             # A rotation spreads rounding errors over the padding, too, which is no part of the state: a resumed run
             # begins without it.
@@ -144,9 +112,10 @@ class IntegerResiduals(Residuals):
 
     def stats(self) -> ResidualStats:
         """Return the squared norms of this rank's gradients in the last step and of its residuals, each over the
-        gradients of all keys together. `sent` and `of` are 0, because integers send all numbers.
+        gradients of all keys together; zeros without feedback. `sent` and `of` are 0, because integers send all
+        numbers.
         """
-        if not self._residuals:
+        if not (self._residuals and self.feedback):
             return ResidualStats(0, 0, 0.0, 0.0)
         residuals = self._residuals.values()
         residual_squares = torch.stack([torch.dot(residual.current, residual.current) for residual in residuals])
@@ -154,13 +123,15 @@ class IntegerResiduals(Residuals):
         return ResidualStats(0, 0, float(squares.sum()), float(residual_squares.sum()))
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's residuals, 'residual.NAME' -> flat tensor, without a copy."""
+        """Return this rank's residuals, 'residual.NAME' -> flat tensor, without a copy; empty without feedback."""
+        if not self.feedback:
+            return {}
         residuals = {
             f"{_PREFIX}{name}": part
             for residual in self._residuals.values()
             for name, part in zip(residual.names, residual.parts(), strict=True)
         }
-        return self._loaded | residuals | (self.scales.state() if self.scales is not None else {})
+        return self._loaded | residuals
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore what `state` returned; residuals that are missing start at zero.
@@ -171,11 +142,11 @@ class IntegerResiduals(Residuals):
         self._loaded = {
             key: tensor.detach().flatten().clone() for key, tensor in state.items() if key.startswith(_PREFIX)
         }
-        if self.scales is not None:
-            self.scales.load_state(state)
 
     def _first(self, names: Sequence[object], sizes: list[int], zeros: Tensor) -> _Residual:
         residual = _Residual(names, sizes, zeros, zeros, zeros.new_zeros(()))
+        if not self.feedback:
+            return residual
         for name, part in zip(names, residual.parts(), strict=True):
             loaded = self._loaded.pop(f"{_PREFIX}{name}", None)
             if loaded is None:
@@ -199,13 +170,11 @@ class _Residual:
     sizes: list[int]
     """Count of numbers of each gradient, in the order of `names`."""
     current: Tensor
-    """[n], fp32: the residual, which this rank has not sent."""
+    """[n], fp32: the residual, which this rank has not sent; empty without feedback."""
     next: Tensor
     """[n], fp32: the next residual while the sum runs; otherwise memory that does not belong to the sum."""
     square: Tensor
     """Squared norm of this rank's gradients in the last step."""
-    scales: Tensor | None = None
-    """[n], bf16: the scales of the numbers, 1 for padding; None if there are none."""
 
     def parts(self) -> tuple[Tensor, ...]:
         return self.current[: sum(self.sizes)].split(self.sizes)

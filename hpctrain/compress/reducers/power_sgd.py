@@ -90,8 +90,6 @@ class PowerSgdReducer(CodecReducer):
             self._broadcast_directions()
         matrices, others = self._split(gradients)
         self._norms = []
-        if self._remainder is not None:
-            self._remainder.begin(matrices)
         if not compressed or not matrices:
             return self._exempt.reduce(others) + self._whole.reduce(matrices)
         return self._reduce_products(gradients, others, matrices)
@@ -168,12 +166,11 @@ class PowerSgdReducer(CodecReducer):
         """Return this rank's residuals, matrices Q and step count, without a copy: the next step changes the tensors.
 
         Keys are 'residual.INDEX' and 'q.INDEX', and 'steps'. INDEX is the number of a gradient, counted from 0, in the
-        list that `reduce` gets. With a remainder, the state of `GradientScales` is in it, too.
+        list that `reduce` gets.
         """
         if self._warm_up is None:
             return dict(self._loaded)
-        scales = {} if self._remainder is None else self._remainder.scales.state()
-        state = scales | {"steps": self._warm_up.state()}
+        state = {"steps": self._warm_up.state()}
         for matrix_batch in self._matrix_batches:
             for row, index in enumerate(matrix_batch.members):
                 state[f"q.{index}"] = matrix_batch.q[row]
@@ -193,8 +190,6 @@ class PowerSgdReducer(CodecReducer):
             return
         self.drop_state()
         self._warm_up.load_state(state.get("steps"))
-        if self._remainder is not None:
-            self._remainder.scales.load_state(state)
         for matrix_batch in self._matrix_batches:
             for row, index in enumerate(matrix_batch.members):
                 _restore(matrix_batch.q[row], state, f"q.{index}")
@@ -246,7 +241,7 @@ class PowerSgdReducer(CodecReducer):
         sizes = [math.prod(shape) for shape in members for _ in members[shape]]
         residuals = torch.zeros(padded(sum(sizes), self._world), device=device)
         if self._codec.remainder_bits and sizes:
-            self._remainder = IntegerRemainder(self._group, self._codec.remainder_bits, residuals, self._chosen, sizes)
+            self._remainder = IntegerRemainder(self._group, self._codec.remainder_bits, residuals, sizes)
         tensors = ((self._p, p_shapes), (self._q, q_shapes), (self._fresh, q_shapes), (residuals, counts))
         views = [_views(flat, shapes) for flat, shapes in tensors]
         return [MatrixBatch(*parts) for parts in zip(members.values(), *views, strict=True)]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hpctrain.compress.codecs.integers import BlockCode
 from hpctrain.compress.reducers.bucket_scheduler import unflatten_like
-from hpctrain.compress.reducers.gradient_scales import GradientScales
 from hpctrain.compress.reducers.integer_residuals import IntegerResiduals
 from hpctrain.compress.reducers.reduce_scatter_all_gather import BucketCodec
 
@@ -20,21 +19,21 @@ class QuantizedBucketCodec(BucketCodec):
     """The codec of integers, rotated or not, with a scale per block. Gradients are rounded, and so are their
     sums.
 
-    A rank keeps the rounding errors of its own numbers and of the sums that it owns, and adds them to the next gradient
-    (error feedback, as in 1-bit Adam: Tang et al. 2021, arXiv:2102.02888). So nothing is lost: over all steps so far,
-    the applied sums plus the present residuals of all ranks are the sum of all gradients. If any number of a bucket is
-    not finite on some rank, the bucket's decoded sums are not all finite either, and the bucket's residuals do not
-    change.
+    With feedback, a rank keeps the rounding errors of its own numbers and of the sums that it owns, and adds them to
+    the next gradient (error feedback, as in 1-bit Adam: Tang et al. 2021, arXiv:2102.02888). So nothing is lost: over
+    all steps so far, the applied sums plus the present residuals of all ranks are the sum of all gradients. If any
+    number of a bucket is not finite on some rank, the bucket's decoded sums are not all finite either, and the bucket's
+    residuals do not change.
     """
 
-    def __init__(self, code: BlockCode, scales: GradientScales | None = None) -> None:
+    def __init__(self, code: BlockCode, feedback: bool = True) -> None:
         """Create the codec with residuals of zero.
 
         Args:
             code: encodes the numbers.
-            scales: as of `IntegerResiduals`.
+            feedback: whether rounding errors are added to the next gradient.
         """
-        self._residuals = self.holder = IntegerResiduals(code, "gradient", scales)
+        self._residuals = self.holder = IntegerResiduals(code, "gradient", feedback)
         self._code = code
         self.part_multiple = code.part_multiple
 
@@ -45,10 +44,8 @@ class QuantizedBucketCodec(BucketCodec):
         sizes = [tensor.numel() for tensor in tensors]
         length = outgoing.shape[0] * (outgoing.shape[1] // self.bytes_of(self.part_multiple)) * self.part_multiple
         numbers = self._residuals.begin(tuple(bucket), bucket, sizes, length, tensors[0])
-        places = unflatten_like(numbers[: sum(sizes)], tensors)
-        torch._foreach_copy_(places, tensors)
+        torch._foreach_copy_(unflatten_like(numbers[: sum(sizes)], tensors), tensors)
         numbers[sum(sizes) :] = 0
-        self._residuals.begin_scales(tuple(bucket), bucket, tensors, places)
         self._residuals.write(tuple(bucket), outgoing)
 
     def reduce_part(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
@@ -58,21 +55,17 @@ class QuantizedBucketCodec(BucketCodec):
         self._code.read(first, total)
         if others:
             self._code.add(others, total)
-        # The messages have scaled numbers, and so has the sum.
-        self._code.write(total, part)
-        scales = self._residuals.parts_of_scales(tuple(bucket), len(incoming))
-        error += total if scales is None else total.mul_(scales[rank])
+        self._code.write(total, part, errors=self._residuals.feedback)
+        if self._residuals.feedback:
+            error += total
         return part
 
     def decode(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
         # All ranks decode the same messages, so all ranks decide alike.
         finite = bool(torch.stack([self._code.finite(message) for message in gathered]).all())
-        scales = self._residuals.parts_of_scales(tuple(bucket), len(gathered))
         sums = self._residuals.end(tuple(bucket), finite)
-        for rank, (part, message) in enumerate(zip(sums.view(len(gathered), -1), gathered, strict=True)):
+        for part, message in zip(sums.view(len(gathered), -1), gathered, strict=True):
             self._code.read(message, part)
-            if scales is not None:
-                part.mul_(scales[rank])
         numbers = sum(tensor.numel() for tensor in tensors)
         torch._foreach_copy_(tensors, unflatten_like(sums[:numbers], tensors))
         self._residuals.free(sums)

@@ -12,7 +12,6 @@ from torch import Tensor
 from hpctrain.compress.codecs.buffers import Scratch
 from hpctrain.compress.codecs.integers import BlockCode
 from hpctrain.compress.collectives.reduce_scatter import FlatGradientLayout, ReduceScatter, ShardedParameter
-from hpctrain.compress.reducers.gradient_scales import GradientScales
 from hpctrain.compress.reducers.integer_residuals import IntegerResiduals
 
 _FULL_BYTES = 4
@@ -49,7 +48,6 @@ class QuantizedReduceScatter(ReduceScatter):
         self._part = FlatGradientLayout(pieces, compressed)
         self._number = number
         self._sizes = [end - start for start, end in self._part.compressed]
-        self._shapes = [pieces[index].shape for index in compressed]
         self._exempt_sizes = [end - start for start, end in self._part.exempt]
         multiple = self.residuals.code.part_multiple
         self._filled = -(-sum(self._sizes) // multiple) * multiple
@@ -89,10 +87,8 @@ class QuantizedReduceScatter(ReduceScatter):
         world, numbers = len(rows), sum(self._sizes)
         length = world * self._filled
         parts = self.residuals.begin(self._number, [self._number], [length], length, rows).view(world, -1)
-        places = parts[:, :numbers].split(self._sizes, 1)
-        _copy(places, rows, self._part.compressed)
+        _copy(parts[:, :numbers].split(self._sizes, 1), rows, self._part.compressed)
         parts[:, numbers:] = 0
-        self._begin_scales(rows, places)
         heads = self._heads(outgoing)
         _copy(heads[:, 1:].split(self._exempt_sizes, 1), rows, self._part.exempt)
         messages = outgoing[:, _FULL_BYTES * self._head :]
@@ -103,25 +99,6 @@ class QuantizedReduceScatter(ReduceScatter):
         coded = [self.residuals.code.finite(message) for to, message in enumerate(messages) if to != rank]
         heads[:, 0] = 0 * (square + heads[:, 1:].square().sum())
         heads[:, 0].masked_fill_(~torch.stack(coded).all(), math.nan)
-
-    def _begin_scales(self, rows: Tensor, places: Sequence[Tensor]) -> None:
-        """Set the scales of a sum. A parameter's rows are cut over the ranks, so its gradient is here [world, rows of a
-        rank, columns].
-
-        Args:
-            rows: as of `_write`.
-            places: for each compressed parameter, its numbers in the residuals' buffer, [world, count of a rank].
-        """
-        if self.residuals.scales is None:
-            return
-        gradients, targets = list[Tensor](), list[Tensor]()
-        for (start, end), shape, place in zip(self._part.compressed, self._shapes, places, strict=True):
-            is_matrix = len(shape) > 1
-            cut = (-1, shape[1:].numel()) if is_matrix else (-1,)
-            gradients.append(rows[:, start:end].unflatten(1, cut) if is_matrix else rows[:, start:end].reshape(-1))
-            targets.append(place.unflatten(1, cut) if is_matrix else place)
-        names = [f"{self._number}.{index}" for index in range(len(gradients))]
-        self.residuals.begin_scales(self._number, names, gradients, targets)
 
     def _add_up(self, incoming: Tensor, heads: Tensor, output: Tensor, rank: int) -> None:
         """Write the sums of this rank's part to `output`.
@@ -134,12 +111,7 @@ class QuantizedReduceScatter(ReduceScatter):
         """
         total = self.residuals.parts(self._number, len(incoming))[rank]
         others = [message[_FULL_BYTES * self._head :] for sender, message in enumerate(incoming) if sender != rank]
-        if (scales := self.residuals.parts_of_scales(self._number, len(incoming))) is None:
-            self.residuals.code.add(others, total)
-        else:
-            scaled = torch.zeros_like(total)
-            self.residuals.code.add(others, scaled)
-            total += scaled.mul_(scales[rank])
+        self.residuals.code.add(others, total)
         compressed = total[: sum(self._sizes)].split(self._sizes)
         exempt = heads[1:].split(self._exempt_sizes)
         for stretches, sums in ((self._part.compressed, compressed), (self._part.exempt, exempt)):
@@ -163,12 +135,12 @@ def _copy(targets: Sequence[Tensor], rows: Tensor, stretches: Sequence[tuple[int
 class QuantizedStage:
     """The residuals and the message memory that the reduce-scatters of one sharded stage share."""
 
-    def __init__(self, code: BlockCode, scales: GradientScales | None = None) -> None:
+    def __init__(self, code: BlockCode, feedback: bool = True) -> None:
         """Create residuals of zero.
 
         Args:
             code: encodes the numbers.
-            scales: as of `IntegerResiduals`.
+            feedback: whether rounding errors are added to the next gradient.
         """
-        self.residuals = IntegerResiduals(code, "part", scales)
+        self.residuals = IntegerResiduals(code, "part", feedback)
         self.outgoing, self.incoming = Scratch(torch.uint8), Scratch(torch.uint8)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hpctrain.compress.codecs.buffers import Scratch
 from hpctrain.compress.codecs.rotated_integers import RotatedIntegerCode
-from hpctrain.compress.reducers.gradient_scales import GradientScales
 from hpctrain.compress.reducers.reduce_scatter_all_gather import BucketCodec, ReduceScatterAllGather
 from hpctrain.records.plan.compression import BUCKET_BYTES
 from hpctrain.records.plan.gradient_codec import FULL_BYTES
@@ -25,7 +24,6 @@ def padded(numbers: int, world: int) -> int:
 class IntegerRemainder(BucketCodec):
     """Sums residuals over the ranks as integers, and leaves in them the rounding errors.
 
-    Residuals are divided by the scales of their gradients before they are rounded, as with mode `rotated_int2`.
     A rank keeps the rounding errors of its own numbers and of the sums that it rounds, so the sums plus the residuals
     of all ranks stay what the residuals were before. The residuals of all matrices lie one after the other; a bucket is
     a segment of them.
@@ -33,42 +31,23 @@ class IntegerRemainder(BucketCodec):
 
     part_multiple = RotatedIntegerCode.part_multiple
 
-    def __init__(
-        self, group: dist.ProcessGroup, bits: int, memory: Tensor, names: Sequence[object], sizes: Sequence[int]
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, bits: int, memory: Tensor, sizes: Sequence[int]) -> None:
         """Create the sums before the first step.
 
         Args:
             group: the ranks.
             bits: bits of an integer.
             memory: [n], fp32: the residuals of all matrices, and padding up to a length that `padded` gives.
-            names: names of the matrices in the state of the scales.
             sizes: count of numbers of each matrix.
         """
         world = dist.get_world_size(group)
-        self.scales = GradientScales(group)
         self._code = RotatedIntegerCode(bits, seed=0)
-        self._names, self._sizes = names, sizes
         self._padding = memory[sum(sizes) :]
         self._segments = list(memory.split(padded(BUCKET_BYTES // FULL_BYTES, world)))
         self._pieces = _pieces(sizes, [segment.numel() for segment in self._segments])
-        self._scale_of_number = torch.ones_like(memory, dtype=torch.bfloat16)
-        self._scale_segments = self._scale_of_number.split(self._segments[0].numel())
         self._reducer = ReduceScatterAllGather(group, range(len(self._segments)), self)
         self._targets: Sequence[Tensor] = ()
         self._scratch = Scratch()
-
-    def begin(self, gradients: Sequence[Tensor]) -> None:
-        """Begin a step: let the scales follow this rank's gradients. Collective in some steps.
-
-        Args:
-            gradients: the gradients of the matrices, not summed yet, in the order of the residuals.
-        """
-        changed = self.scales.begin("remainder", self._names, [gradient.float() for gradient in gradients])
-        if changed is not None:
-            places = self._scale_of_number[: sum(self._sizes)].split(list(self._sizes))
-            for place, gradient, scales in zip(places, gradients, changed, strict=True):
-                place.view(gradient.shape).copy_(scales)
 
     def reduce(self, targets: Sequence[Tensor]) -> int:
         """Write the sums of the residuals to `targets`; the residuals become the rounding errors. Collective.
@@ -89,8 +68,7 @@ class IntegerRemainder(BucketCodec):
         return self._code.bytes_of(numbers)
 
     def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
-        scaled = self._segments[bucket[0]].div_(self._scale_segments[bucket[0]])
-        for part, message in zip(scaled.view(len(outgoing), -1), outgoing, strict=True):
+        for part, message in zip(tensors[0].view(len(outgoing), -1), outgoing, strict=True):
             self._code.write(part, message)
 
     def reduce_part(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
@@ -107,8 +85,6 @@ class IntegerRemainder(BucketCodec):
         sums = self._scratch.take((tensors[0].numel(),), tensors[0])
         for part, message in zip(sums.view(len(gathered), -1), gathered, strict=True):
             self._code.read(message, part)
-        for scaled in (sums, self._segments[bucket[0]]):
-            scaled.mul_(self._scale_segments[bucket[0]])
         for number, matrix, segment in self._pieces[bucket[0]]:
             self._targets[number][matrix] = sums[segment]
 

@@ -242,7 +242,7 @@ class MemoryModel:
         that a checkpoint takes.
         """
         copies = 2 if self.work.framework.checkpoint_bytes else 1
-        return copies * self.work.codec.state_bytes(self.work.spec.dim) + self.work.codec.unsaved_bytes
+        return copies * self.work.codec.state_bytes(self.work.spec.dim)
 
     def _sharded_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         """Return the bytes of weights, gradients, optimizer state and residuals on a device with ZeRO.

@@ -18,8 +18,6 @@ SCALE_BYTES = 4 / 256
 ROTATED_SCALE_BYTES = 2 / 256
 """Bytes that the scales add to each number that is sent as a rotated integer: a bf16 scale for each block of 256
 numbers."""
-GRADIENT_SCALE_BYTES = 2
-"""Bytes of memory for the scale in bf16 by which a number is divided before it is rotated."""
 CodecRate = Literal["bf16", "quantized", "topk", "power_sgd", "rotated"]
 """A field of `codec_s` in topology.json: seconds for one number of a gradient that a probe measured on a device."""
 Messages = Literal["none", "bf16", "int8"]
@@ -233,12 +231,6 @@ class GradientCodec(CompressionSettings):
         Args:
             dim: width of the model, and so the assumed side of its matrices.
         """
-        return 0.0
-
-    @property
-    def unsaved_bytes(self) -> float:
-        """Return the bytes for each number of a rank's gradients that its reducer keeps between steps besides its
-        state, and that no checkpoint and no snapshot holds."""
         return 0.0
 
     def why_no_matrices(self, dim: int, width: float) -> str | None:

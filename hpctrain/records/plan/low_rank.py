@@ -9,7 +9,6 @@ from pydantic import Field
 
 from hpctrain.records.plan.gradient_codec import (
     FULL_BYTES,
-    GRADIENT_SCALE_BYTES,
     ROTATED_SCALE_BYTES,
     VALUE_BYTES,
     CodecRate,
@@ -119,10 +118,6 @@ class PowerSgd(GradientCodec):
     def state_bytes(self, dim: int) -> float:
         # Besides the residual: both factors, and the initial directions, to which a reset returns.
         return FULL_BYTES * (1 + 3 * self.rank_of(dim) / dim)
-
-    @property
-    def unsaved_bytes(self) -> float:
-        return GRADIENT_SCALE_BYTES if self.remainder_bits else 0.0
 
     def why_no_matrices(self, dim: int, width: float) -> str | None:
         if self.bytes_at(width) * self.min_compression <= FULL_BYTES:

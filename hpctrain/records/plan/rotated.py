@@ -1,4 +1,4 @@
-"""The codec of rotated integers: settings, bytes and state."""
+"""The codec of rotated integers: settings and bytes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hpctrain.records.plan.gradient_codec import (
-    FULL_BYTES,
-    GRADIENT_SCALE_BYTES,
-    ROTATED_SCALE_BYTES,
-    GradientCodec,
-    Layers,
-)
+from hpctrain.records.plan.gradient_codec import ROTATED_SCALE_BYTES, GradientCodec, Layers
 
 _LOSS_GAPS: dict[str, float] = {}
 """Mode -> the gap of the loss, where trainings of 2,000 steps have measured it."""
@@ -23,6 +17,7 @@ class RotatedIntegers(GradientCodec):
     Suresh et al. 2017, arXiv:1611.00429)."""
 
     may_raise_loss = True
+    has_state = False
     auto_settings = {}
     sharded_sums = "all"
     overlap = 0.5
@@ -30,10 +25,8 @@ class RotatedIntegers(GradientCodec):
     reduce_scatter_share = 0.5  # measured: 0.49 with 3 bits, 0.50 with 2; four ranks, 2 M numbers (torch 2.13)
 
     mode: Literal["rotated_int4", "rotated_int3", "rotated_int2"]
-    """Numbers are divided by scales of their rows and columns. Each block of 256 numbers is rotated, so that its
-    numbers are nearly normally distributed; the rotated numbers are sent as integers of 4, 3 or 2 bits, with a scale
-    for each block. The rounding error is added to the next gradient; storing errors and scales takes one and a half
-    times as much memory as the gradients."""
+    """Each block of 256 numbers is rotated, so that its numbers are nearly normally distributed; the rotated numbers
+    are sent as integers of 4, 3 or 2 bits, with a scale for each block. Rounding errors are dropped."""
     seed: int = Field(default=0, ge=0)
     """Seed of the random signs in the rotation."""
     layers: Layers = "all"
@@ -54,10 +47,3 @@ class RotatedIntegers(GradientCodec):
 
     def all_to_all_share(self, world: int, dim: float) -> float:
         return 0.5
-
-    def state_bytes(self, dim: int) -> float:
-        return FULL_BYTES
-
-    @property
-    def unsaved_bytes(self) -> float:
-        return GRADIENT_SCALE_BYTES

@@ -17,7 +17,6 @@ from hpctrain.compress.codecs.integers import IntegerCode
 from hpctrain.compress.codecs.rotated_integers import RotatedIntegerCode
 from hpctrain.compress.codecs.sparse_message import ValueCode, decode, encode, rounded
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback
-from hpctrain.compress.reducers.gradient_scales import GradientScales
 from hpctrain.compress.reducers.power_sgd import MatrixBatch, orthonormalize
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.reducers.reduce_scatter_all_gather import Bf16BucketCodec, BucketCodec
@@ -151,7 +150,7 @@ def codec_seconds(timer: DeviceTimer, limit_s: float = CODEC_S) -> CodecSeconds:
     works = {
         "bf16": _dense(gradient, Bf16BucketCodec()),
         "quantized": _dense(gradient, QuantizedBucketCodec(IntegerCode(4))),
-        "rotated": _dense(gradient, QuantizedBucketCodec(RotatedIntegerCode(3, seed=0), GradientScales(None))),
+        "rotated": _dense(gradient, QuantizedBucketCodec(RotatedIntegerCode(3, seed=0), feedback=False)),
         "topk": _topk(gradient),
         "power_sgd": _power_sgd(gradient),
     }

@@ -18,6 +18,9 @@ def written(code: IntegerCode, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]
     message = torch.zeros(code.bytes_of(numbers.numel()), dtype=torch.uint8)
     left, read = numbers.clone(), torch.full_like(numbers, 9.0)
     code.write(left, message)
+    without_errors = torch.zeros_like(message)
+    code.write(numbers.clone(), without_errors, errors=False)
+    assert torch.equal(without_errors, message)
     code.read(message, read)
     return read, left, message
 

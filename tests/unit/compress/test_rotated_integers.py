@@ -29,6 +29,9 @@ def written(code: RotatedIntegerCode, numbers: Tensor) -> tuple[Tensor, Tensor, 
     message = torch.full((code.bytes_of(numbers.numel()),), 255, dtype=torch.uint8)
     left, read = numbers.clone(), torch.full_like(numbers, 9.0)
     code.write(left, message)
+    without_errors = torch.zeros_like(message)
+    code.write(numbers.clone(), without_errors, errors=False)
+    assert torch.equal(without_errors, message)
     code.read(message, read)
     return read, left, message
 

@@ -58,6 +58,9 @@ def test_messages_of_kernels_and_of_the_cpu_are_read_by_both(bits: int, monkeypa
         left = values.flatten().clone().to(KERNELS_ON)
         message = torch.zeros_like(plain, device=KERNELS_ON)
         on_device.write(left, message)
+        without_errors = torch.zeros_like(message)
+        on_device.write(values.flatten().to(KERNELS_ON), without_errors, errors=False)
+        assert torch.equal(without_errors, message)
         read, read_other = (torch.empty(values.numel(), device=KERNELS_ON) for _ in range(2))
         on_device.read(message, read)
         on_device.read(plain.to(KERNELS_ON), read_other)
@@ -105,7 +108,7 @@ def test_kernels_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for target, binary in ((nvidia[0], "cubin"), (nvidia[1], "cubin"), (amd, "hsaco")):
         for kernel in (module._write, module._read):
             for bits in LEVELS:
-                constants = {"bits": bits, "rows": module.ROWS, "add": True}
+                constants = {"bits": bits, "rows": module.ROWS, "add": True, "errors": bits < 3}
                 signature = {name: (tensors | scalars).get(name, "constexpr") for name in kernel.arg_names}
                 values = {(kernel.arg_names.index(name),): constants[name] for name in constants if name in signature}
                 source = ASTSource(kernel, signature, values)
