@@ -179,28 +179,31 @@ def _compression(plan: Plan) -> list[Table | str]:
     spec = plan.compression[-1]
     if spec.reason is None:
         return []
-    words = f"compression {_levels(spec.codec.mode, plan.intra_node)}: {spec.reason}"
+    words = [f"compression {_levels(spec.codec.label, plan.intra_node)}: {spec.reason}"]
+    if (gap := spec.codec.loss_gap) is not None:
+        words.append(f"loss gap of {spec.codec.label} {gap.figure} (measured at {gap.scene})")
     if not spec.compared:
-        return [words]
+        return [*words]
     table = Table(
-        "sums", "sent a device", "messages", "processor", "beside backward", "mean step", "verdict",
+        "sums", "loss gap", "sent a device", "messages", "processor", "beside backward", "mean step", "verdict",
         title="Ways to sum gradients, the most exact first",
     )  # fmt: skip
     for entry in spec.compared:
         table.add_row(
-            _levels(entry.codec.mode, entry.intra_node),
+            _levels(entry.codec.label, entry.intra_node),
+            "" if entry.codec.loss_gap is None else entry.codec.loss_gap.figure,
             *("" if value is None else form(value) for value, form in (
                 (entry.sent_bytes, format_bytes), (entry.wire_s, format_seconds), (entry.processor_s, format_seconds),
                 (entry.hidden_s, format_seconds), (entry.step_s, format_seconds),
             )),
             entry.verdict,
         )  # fmt: skip
-    return [table, words]
+    return [table, *words]
 
 
-def _levels(mode: str, intra_node: IntraNode | None) -> str:
-    """Return the mode of a codec and, if the replicas of a node sum first, how they do: 'int4, in nodes bf16'."""
-    return mode if intra_node in (None, "flat") else f"{mode}, in nodes {intra_node}"
+def _levels(label: str, intra_node: IntraNode | None) -> str:
+    """Return the label of a codec and, if the replicas of a node sum first, how they do: 'int4, in nodes bf16'."""
+    return label if intra_node in (None, "flat") else f"{label}, in nodes {intra_node}"
 
 
 def _path(scene: CostedLayout) -> Table:

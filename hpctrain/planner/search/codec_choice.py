@@ -21,7 +21,7 @@ from hpctrain.planner.simulate.gradient_sums import overlapped_s
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.plan.codec_spec import CodecFigures, CodecSpec
-from hpctrain.records.plan.compression import CODECS, Codec, NoCompression, make_codec
+from hpctrain.records.plan.compression import CODECS, Adaptive, Codec, NoCompression, make_codec
 from hpctrain.records.plan.gradient_codec import MESSAGES, IntraNode, Messages
 from hpctrain.records.plan.low_rank import WARMUP_SHARE
 from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
@@ -77,13 +77,11 @@ def candidate_codecs(steps: int, loss_limit: float) -> list[Codec]:
     """
     warmup = warmup_steps(steps)
     codecs = [
-        make_codec(
-            {"mode": mode, **codec.auto_settings}
-            | ({"warmup_steps": warmup} if "warmup_steps" in codec.model_fields else {})
-        )
+        make_codec(settings | ({"warmup_steps": warmup} if "warmup_steps" in codec.model_fields else {}))
         for codec in CODECS
-        if codec.auto_settings is not None
+        if codec is not Adaptive  # `adaptive_codec` has it
         for mode in codec.modes()
+        for settings in codec.compared_settings(mode)
     ]
     return [codec for codec in codecs if codec.allowed_with(loss_limit)]
 
@@ -167,12 +165,12 @@ def choose_codec(
         before = tried[chosen]
         gain = 1 - one.mean_step_s / before.mean_step_s
         if gain >= worth:
-            whys[chosen] = f"{codec.mode} saves {gain:.1%} of a step"
+            whys[chosen] = f"{codec.label} saves {gain:.1%} of a step"
             chosen = number
         elif gain < 0:
-            whys[number] = f"{-gain:.1%} slower than {before.codec.mode}"
+            whys[number] = f"{-gain:.1%} slower than {before.codec.label}"
         else:
-            whys[number] = f"saves {gain:.1%} of a step with {before.codec.mode}, taken from {worth:.0%} on"
+            whys[number] = f"saves {gain:.1%} of a step with {before.codec.label}, taken from {worth:.0%} on"
     whys[chosen] = "chosen"
     compared = [_figures(codec, layout, tried.get(number), whys[number]) for number, codec in enumerate(codecs)]
     winner = tried[chosen]

@@ -55,10 +55,6 @@ class NoCompression(GradientCodec):
     mode: Literal["none"] = "none"
     """Gradients are summed exactly, in fp32."""
 
-    @property
-    def loss_gap(self) -> float:
-        return 0.0
-
 
 class Bf16(GradientCodec):
     """Codec that sends gradients in bfloat16."""
@@ -77,10 +73,6 @@ class Bf16(GradientCodec):
     cross-attention. non_attention_linear: these and the projection after each attention, as in the paper on TAGC
     (Polyakov et al. 2025). Or a list of patterns for names of parameters, with '*', such as
     'layers.*.feed_forward.*'. Other parameters are summed exactly."""
-
-    @property
-    def loss_gap(self) -> float:
-        return -0.0015
 
     @property
     def dense_bytes(self) -> float:
@@ -110,10 +102,6 @@ class Quantized(GradientCodec):
         """Return the bits of each sent integer, from the name of the mode. The kernels support all widths from 2 to 8
         bits."""
         return int(self.mode.removeprefix("int"))
-
-    @property
-    def loss_gap(self) -> float | None:
-        return {"int8": 0.0004, "int4": 0.0035}.get(self.mode)
 
     @property
     def dense_bytes(self) -> float:
@@ -185,10 +173,6 @@ class TopK(_Selected):
     """What happens to unsent numbers every `reset_every` steps. zero: they are dropped. flush: they are sent."""
     reset_every: int = Field(default=1000, ge=1)
     """Steps between two resets."""
-
-    @property
-    def loss_gap(self) -> float | None:
-        return 0.108 if (self.density, self.feedback) == (0.07, "standard") else None
 
     def number_bytes(self, world: int, dim: float) -> float:
         return sparse_bytes(self.density, self.values)

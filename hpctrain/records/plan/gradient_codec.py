@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 from pydantic import BeforeValidator
 
 from hpctrain.records.format.document import Part
+from hpctrain.records.plan.loss_gaps import LOSS_GAPS, LossGap
 
 FULL_BYTES = 4
 """Bytes of a number in fp32, the type of gradients."""
@@ -115,8 +116,15 @@ class CompressionSettings(Part):
         return self.tensor_parallel or "none"
 
 
+_OTHER_SETTINGS = {"mode", "activations", "intra_node", "tensor_parallel", "warmup_steps", "seed"}
+"""Settings of codecs on which a loss is not taken to depend."""
+
+
 class GradientCodec(CompressionSettings):
     """Base class of all gradient codecs. A method that a codec does not override returns what holds for exact sums."""
+
+    mode: str
+    """Name of the codec."""
 
     exact: ClassVar[bool] = False
     """Whether nothing is left out and nothing is rounded, so that sums are those without compression."""
@@ -130,8 +138,8 @@ class GradientCodec(CompressionSettings):
     sums_gradients: ClassVar[bool] = True
     """Whether the codec sums gradients in each step; otherwise it combines weights every few steps."""
     auto_settings: ClassVar[dict[str, Any] | None] = None
-    """The settings with which mode auto tries the codec; None: it does not try the codec, except mode adaptive once
-    gradients were measured (`adaptive_codec`)."""
+    """The settings with which mode auto tries the codec; None: it tries the codec only with settings of which the loss
+    was measured (`compared_settings`), and mode adaptive once gradients were measured (`adaptive_codec`)."""
     sharded_sums: ClassVar[ShardedSums] = "none"
     """How the codec works if state is sharded over all replicas, as `ShardedSums` describes. none: it does not work,
     because its messages bring all sums to all ranks."""
@@ -157,11 +165,32 @@ class GradientCodec(CompressionSettings):
         return () if self.measured_as is None else (self.measured_as,)
 
     @property
-    def loss_gap(self) -> float | None:
-        """Return the relative gap of the validation loss to that of exact sums, as 0.01 for 1 %: the mean of the
-        trainings of 2,000 steps on the page `hpctrain docs results/compression`. None: not measured with these
+    def loss_settings(self) -> dict[str, Any]:
+        """Return the mode and those settings of the codec that are not defaults, less those on which the loss is not
+        taken to depend."""
+        return {"mode": self.mode} | self.model_dump(exclude_defaults=True, exclude=_OTHER_SETTINGS)
+
+    @property
+    def label(self) -> str:
+        """Return the mode and `loss_settings` as text: 'power_sgd', or 'power_sgd, remainder int2'."""
+        mode, *settings = self.loss_settings.items()
+        return ", ".join([mode[1], *(f"{name} {value}" for name, value in settings)])
+
+    @property
+    def loss_gap(self) -> LossGap | None:
+        """Return the measured gap of the validation loss to that of exact sums; None: not measured with these
         settings."""
-        return None
+        return next((gap for gap in LOSS_GAPS if gap.settings == self.loss_settings), None)
+
+    @classmethod
+    def compared_settings(cls, mode: str) -> list[dict[str, Any]]:
+        """Return the settings with which mode auto tries a mode of the codec: `auto_settings`, and those with which a
+        gap of the loss was measured. [] for codecs that do not sum gradients."""
+        if not cls.sums_gradients:
+            return []
+        usual = [] if cls.auto_settings is None else [{"mode": mode, **cls.auto_settings}]
+        measured = [gap.settings for gap in LOSS_GAPS if gap.settings["mode"] == mode]
+        return usual + [settings for settings in measured if settings not in usual]
 
     def allowed_with(self, loss_limit: float) -> bool:
         """Return whether mode auto may choose the codec where the loss may exceed that of exact sums by the share
@@ -169,7 +198,7 @@ class GradientCodec(CompressionSettings):
         their loss could not be told from that of exact sums."""
         if not self.may_raise_loss or loss_limit == math.inf:
             return True
-        return self.loss_gap is not None and self.loss_gap <= loss_limit
+        return self.loss_gap is not None and self.loss_gap.share <= loss_limit
 
     @property
     def dense_bytes(self) -> float:

@@ -71,10 +71,6 @@ class PowerSgd(GradientCodec):
     def rates(self) -> tuple[CodecRate, ...]:
         return ("power_sgd", "rotated") if self.remainder_bits else ("power_sgd",)
 
-    @property
-    def loss_gap(self) -> float | None:
-        return 0.0815 if (self.rank, self.remainder) == (4, "none") else None
-
     def rank_of(self, width: float) -> int:
         """Return the rank of the product for a square matrix, or for one that a product shrinks by the same factor.
 

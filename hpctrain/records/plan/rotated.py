@@ -8,9 +8,6 @@ from pydantic import Field
 
 from hpctrain.records.plan.gradient_codec import ROTATED_SCALE_BYTES, GradientCodec, Layers
 
-_LOSS_GAPS: dict[str, float] = {}
-"""Mode -> the gap of the loss, where trainings of 2,000 steps have measured it."""
-
 
 class RotatedIntegers(GradientCodec):
     """Codec that rotates blocks of gradients by a random Hadamard matrix and sends integers of 4, 3 or 2 bits (as
@@ -36,10 +33,6 @@ class RotatedIntegers(GradientCodec):
     def bits(self) -> int:
         """Return the bits of each sent integer, from the name of the mode."""
         return int(self.mode.removeprefix("rotated_int"))
-
-    @property
-    def loss_gap(self) -> float | None:
-        return _LOSS_GAPS.get(self.mode)
 
     @property
     def dense_bytes(self) -> float:

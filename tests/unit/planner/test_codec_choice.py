@@ -21,6 +21,7 @@ from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.search.codec_choice import MIN_GAIN, candidate_codecs
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.plan import gradient_codec
 from hpctrain.records.plan.compression import (
     BUCKET_BYTES,
     Bf16,
@@ -28,14 +29,18 @@ from hpctrain.records.plan.compression import (
     Quantized,
     Tagc,
     TopK,
+    make_codec,
 )
 from hpctrain.records.plan.local_sgd import LocalSteps
+from hpctrain.records.plan.loss_gaps import LossGap
 from hpctrain.records.plan.low_rank import PowerSgd
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.rotated import RotatedIntegers
 from hpctrain.records.topology.topology import CodecSeconds
 
 pytestmark = pytest.mark.slow
+LOW_RANK_INT2 = {"mode": "power_sgd", "rank": "auto", "remainder": "int2"}
+GAPS = [({"mode": "rotated_int3"}, 0.01), ({"mode": "rotated_int2"}, 0.02), (LOW_RANK_INT2, 0.005)]
 
 SLOW, FAST = (2e-4, 8e-8), (5e-5, 2e-10)
 """100 Mbit/s, and a loopback."""
@@ -44,14 +49,22 @@ AUTO = {"mode": "auto", "lossy": True}
 DENSE = ["none", "bf16", *Quantized.modes()]
 """Codecs that keep the loss."""
 ROTATED = list(RotatedIntegers.modes())
+TOPK = "topk, density 0.07"
 
 
 def fixed(**fields):
     return {"mode": "fixed", **fields}
 
 
+@pytest.fixture(autouse=True)
+def measured_gaps(monkeypatch):
+    """Gaps of the loss that do not change with what is measured."""
+    rows = tuple(LossGap(settings, share, None, 1e6, 1, "") for settings, share in GAPS)
+    monkeypatch.setattr(gradient_codec, "LOSS_GAPS", rows)
+
+
 def compared(plan: Plan):
-    return {each.codec.mode: each for each in plan.compression[0].compared}
+    return {each.codec.label: each for each in plan.compression[0].compared}
 
 
 def test_slow_links_are_given_low_rank_and_fast_ones_exact_sums(plan, topology):
@@ -63,13 +76,13 @@ def test_slow_links_are_given_low_rank_and_fast_ones_exact_sums(plan, topology):
     assert slow.predicted.step_time_s["total"] < 0.5 * exact.predicted.step_time_s["total"]
     assert slow.predicted.bound_s <= slow.predicted.step_time_s["total"]
     for made in (slow, fast):
-        assert list(compared(made)) == [*DENSE, *ROTATED, "power_sgd", "topk"]
+        assert list(compared(made)) == [*DENSE, *ROTATED, "power_sgd", make_codec(LOW_RANK_INT2).label, TOPK]
         assert [each.verdict for each in compared(made).values()].count("chosen") == 1
-        assert compared(made)[made.codec.mode].verdict == "chosen"
-        assert compared(made)[made.codec.mode].step_s <= compared(made)["none"].step_s
+        assert compared(made)[made.codec.label].verdict == "chosen"
+        assert compared(made)[made.codec.label].step_s <= compared(made)["none"].step_s
         assert Plan.model_validate_json(made.model_dump_json(by_alias=True)).compression == made.compression
     assert all(compared(fast)[mode].hidden_s > 0 for mode in DENSE)
-    assert all(compared(fast)[mode].hidden_s == 0 for mode in ("power_sgd", "topk"))
+    assert all(compared(fast)[mode].hidden_s == 0 for mode in ("power_sgd", TOPK))
     assert "no other way saves enough" in fast.compression[0].reason
 
 
@@ -91,15 +104,21 @@ def test_what_costs_loss_is_chosen_only_where_that_is_allowed(plan, topology):
     assert list(compared(made)) == DENSE
 
 
-@pytest.mark.parametrize(("budget", "expected"), [(0, "int4"), (0.015, "rotated_int3"), (0.03, "rotated_int2")])
-def test_a_loss_budget_allows_codecs_that_were_measured_within_it(plan, topology, monkeypatch, budget, expected):
-    gaps = {"rotated_int4": 0.001, "rotated_int3": 0.01, "rotated_int2": 0.02}
-    monkeypatch.setattr(RotatedIntegers, "loss_gap", property(lambda codec: gaps[codec.mode]))
+@pytest.mark.parametrize(
+    ("budget", "steps", "expected"),
+    [
+        (0, 1000, "int4"),
+        (0.015, 1000, "rotated_int3"),
+        (0.007, 100_000, "power_sgd, rank auto, remainder int2"),
+        (0.03, 1000, "rotated_int2"),
+    ],
+)
+def test_a_loss_budget_allows_codecs_that_were_measured_within_it(plan, topology, budget, steps, expected):
     asked = {"compression": {"mode": "auto", "loss_budget": budget}, "parallel": fixed(dp=2), "dims": LARGE}
-    made = plan(topology(default=(2e-4, 8e-7)), steps=1000, **asked)  # 10 Mbit/s
-    assert list(compared(made)) == DENSE + [mode for mode, gap in gaps.items() if gap <= budget]
-    assert made.codec.mode == expected
-    assert plan(topology(default=FAST), steps=1000, **asked).codec.mode == "none"
+    made = plan(topology(default=(2e-4, 8e-7)), steps=steps, **asked)  # 10 Mbit/s
+    assert list(compared(made)) == DENSE + [make_codec(settings).label for settings, gap in GAPS if gap <= budget]
+    assert made.codec.label == expected
+    assert plan(topology(default=FAST), steps=steps, **asked).codec.mode == "none"
 
 
 @pytest.mark.parametrize(("bits_per_s", "expected"), [(1e8, "int4"), (1e9, "int4"), (4e10, "none")])
@@ -125,7 +144,7 @@ def test_no_way_as_good_for_the_loss_is_faster_by_more_than_its_worth(plan, topo
         topology((1.0,) * 4, default=(1e-4, beta)), compression={"mode": "auto"}, parallel=fixed(dp=4), dims=LARGE
     )
     ways = compared(made)
-    assert (1 - MIN_GAIN) * ways[made.codec.mode].step_s <= min(each.step_s for each in ways.values())
+    assert (1 - MIN_GAIN) * ways[made.codec.label].step_s <= min(each.step_s for each in ways.values())
 
 
 @pytest.mark.parametrize("beta", [10.0**-power for power in range(7, 12)])
@@ -139,9 +158,9 @@ def test_no_link_makes_it_slower_than_exact_sums_by_its_own_model(plan, topology
         steps=500,
     )
     ways = compared(made)
-    assert ways[made.codec.mode].step_s <= ways["none"].step_s
+    assert ways[made.codec.label].step_s <= ways["none"].step_s
     best = min(each.step_s for each in ways.values())
-    assert ways[made.codec.mode].step_s <= best / (1 - 0.1) ** 2
+    assert ways[made.codec.label].step_s <= best / (1 - 0.1) ** 2
 
 
 def test_a_run_that_is_over_before_its_warm_up_is_not_compressed_by_halves(run):
@@ -149,7 +168,7 @@ def test_a_run_that_is_over_before_its_warm_up_is_not_compressed_by_halves(run):
         candidates = candidate_codecs(steps, math.inf)
         assert [getattr(codec, "warmup_steps", None) for codec in candidates] == [None] * len(DENSE + ROTATED) + [
             warmup
-        ] * 2
+        ] * 3
 
 
 def test_measured_devices_decide_and_unmeasured_ones_are_said(plan, topology):
@@ -173,7 +192,7 @@ def test_a_sharded_state_is_summed_number_by_number_or_between_its_copies(plan, 
     asked = {"compression": AUTO, "dims": LARGE, "steps": 10_000}
     whole = plan(topology(default=SLOW), parallel=fixed(dp=2, zero=2), **asked)
     assert whole.codec.mode == "int4"
-    for mode in ("power_sgd", "topk"):
+    for mode in ("power_sgd", TOPK):
         assert compared(whole)[mode].verdict.startswith("zero 2 over all replicas: ")
     scaled = plan(topology(default=SLOW), parallel=fixed(dp=2, zero=1), precision="fp16", **asked)
     assert scaled.codec.mode == "bf16"
@@ -191,7 +210,7 @@ def test_replicas_are_chosen_where_only_compression_makes_them_fast(plan, topolo
     slow = topology(default=(1e-4, 1e-6))
     exact = plan(slow, compression={"mode": "none"}, **asked)
     made = plan(slow, compression=AUTO, **asked)
-    assert compared(made)[made.codec.mode].step_s < 0.9 * exact.predicted.step_time_s["total"]
+    assert compared(made)[made.codec.label].step_s < 0.9 * exact.predicted.step_time_s["total"]
     assert (exact.dp, made.dp, made.codec.mode) == (1, 2, "int4")
 
 
@@ -351,4 +370,5 @@ def test_the_command_explains_the_choice(topology, run, tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert "Ways to sum gradients, the most exact first" in done.output
+    assert "+1 %" in done.output, "the gap of rotated_int3"
     assert "compression power_sgd: a mean step of" in done.output
