@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 
+from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.codecs.indexed_numbers import IndexedCode
 from hpctrain.compress.codecs.integers import BlockCode, IntegerCode
 from hpctrain.compress.codecs.rotated_integers import RotatedIntegerCode
 from hpctrain.compress.codecs.sparse_message import ValueCode
-from hpctrain.compress.collectives.overlapped_reduce_scatter import OverlappedReduceScatter, SumsInFlight
 from hpctrain.compress.collectives.reduce_scatter import DenseReduceScatter, ReduceScatter, ShardedParameter
 from hpctrain.compress.collectives.sparse_state import ErrorFeedback, SparseSettings, SparseState
 from hpctrain.compress.reducers.power_sgd import PowerSgdReducer
@@ -111,7 +111,6 @@ def build_reduce_scatters(
     parts: Sequence[Sequence[ShardedParameter]],
     group: dist.ProcessGroup,
     device_type: str,
-    in_flight: SumsInFlight | None = None,
 ) -> list[ReduceScatter | None]:
     """Return the reduce-scatter of each `fully_shard` module of a sharded stage; None stands for torch's own
     reduce-scatter.
@@ -121,27 +120,25 @@ def build_reduce_scatters(
         parts: for each `fully_shard` module, its parameters in the order of its flat gradient.
         group: the ranks over which the state is sharded.
         device_type: type of the stage's device, as 'cpu'.
-        in_flight: gets the sums that go on while a rank with a CPU computes, which are those of the codecs none and
-            bf16; None: each sum is complete when its reduce-scatter returns.
 
     Raises:
         ValueError: the codec cannot sum the gradients of a sharded state.
     """
-    exact = DenseReduceScatter() if device_type == "cpu" else None
-    """gloo's own reduce-scatter sends each number twice; NCCL's sends it once."""
-    codec = spec.codec
-    if in_flight is not None and isinstance(codec, NoCompression | Bf16):
-        dtype = torch.bfloat16 if isinstance(codec, Bf16) else torch.float32
-        return [OverlappedReduceScatter(in_flight, dtype) for _ in parts]
+    codec, pool = spec.codec, BufferPool(bounded=True)
+
+    def exact() -> ReduceScatter | None:
+        # gloo's own reduce-scatter sends each number twice; NCCL's sends it once.
+        return DenseReduceScatter(pool=pool) if device_type == "cpu" else None
+
     match codec:
         case NoCompression():
-            return [exact] * len(parts)
+            return [exact() for _ in parts]
         case Bf16():
-            return [DenseReduceScatter(torch.bfloat16)] * len(parts)
+            return [DenseReduceScatter(torch.bfloat16, pool) for _ in parts]
         case Quantized() | RotatedIntegers():
             shared = QuantizedStage(build_block_code(codec), codec.has_state)
             return [
-                QuantizedReduceScatter(pieces, indices, number, shared) if indices else exact
+                QuantizedReduceScatter(pieces, indices, number, shared) if indices else exact()
                 for number, pieces in enumerate(parts)
                 for indices in [_compressible_indices(pieces, codec.layers)]
             ]
@@ -155,7 +152,7 @@ def _sparse_reduce_scatters(
     codec: TopK | Adaptive | Tagc,
     parts: Sequence[Sequence[ShardedParameter]],
     group: dist.ProcessGroup,
-    exact: ReduceScatter | None,
+    exact: Callable[[], ReduceScatter | None],
 ) -> list[ReduceScatter | None]:
     chosen = [_compressible_indices(pieces, codec.layers) for pieces in parts]
     pairs = list(zip(parts, chosen, strict=True))
@@ -165,7 +162,7 @@ def _sparse_reduce_scatters(
     scatters: list[ReduceScatter | None] = []
     for (pieces, indices), first in zip(pairs, firsts, strict=False):
         if not indices:
-            scatters.append(exact)
+            scatters.append(exact())
         elif isinstance(codec, Tagc):
             code = IndexedCode(codec.ratio, codec.index)
             scatters.append(TagcReduceScatter(pieces, indices, first, state, code))

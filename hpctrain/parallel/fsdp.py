@@ -23,8 +23,14 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.build import build_reduce_scatters
 from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups, scatters_by_level
-from hpctrain.compress.collectives.overlapped_reduce_scatter import SumsInFlight
-from hpctrain.compress.collectives.reduce_scatter import ReduceScatter, Residuals, ShardedParameter, residuals_of
+from hpctrain.compress.collectives.reduce_scatter import (
+    ReduceScatter,
+    Residuals,
+    ShardedParameter,
+    SplitReduceScatter,
+    residuals_of,
+)
+from hpctrain.compress.collectives.sums_in_flight import SumsInFlight
 from hpctrain.model.imported.model import blocks_of
 from hpctrain.parallel.stage import InstrumentedStage
 from hpctrain.parallel.tracked_work import TrackedWork
@@ -138,6 +144,7 @@ def track_collectives(
     replicate_degree: int,
     sums_replicate_axis: Callable[[], bool],
     scatters: Sequence[ReduceScatter | None],
+    in_flight: SumsInFlight | None,
 ) -> None:
     """Report the bytes of the stage's sharding collectives to `count` from now on.
 
@@ -152,11 +159,12 @@ def track_collectives(
         replicate_degree: number of groups of replicas that each hold the whole state.
         sums_replicate_axis: returns whether an all-reduce over the replicate axis follows the next reduce-scatter.
         scatters: for each `fully_shard` module, the reduce-scatter within a shard group; None: torch's own.
+        in_flight: gets the sums that go on while the rank computes; None: the rank waits for each sum.
     """
     for part, scatter in zip(sharded_parts(module), scatters, strict=True):
         part.set_custom_all_gather(_AllGather(count, f"gather weights of stage {index}"))
         operation = f"sum gradients of stage {index} over replicas"
-        summing = _ReduceScatter(count, sums_replicate_axis, replicate_degree, scatter, operation)
+        summing = _ReduceScatter(count, sums_replicate_axis, replicate_degree, scatter, operation, in_flight)
         part.set_custom_reduce_scatter(summing)
         if replicate_degree > 1:
             part.set_all_reduce_hook(summing.finish_all_reduce)
@@ -189,6 +197,7 @@ class _ReduceScatter(DefaultReduceScatter):
         replicate_degree: number of shard groups, each of which holds the whole state.
         scatter: the codec's reduce-scatter; None: torch's own.
         operation: text that `ACTIVITY` records meanwhile.
+        in_flight: gets the sum if it can go on while the rank computes; None: the rank waits for each sum.
     """
 
     count: CountBytes
@@ -196,6 +205,7 @@ class _ReduceScatter(DefaultReduceScatter):
     replicate_degree: int
     scatter: ReduceScatter | None
     operation: str
+    in_flight: SumsInFlight | None
 
     def __post_init__(self) -> None:
         self._replicate_activity = ACTIVITY.doing(self.operation, waits="dp")
@@ -209,13 +219,19 @@ class _ReduceScatter(DefaultReduceScatter):
         async_op: bool = False,
     ) -> Any:
         part, work = output_tensor.nbytes, None
+        all_reduced = self.replicate_degree > 1 and self.sums_replicate_axis()
+        if self.in_flight is not None and isinstance(self.scatter, SplitReduceScatter) and not all_reduced:
+            self.count(self.in_flight.begin(self.scatter, output_tensor, input_tensor, group, self.operation))
+            return None
+        if self.in_flight is not None and all_reduced:
+            self.in_flight.wait()  # the all-reduce reads the sums of earlier micro-batches, too
         with ACTIVITY.doing(self.operation, waits="dp"):
             if self.scatter is None:
                 self.count(input_tensor.nbytes - part)
                 work = super().__call__(output_tensor, input_tensor, group, op, async_op)
             else:
                 self.count(self.scatter(output_tensor, input_tensor, group))
-        if self.replicate_degree > 1 and self.sums_replicate_axis():
+        if all_reduced:
             self.count(2 * (self.replicate_degree - 1) * part // self.replicate_degree)
             self._replicate_activity.__enter__()
         return work
@@ -238,14 +254,21 @@ class ShardedStage(InstrumentedStage):
     weights until then, which is level 1.
     """
 
-    def __init__(self, *args: Any, plan: Plan, mesh: DeviceMesh, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, plan: Plan, mesh: DeviceMesh, in_flight: SumsInFlight, **kwargs: Any) -> None:
+        """Create the stage; other arguments go to `InstrumentedStage`.
+
+        Args:
+            plan: the plan.
+            mesh: the plan's mesh.
+            in_flight: gets the sums that go on while a rank with a CPU computes, of all stages of the rank.
+        """
         super().__init__(*args, **kwargs)
         self._zero = plan.zero
         self._sums_replicate_axis = True
         # torch disables a sharded module's hooks before each backward pass; it does not recognise one inside a list.
         self._plain = nn.ModuleList([self.submod])
-        self._in_flight = SumsInFlight(f"sum gradients of stage {self.stage_index} over replicas")
-        self.reduce_scatters = _reduce_scatters(self.submod, plan, mesh, self.device.type, self._in_flight)
+        self._in_flight = in_flight
+        self.reduce_scatters = _reduce_scatters(self.submod, plan, mesh, self.device.type)
         """For each `fully_shard` module, the reduce-scatter over the replicas that share the state; None:
         torch's own.
         """
@@ -257,6 +280,7 @@ class ShardedStage(InstrumentedStage):
             replicate_degree,
             lambda: self._sums_replicate_axis,
             self.reduce_scatters,
+            in_flight if self.device.type == "cpu" else None,
         )
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False) -> Any:
@@ -272,8 +296,10 @@ class ShardedStage(InstrumentedStage):
             self._free()
         return result
 
-    def finish_sums(self) -> None:
-        self._in_flight.finish()
+    def gradients_complete(self) -> None:
+        if self.observer is not None:
+            self._in_flight.wait()  # the observer sums what this stage's sums give
+        super().gradients_complete()
 
     def _action_ended(self) -> None:
         self._in_flight.proceed()
@@ -333,23 +359,15 @@ class ShardedStage(InstrumentedStage):
         self.counters.sharding_bytes += sent
 
 
-def _reduce_scatters(
-    module: nn.Module, plan: Plan, mesh: DeviceMesh, device_type: str, in_flight: SumsInFlight
-) -> list[ReduceScatter | None]:
+def _reduce_scatters(module: nn.Module, plan: Plan, mesh: DeviceMesh, device_type: str) -> list[ReduceScatter | None]:
     """Return the reduce-scatter over the replicas that share a state, for each `fully_shard` module of a stage; None:
-    torch's own.
-
-    Args:
-        in_flight: gets the sums that go on while the rank computes. With hybrid sharding there are none, because a
-            further sum reads each result at once.
-    """
+    torch's own."""
     parts, group = flat_gradient_layouts(module), shard_group(module)
     if plan.codec_reduces_replicate_axis:
         within = CodecSpec() if plan.intra_node == "flat" else plan.compression[0]
         return build_reduce_scatters(within, parts, group, device_type)
     if plan.level_replicas == 1:
-        flat = device_type == "cpu" and plan.shards == plan.dp
-        return build_reduce_scatters(plan.compression[-1], parts, group, device_type, in_flight if flat else None)
+        return build_reduce_scatters(plan.compression[-1], parts, group, device_type)
     groups = LevelGroups(mesh.get_group("shard"), mesh.get_group("replicate"))
     scatters = build_reduce_scatters(plan.compression[-1], parts, groups.between, device_type)
     return scatters_by_level(scatters, groups, torch.bfloat16 if plan.intra_node == "bf16" else None)

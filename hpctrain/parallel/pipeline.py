@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.module_argv import set_safe_path
+from hpctrain.compress.collectives.sums_in_flight import SumsInFlight
 from hpctrain.model.build import Fill, build_part
 from hpctrain.model.imported.model import blocks_of
 from hpctrain.model.layers import StageBlocks
@@ -103,6 +104,7 @@ class Pipeline:
         stages: list[InstrumentedStage],
         runtime: _PipelineScheduleRuntime,
         tied: TiedWeights,
+        in_flight: SumsInFlight,
     ) -> None:
         self.stages = stages
         self.random = RandomStream(inputs.seed, replica, inputs.device)
@@ -118,6 +120,7 @@ class Pipeline:
         self._evaluation = forward_only(self._training)
         self._split_loss = vocabulary_is_split(inputs.spec, inputs.plan.tp)
         self._tied = tied
+        self._in_flight = in_flight
         self._scaler = inputs.scaler
 
     def step(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> Tensor:
@@ -142,10 +145,9 @@ class Pipeline:
             RuntimeError: a stage message or a collective failed, or took longer than its timeout.
         """
         start = mark(self.device)
-        loss = self._run(tokens, targets, decoder_tokens, train=True)
-        self._span = start, mark(self.device)
-        for stage in self.stages:
-            stage.finish_sums()
+        with self._in_flight:
+            loss = self._run(tokens, targets, decoder_tokens, train=True)
+            self._span = start, mark(self.device)
         self._tied.add_local_gradients()
         return loss
 
@@ -264,9 +266,9 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
         InputError: the user's factory or transformers fails, or builds another model than the spec's.
     """
     plan, owner = inputs.plan, inputs.plan.stage_owner()
-    sums = build_level_sums(plan, mesh, inputs.timeout)
+    sums, in_flight = build_level_sums(plan, mesh, inputs.timeout), SumsInFlight()
     stages = [
-        _build_stage(inputs, mesh, index, coordinate.dp, sums)
+        _build_stage(inputs, mesh, index, coordinate.dp, sums, in_flight)
         for index in range(len(plan.stages))
         if owner[index] == coordinate.pp
     ]
@@ -284,11 +286,16 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     owners = [dist.get_global_rank(mesh.get_group("pp"), members[index]) for index in range(len(plan.stages))]
     runtime.fwd_recv_ops = TrackedReceives("output of", -1, owners, inputs.device, inputs.message_timeout)
     runtime.bwd_recv_ops = TrackedReceives("gradient for", 1, owners, inputs.device, inputs.message_timeout)
-    return Pipeline(inputs, coordinate.dp, stages, runtime, _tied(inputs, coordinate, stages))
+    return Pipeline(inputs, coordinate.dp, stages, runtime, _tied(inputs, coordinate, stages), in_flight)
 
 
 def _build_stage(
-    inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: int, sums: LevelSums | None
+    inputs: PipelineInputs,
+    mesh: DeviceMesh,
+    index: int,
+    replica: int,
+    sums: LevelSums | None,
+    in_flight: SumsInFlight,
 ) -> InstrumentedStage:
     spec, count = inputs.spec, len(inputs.plan.stages)
     rows = inputs.plan.replicas[replica].micro_batch
@@ -309,7 +316,7 @@ def _build_stage(
     if inputs.plan.shards > 1:
         gathered = inputs.autocast if spec.gathers_in_compute_dtype else None
         apply_sharding(module, sharding_mesh(mesh, inputs.plan), inputs.plan.zero, gathered)
-        kind = partial(ShardedStage, plan=inputs.plan, mesh=mesh)
+        kind = partial(ShardedStage, plan=inputs.plan, mesh=mesh, in_flight=in_flight)
     # With static shapes on every stage, torch needs no trial run of the real model at the first step.
     tokens = torch.empty(rows, inputs.seq_len, dtype=torch.long, device="meta")
     return kind(

@@ -305,13 +305,6 @@ class InstrumentedStage(PipelineStage):
         while self._sends:
             self._sends.pop(0).wait()
 
-    def finish_sums(self) -> None:
-        """Wait until all sums of gradients that this stage's backward passes have begun are complete.
-
-        Raises:
-            RuntimeError: a collective failed.
-        """
-
     def _send(self, what: str, operations: list[dist.P2POp], to: BoundaryCodec | None, part: str) -> list[dist.P2POp]:
         """Start sends, and return an empty list, so that torch's schedule sends nothing.
 

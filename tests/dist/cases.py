@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from gloo_calls import early_sums, sums_and_actions
+from gloo_calls import early_sums, most_under_way, sums_and_actions
 from processes import largest, launch, process_group
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -486,7 +486,8 @@ def job_loss(share: float, coordinate: Coordinate) -> float:
 def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjective = NEXT_TOKEN) -> dict[str, float]:
     """Largest deviations of a plan from one process, the same number on every rank; of losses as a share of them.
     'validation' compares with the training's loss, 'evaluation' with one process. Also 'early': minus the
-    fewest sums that any rank began before its last action ended."""
+    fewest sums that any rank began before its last action ended, and 'under way': minus the fewest that were on their
+    way when an action of a rank ended."""
     expected = reference(spec, objective)
     pipeline, coordinate, reducer = open_pipeline(plan, spec, rank, objective)
     named = pipeline.parameters()
@@ -499,7 +500,7 @@ def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjec
         valid = job_loss(pipeline.evaluate(*rows), coordinate) if step in (0, STEPS - 1) else None
         with sums_and_actions(pipeline) as events:
             loss = float(pipeline.step(*rows))
-        found["early"] = [-early_sums(events)]
+        found["early"], found["under way"] = [-early_sums(events)], [-most_under_way(events, "action")]
         loss = job_loss(loss, coordinate)
         reducer.reduce(local_gradients([p for _, p in named]))
         pipeline.all_reduce_tied_gradients()

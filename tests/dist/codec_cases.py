@@ -26,6 +26,7 @@ from cases import (
     open_pipeline,
     whole,
 )
+from flight_cases import beside_waiting, lost_rank
 from gloo_calls import all_to_all_share, gloo_calls
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from message_cases import ROUNDED, beside_full
@@ -253,6 +254,11 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
             found[f"sharded, all of it, zero {zero}"] = sharded(ALL_OF_IT, rank, shares=ONE_EACH, zero=zero, **stages)
         for name, codec in SPARSE_SCATTERS.items():
             found[name] = conserved(codec, rank, world)
+        gate, nodes = dist.new_group(), pairs_of_ranks(rank, world)
+        for mode in ("none", "bf16", *Quantized.modes(), ROTATED):
+            found[f"in flight, {mode}"] = beside_waiting({"mode": mode}, rank, gate)
+        for mode in ("none", "int4"):
+            found[f"in flight, {mode} by level"] = beside_waiting({"mode": mode}, rank, gate, nodes)
         for name in ROUNDED:
             found[f"messages, {name}"] = beside_full(name, rank)
         for mode in Quantized.modes():
@@ -265,6 +271,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
         for mode in ("bf16", "int8"):
             found[f"whole, four stages, {mode}"] = sharded({"mode": mode}, rank, **stages)
         found["sharded in pairs"] = sharded({"mode": "bf16"}, rank, zero=1, shard=2)
+        found["lost rank"] = lost_rank(rank)
     return found | training(folder, rank, world)
 
 

@@ -6,14 +6,14 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import torch.distributed as dist
 from torch.profiler import profile
 
+from hpctrain.compress.collectives.overlapped_work import OverlappedWork
 from hpctrain.parallel.pipeline import Pipeline
 
 ELEMENT_BYTES = {"float": 4, "c10::BFloat16": 2, "int": 4, "long int": 8, "unsigned char": 1}
@@ -59,35 +59,41 @@ def all_to_all_share(calls: list[GlooCall], world: int) -> float:
 
 
 @contextmanager
-def sums_and_actions(pipeline: Pipeline) -> Iterator[list[str]]:
-    """Yields a list that gets 'sum' when this rank begins an all-reduce or all-to-all without waiting for it, and
-    'action' when a forward or backward of the pipeline ends."""
+def sums_of_rank() -> Iterator[list[str]]:
+    """Yields a list that gets 'sum' when this rank begins an all-reduce or all-to-all that it waits for later, and
+    'wait' when it waits for the end of one."""
     events: list[str] = []
-
-    def recording(collective: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            events.extend(["sum"] * bool(kwargs.get("async_op")))
-            return collective(*args, **kwargs)
-
-        return call
-
-    ends = [patch.object(stage, "_action_ended", _before(stage, events)) for stage in pipeline.stages]
-    starts = [patch.object(dist, name, recording(getattr(dist, name))) for name in ("all_reduce", "all_to_all_single")]
-    for patched in (*ends, *starts):
-        patched.start()
-    try:
+    begins = patch.object(OverlappedWork, "__init__", _recording(OverlappedWork.__init__, "sum", events))
+    waits = patch.object(OverlappedWork, "wait", _recording(OverlappedWork.wait, "wait", events))
+    with begins, waits:
         yield events
-    finally:
-        for patched in (*ends, *starts):
-            patched.stop()
 
 
-def _before(stage: Any, events: list[str]) -> Any:
-    ended = stage._action_ended
-    return lambda: (events.append("action"), ended())
+@contextmanager
+def sums_and_actions(pipeline: Pipeline) -> Iterator[list[str]]:
+    """As `sums_of_rank`, with 'action' when a forward or backward of the pipeline ends."""
+    with sums_of_rank() as events, ExitStack() as patches:
+        for stage in pipeline.stages:
+            ended = _recording(stage._action_ended, "action", events)
+            patches.enter_context(patch.object(stage, "_action_ended", ended))
+        yield events
+
+
+def _recording(method: Any, event: str, events: list[str]) -> Any:
+    def call(*args: Any) -> Any:
+        events.append(event)
+        return method(*args)
+
+    return call
 
 
 def early_sums(events: list[str]) -> int:
     """How many sums began before the last action ended."""
     last = max(index for index, event in enumerate(events) if event == "action")
     return events[:last].count("sum")
+
+
+def most_under_way(events: list[str], when: str) -> int:
+    """How many sums had begun that the rank had not waited for yet, at the most, before events of the kind `when`."""
+    before = [events[:index] for index, event in enumerate(events) if event == when]
+    return max(part.count("sum") - part.count("wait") for part in before)

@@ -159,6 +159,27 @@ def test_a_sharded_sum_of_integers_keeps_what_rounding_took(mode: str, bits: int
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["none", "bf16", *INTEGERS, "rotated_int3", "none by level", "int4 by level"])
+def test_a_sharded_sum_that_goes_on_is_the_one_that_the_rank_waits_for(case: str, found: dict[str, Any]) -> None:
+    here = found[f"in flight, {case}"]
+    assert here["differ"] == 0
+    assert here["residuals differ"] == []
+    assert here["residuals"] == (2 if case.startswith("int") else 0)
+    assert here["infinite"] == [0, 1, 0, 0], "some rank saw it in step 1"
+    assert here["under way"] == 2
+    assert here["error"] == "a rank is lost"
+    assert here["touched"] == []
+
+
+@pytest.mark.slow
+def test_a_lost_rank_ends_the_sums_on_their_way_and_is_named(found: dict[str, Any]) -> None:
+    here = found["lost rank"]
+    assert here["error"] in ("RuntimeError", "DistBackendError")
+    assert (here["operation"], here["waits"]) == ("sum gradients", True)
+    assert here["residual"] is False
+
+
+@pytest.mark.slow
 def test_a_sharded_sum_of_rotated_integers_drops_what_rounding_took(found: dict[str, Any]) -> None:
     case = found["parts, rotated_int3"]
     # Three of four summands are rounded, with an error of 0.19 of their numbers.

@@ -26,6 +26,7 @@ from hpctrain.bench.planner.search import uniform_topology
 from hpctrain.compress.build import build_reduce_scatters, build_reducer
 from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups
 from hpctrain.compress.collectives.reduce_scatter import residuals_of
+from hpctrain.compress.collectives.sums_in_flight import SumsInFlight
 from hpctrain.compress.reducers.levels import LevelReducer, ReplicatedNodeLevel
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
@@ -325,10 +326,12 @@ def _sharded(settings: dict[str, Any], zero: int = 2, compute: torch.dtype | Non
         spec, layouts = _codec_spec(settings, context), flat_gradient_layouts(model)
         scatters = build_reduce_scatters(spec, layouts, context.group, "cpu")
         counts: list[int] = []
-        track_collectives(model, 0, counts.append, 1, lambda: False, scatters)
+        in_flight = SumsInFlight()
+        track_collectives(model, 0, counts.append, 1, lambda: False, scatters, in_flight)
         residuals = residuals_of(scatters)
 
         def reduce() -> int:
+            in_flight.finish()
             if residuals is not None:
                 residuals.end_step(torch.device("cpu"))
             sent_bytes = sum(counts)

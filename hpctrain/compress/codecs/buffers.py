@@ -33,14 +33,16 @@ class Scratch:
 class BufferPool:
     """Pool of temporary memory, from which several buffers can be in use at a time; returned buffers are reused."""
 
-    def __init__(self, same_size: bool = False) -> None:
+    def __init__(self, same_size: bool = False, bounded: bool = False) -> None:
         """Create an empty pool.
 
         Args:
             same_size: whether `take` reuses a buffer only for requests of exactly its size; if False, for smaller ones
                 too.
+            bounded: whether a request that no free buffer fits frees the memory of one, so that there are never more
+                buffers than were in use at one moment.
         """
-        self._same_size = same_size
+        self._same_size, self._bounded = same_size, bounded
         self._free: list[Tensor] = []
 
     def take(self, numbers: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -55,6 +57,8 @@ class BufferPool:
             size = buffer.untyped_storage().nbytes() // buffer.element_size()
             if buffer.dtype == dtype and (size == numbers if self._same_size else size >= numbers):
                 return self._free.pop(index).as_strided((numbers,), (1,))
+        if self._bounded and self._free:
+            del self._free[0]
         return like.new_empty(numbers, dtype=dtype)
 
     def give_back(self, *buffers: Tensor) -> None:

@@ -5,14 +5,22 @@ nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.buffers import Scratch
-from hpctrain.compress.collectives.reduce_scatter import DenseReduceScatter, LevelBytes, ReduceScatter
+from hpctrain.compress.collectives.reduce_scatter import (
+    DenseReduceScatter,
+    LevelBytes,
+    ReduceScatter,
+    ScatterUnderWay,
+    SplitReduceScatter,
+)
 
 
 class LevelGroups(NamedTuple):
@@ -27,16 +35,19 @@ class LevelGroups(NamedTuple):
     """The ranks with this rank's place within their nodes, one of each node."""
 
 
-class LevelReduceScatter(ReduceScatter):
+class LevelReduceScatter(SplitReduceScatter):
     """The reduce-scatter of one `fully_shard` module by level.
 
     Within a node, each rank gets the sums of the parts that the ranks with its place own, in all nodes. It then sends
     each of them its part, by another reduce-scatter. At n nodes of k ranks, the numbers that a rank sends are (k−1)/k
     of its gradient within the node, and (n−1)/(n·k) of it between nodes.
+
+    `begin` waits for the ranks of the node: the messages between nodes take longer, and these are on their way when it
+    returns.
     """
 
     def __init__(
-        self, within: ReduceScatter, between: ReduceScatter, groups: LevelGroups, scratch: tuple[Scratch, Scratch]
+        self, within: ReduceScatter, between: SplitReduceScatter, groups: LevelGroups, scratch: Scratch
     ) -> None:
         """Create the reduce-scatter before the first step.
 
@@ -44,23 +55,25 @@ class LevelReduceScatter(ReduceScatter):
             within: sums among the ranks of a node.
             between: sums among the nodes.
             groups: the ranks of both levels.
-            scratch: memory in fp32 for the gradient in another order, and for the sums of a node.
+            scratch: memory in fp32 for the gradient in another order.
         """
         self._within, self._between, self._groups = within, between, groups
-        self._ordered, self._sums = scratch
+        self._ordered = scratch
         self.residuals = between.residuals
         self.sent = LevelBytes(0, 0)
         """Bytes that this rank sent since `take_level_bytes` was last called."""
 
-    def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
+    def begin(self, gradient: Tensor, group: dist.ProcessGroup) -> ScatterUnderWay:
         ranks, nodes = dist.get_world_size(self._groups.within), dist.get_world_size(self._groups.between)
-        ordered = self._ordered.take((ranks, nodes, len(output)), gradient)
-        ordered.copy_(gradient.view(nodes, ranks, -1).transpose(0, 1))
-        sums = self._sums.take((nodes * len(output),), gradient)
-        within = self._within(sums, ordered.view(-1), self._groups.within)
-        between = self._between(output, sums, self._groups.between)
-        self.sent = LevelBytes(self.sent.intra_node + within, self.sent.inter_node + between)
-        return within + between
+        by_node = gradient.view(nodes, ranks, -1)
+        ordered = self._ordered.take((ranks, nodes, by_node.shape[-1]), gradient)
+        ordered.copy_(by_node.transpose(0, 1))
+        sums = gradient.new_empty(gradient.numel() // ranks)
+        with ACTIVITY.doing("reduce-scatter over dp, within the node", waits="dp"):
+            within = self._within(sums, ordered.view(-1), self._groups.within)
+        between = self._between.begin(sums, self._groups.between)
+        self.sent = LevelBytes(self.sent.intra_node + within, self.sent.inter_node + between.sent_bytes)
+        return replace(between, sent_bytes=within + between.sent_bytes)
 
 
 def scatters_by_level(
@@ -72,10 +85,19 @@ def scatters_by_level(
         scatters: for each module, what sums among the nodes; None: exact sums.
         groups: the ranks of both levels.
         dtype: dtype of the numbers in messages within a node; None: fp32.
+
+    Raises:
+        ValueError: a codec selects numbers, which cannot be done by level.
     """
     within, exact = DenseReduceScatter(dtype or torch.float32), DenseReduceScatter()
-    scratch = Scratch(), Scratch()
-    return [LevelReduceScatter(within, scatter or exact, groups, scratch) for scatter in scatters]
+    scratch = Scratch()
+    by_level: list[ReduceScatter | None] = []
+    for scatter in scatters:
+        between = scatter or exact
+        if not isinstance(between, SplitReduceScatter):
+            raise ValueError(f"{type(between).__name__} cannot sum by level")
+        by_level.append(LevelReduceScatter(within, between, groups, scratch))
+    return by_level
 
 
 def take_level_bytes(scatters: Sequence[ReduceScatter | None]) -> LevelBytes | None:

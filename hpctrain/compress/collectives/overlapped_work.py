@@ -1,4 +1,4 @@
-"""A collective under way whose time beside the computation is counted."""
+"""Collectives under way whose time beside the computation is counted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
 
@@ -16,14 +17,20 @@ class OverlappedWork:
     something else, such as a stage message. On CUDA nothing is counted: the host does not know when a collective
     ends."""
 
-    def __init__(self, work: dist.Work, device: torch.device) -> None:
+    def __init__(self, work: dist.Work | None, device: torch.device) -> None:
+        """Begin to count.
+
+        Args:
+            work: the collective; None: the stream of the caller waits for it already.
+            device: device of the tensors.
+        """
         self._work = work
         self._start_s = time.monotonic()
         self._waited_before_s = ACTIVITY.waited_s
         self._ended: tuple[float, float] | None = None
         """When the collective ended, and the seconds of all waits by then; None: not yet."""
         self._is_counted = device.type == "cpu"
-        if self._is_counted:
+        if work is not None and self._is_counted:
             work.get_future().add_done_callback(self._end)
 
     @property
@@ -43,4 +50,15 @@ class OverlappedWork:
         if self._is_counted:
             end_s, waited_s = self._ended or (time.monotonic(), ACTIVITY.waited_s)
             ACTIVITY.add_hidden(self._start_s, end_s, waited_s - self._waited_before_s)
-        self._work.wait()
+        if self._work is not None:
+            self._work.wait()
+
+
+def begin_all_to_all(incoming: Tensor, outgoing: Tensor, group: dist.ProcessGroup) -> OverlappedWork:
+    """Begin to send equal parts of `outgoing` to the ranks of `group`, and to receive theirs into `incoming`.
+
+    On a CPU both tensors belong to the collective until `OverlappedWork.wait`; torch keeps them in memory. On CUDA the
+    current stream waits for the collective at once, because work that is queued later may read `incoming`.
+    """
+    work = dist.all_to_all_single(incoming, outgoing, group=group, async_op=not incoming.is_cuda)
+    return OverlappedWork(work, incoming.device)

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.compress.codecs.buffers import Scratch
+from hpctrain.compress.codecs.buffers import BufferPool
+from hpctrain.compress.collectives.overlapped_work import OverlappedWork, begin_all_to_all
 
 
 class LevelBytes(NamedTuple):
@@ -100,6 +102,47 @@ class ReduceScatter(ABC):
             ValueError: with mode topk or adaptive, a message of another rank is about a gradient of another size.
             RuntimeError: the collective failed.
         """
+
+
+@dataclass(frozen=True)
+class ScatterUnderWay:
+    """A reduce-scatter whose messages are on their way."""
+
+    sent_bytes: int
+    """Bytes that this rank sends."""
+    work: OverlappedWork
+    """The collective to wait for before `write_sums` is called."""
+    write_sums: Callable[[Tensor], None]
+    """Function that writes this rank's sums to the output, [part], fp32, and stores the next residuals, if there are
+    any. Without collectives."""
+
+
+class SplitReduceScatter(ReduceScatter):
+    """Interface of a reduce-scatter in two halves, between which the rank may compute: the messages are on their way.
+
+    All ranks begin reduce-scatters in one order. They end them in this order, too, but each rank when it likes to.
+    """
+
+    @abstractmethod
+    def begin(self, gradient: Tensor, group: dist.ProcessGroup) -> ScatterUnderWay:
+        """Encode a flat gradient and start to send it. Collective over the group.
+
+        If there are residuals, the last reduce-scatter of this object must have ended. Residuals change only in
+        `write_sums`: a reduce-scatter that never ends leaves them as they were.
+
+        Args:
+            gradient: [world · part], fp32; nobody writes to it before the collective has ended.
+            group: the ranks.
+
+        Raises:
+            HpctrainError, CheckpointError, RuntimeError: as of `__call__`.
+        """
+
+    def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
+        under_way = self.begin(gradient, group)
+        under_way.work.wait()
+        under_way.write_sums(output)
+        return under_way.sent_bytes
 
 
 class ResidualStats(NamedTuple):
@@ -202,23 +245,34 @@ def residuals_of(scatters: Sequence[ReduceScatter | None]) -> Residuals | None:
     return next((scatter.residuals for scatter in scatters if scatter is not None and scatter.residuals), None)
 
 
-class DenseReduceScatter(ReduceScatter):
+class DenseReduceScatter(SplitReduceScatter):
     """Reduce-scatter that sends every number once, in fp32 or bf16, straight to the rank that owns its sum.
 
     The owner adds up in fp32, in an order that never changes. gloo's own reduce-scatter is an all-reduce after which
     each rank keeps its part: it sends twice as much, and every rank adds up everything.
     """
 
-    def __init__(self, wire_dtype: torch.dtype = torch.float32) -> None:
-        self._wire_dtype = wire_dtype
-        self._outgoing, self._incoming = Scratch(wire_dtype), Scratch(wire_dtype)
+    def __init__(self, wire_dtype: torch.dtype = torch.float32, pool: BufferPool | None = None) -> None:
+        """Create the reduce-scatter.
 
-    def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
+        Args:
+            wire_dtype: dtype of the numbers in messages.
+            pool: memory of messages; None: of its own.
+        """
+        self._wire_dtype = wire_dtype
+        self._pool = pool or BufferPool(bounded=True)
+
+    def begin(self, gradient: Tensor, group: dist.ProcessGroup) -> ScatterUnderWay:
         world = dist.get_world_size(group)
-        outgoing = gradient
+        incoming = self._pool.take(gradient.numel(), gradient, self._wire_dtype)
+        outgoing, buffers = gradient, [incoming]
         if self._wire_dtype != gradient.dtype:
-            outgoing = self._outgoing.take(gradient.shape, gradient).copy_(gradient)
-        incoming = self._incoming.take(gradient.shape, gradient)
-        dist.all_to_all_single(incoming, outgoing, group=group)
-        torch.sum(incoming.view(world, -1), 0, dtype=output.dtype, out=output)
-        return outgoing.nbytes // world * (world - 1)
+            outgoing = self._pool.take(gradient.numel(), gradient, self._wire_dtype).copy_(gradient)
+            buffers.append(outgoing)
+        work = begin_all_to_all(incoming, outgoing, group)
+        sent_bytes = outgoing.nbytes // world * (world - 1)
+        return ScatterUnderWay(sent_bytes, work, partial(self._add_up, incoming.view(world, -1), buffers))
+
+    def _add_up(self, incoming: Tensor, buffers: list[Tensor], output: Tensor) -> None:
+        torch.sum(incoming, 0, dtype=output.dtype, out=output)
+        self._pool.give_back(*buffers)

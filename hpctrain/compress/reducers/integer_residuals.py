@@ -24,13 +24,14 @@ class IntegerResiduals(Residuals):
     a sum that is not finite leaves the residual as it was. Without feedback, no residual outlasts its sum.
     """
 
-    def __init__(self, code: BlockCode, of: str, feedback: bool) -> None:
+    def __init__(self, code: BlockCode, of: str, feedback: bool, bounded: bool = False) -> None:
         """Create residuals of zero.
 
         Args:
             code: encodes the numbers.
             of: what a residual belongs to, for error messages, as 'gradient'.
             feedback: whether a sum adds the residual of the last one with the same key to its gradients.
+            bounded: as of `BufferPool`, for the memory of sums that run.
         """
         self.code = code
         self._of = of
@@ -38,7 +39,7 @@ class IntegerResiduals(Residuals):
         self._residuals: dict[Hashable, _Residual] = {}
         self._loaded: dict[str, Tensor] = {}
         """Loaded residuals of sums that have not run since the load: 'residual.NAME' -> tensor."""
-        self._pool = BufferPool(same_size=True)
+        self._pool = BufferPool(same_size=True, bounded=bounded)
 
     def begin(self, key: Hashable, names: Sequence[object], sizes: list[int], length: int, like: Tensor) -> Tensor:
         """Begin a sum of gradients as integers; return an uninitialised buffer, [length], fp32.
@@ -104,7 +105,8 @@ class IntegerResiduals(Residuals):
             # A rotation spreads rounding errors over the padding, too, which is no part of the state: a resumed run
             # begins without it.
             residual.current[sum(residual.sizes) :] = 0
-        return residual.next
+        memory, residual.next = residual.next, residual.next.new_empty(0)
+        return memory
 
     def free(self, memory: Tensor) -> None:
         """Take back memory that `end` returned."""

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpctrain.compress.codecs.buffers import Scratch
+from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.codecs.integers import BlockCode
-from hpctrain.compress.collectives.reduce_scatter import FlatGradientLayout, ReduceScatter, ShardedParameter
+from hpctrain.compress.collectives.overlapped_work import begin_all_to_all
+from hpctrain.compress.collectives.reduce_scatter import (
+    FlatGradientLayout,
+    ScatterUnderWay,
+    ShardedParameter,
+    SplitReduceScatter,
+)
 from hpctrain.compress.reducers.integer_residuals import IntegerResiduals
 
 _FULL_BYTES = 4
 
 
-class QuantizedReduceScatter(ReduceScatter):
+class QuantizedReduceScatter(SplitReduceScatter):
     """The reduce-scatter of one `fully_shard` module of a stage, by integers; exempt parameters are summed exactly.
 
     Each rank owns a part of the sums. Each rank sends each owner the numbers of the owner's part, rounded, and keeps
@@ -58,13 +65,25 @@ class QuantizedReduceScatter(ReduceScatter):
         The flag is 0, or NaN if the gradient is not finite.
         """
 
-    def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
+    def begin(self, gradient: Tensor, group: dist.ProcessGroup) -> ScatterUnderWay:
         world, rank = dist.get_world_size(group), dist.get_rank(group)
+        rows = self._part.rows(gradient, world)
         length = _FULL_BYTES * self._head + self.residuals.code.bytes_of(self._filled)
-        outgoing = self._shared.outgoing.take((world, length), gradient)
-        incoming = self._shared.incoming.take((world, length), gradient)
-        self._write(self._part.rows(gradient, world), outgoing, rank)
-        dist.all_to_all_single(incoming.view(-1), outgoing.view(-1), group=group)
+        outgoing, incoming = (self._shared.messages.take(world * length, gradient, torch.uint8) for _ in range(2))
+        self._write(rows, outgoing.view(world, -1), rank)
+        work = begin_all_to_all(incoming, outgoing, group)
+        write_sums = partial(self._write_sums, outgoing, incoming.view(world, -1), rank)
+        return ScatterUnderWay((world - 1) * length, work, write_sums)
+
+    def _write_sums(self, outgoing: Tensor, incoming: Tensor, rank: int, output: Tensor) -> None:
+        """Write the sums of this rank's part to `output`, and store the next residuals if the sums are finite.
+
+        Args:
+            outgoing: memory of the messages that were sent.
+            incoming: [world, bytes], uint8: the messages of all ranks.
+            rank: this rank.
+            output: [part]; written to.
+        """
         heads = self._heads(incoming).sum(0)
         finite = math.isfinite(float(heads[0]))
         if finite:
@@ -72,7 +91,7 @@ class QuantizedReduceScatter(ReduceScatter):
         else:
             output.fill_(math.nan)
         self.residuals.free(self.residuals.end(self._number, finite))
-        return (world - 1) * length
+        self._shared.messages.give_back(outgoing, incoming)
 
     def _write(self, rows: Tensor, outgoing: Tensor, rank: int) -> None:
         """Write this rank's messages to all ranks into `outgoing`. The part whose sums this rank itself owns stays
@@ -142,5 +161,5 @@ class QuantizedStage:
             code: encodes the numbers.
             feedback: whether rounding errors are added to the next gradient.
         """
-        self.residuals = IntegerResiduals(code, "part", feedback)
-        self.outgoing, self.incoming = Scratch(torch.uint8), Scratch(torch.uint8)
+        self.residuals = IntegerResiduals(code, "part", feedback, bounded=True)
+        self.messages = BufferPool(bounded=True)
