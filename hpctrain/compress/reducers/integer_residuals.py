@@ -174,7 +174,7 @@ class _Residual:
     current: Tensor
     """[n], fp32: the residual, which this rank has not sent; empty without feedback."""
     next: Tensor
-    """[n], fp32: the next residual while the sum runs; otherwise memory that does not belong to the sum."""
+    """[n], fp32: the next residual while the sum runs; afterwards empty."""
     square: Tensor
     """Squared norm of this rank's gradients in the last step."""
 

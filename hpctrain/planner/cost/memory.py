@@ -272,7 +272,7 @@ class MemoryModel:
         shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
         residuals = self._codec_state_bytes * parameters / shards
         freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters
-        # At most all pieces are on their way, each as what is sent and what is received; by level also in another order.
+        # At most all pieces are on their way, each as what is sent and received; by level also in another order.
         copies = 2 if work.intra_node == "flat" else 3
         in_collectives = min(COLLECTIVE_PIECES[memory_role.kind] * piece, copies * parameters)
         buffers = work.framework.summed_bytes * in_collectives
