@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -76,6 +76,7 @@ MODULES = st.integers(0, 3)
 """Numbers of modules; those with an even one keep residuals."""
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(MODULES, st.integers(0, 3)), max_size=12))
 def test_sums_end_in_the_order_in_which_they_began(order: list[tuple[int, int]]) -> None:
     wire, sums = Wire(), SumsInFlight()
