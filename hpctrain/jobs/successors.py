@@ -44,16 +44,15 @@ def submit_next(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
     """
     waiting = waiting_successors(folder, slurm)
     exclude = nodes_to_exclude(folder, run, slurm, now)
-    if waiting:
-        _update_exclusion(folder, run, waiting[0], exclude, slurm, now)
+    _update_exclusions(folder, run, waiting, exclude, slurm, now)
     following = waiting[0] if waiting else queue_behind(folder, run, _newest_job(folder), exclude, slurm, now)
     record_job(folder, following)
     return following
 
 
 def ensure_queued(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """Queue successors until `recovery.successors` of them wait; return the ids of those queued now. With another value
-    of `recovery.requeue` than new_job nothing is queued.
+    """Exclude bad nodes from the successors that wait, then queue successors until `recovery.successors` of them wait;
+    return the ids of those queued now. With another value of `recovery.requeue` than new_job nothing is done.
 
     Args:
         now: seconds since 1970.
@@ -64,8 +63,10 @@ def ensure_queued(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]
     """
     if not run.recovery.successors or run.recovery.requeue != "new_job":
         return []
-    chain = [_newest_job(folder), *waiting_successors(folder, slurm)]
+    waiting = waiting_successors(folder, slurm)
     exclude = nodes_to_exclude(folder, run, slurm, now)
+    _update_exclusions(folder, run, waiting, exclude, slurm, now)
+    chain = [_newest_job(folder), *waiting]
     added: list[str] = []
     while len(chain) <= run.recovery.successors:
         chain.append(queue_behind(folder, run, chain[-1], exclude, slurm, now))
@@ -218,23 +219,31 @@ def requeue_excluding_bad_nodes(folder: Path, run: Run, job: str, slurm: Slurm, 
             slurm.update(job, ExcNodeList=merged_exclude_list(run, exclude))
 
 
-def _update_exclusion(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> None:
-    """Exclude the nodes in `exclude` from the waiting job with id `job`, and record this in successors.jsonl. If Slurm
-    refuses the change, the job starts without it, and nothing is recorded.
+def _update_exclusions(
+    folder: Path, run: Run, waiting: list[str], exclude: list[str], slurm: Slurm, now: float
+) -> None:
+    """Exclude the nodes in `exclude` from each waiting job that excludes other ones, and record this in
+    successors.jsonl. If Slurm refuses the change for a job, the job starts without it, and nothing is recorded.
+
+    Args:
+        waiting: ids of the successors that wait, in the order in which they would run.
 
     Raises:
         ControllerUnreachableError: the controller does not answer.
+        FileError, UntrustedError: successors.jsonl is damaged or untrusted.
         StorageError: successors.jsonl cannot be written.
     """
-    if not exclude:
-        return
-    try:
-        slurm.update(job, ExcNodeList=merged_exclude_list(run, exclude))
-    except ControllerUnreachableError:
-        raise
-    except CommandError:
-        return
-    _record(folder, Successor(job_id=job, after=_newest_job(folder), exclude=exclude, time_s=now))
+    excluded = {item.job_id: item.exclude for item in read_successors(folder)} if waiting and exclude else {}
+    for job, after in zip(waiting, [_newest_job(folder), *waiting], strict=False):
+        if set(exclude) == set(excluded.get(job, [])):
+            continue
+        try:
+            slurm.update(job, ExcNodeList=merged_exclude_list(run, exclude))
+        except ControllerUnreachableError:
+            raise
+        except CommandError:
+            continue
+        _record(folder, Successor(job_id=job, after=after, exclude=exclude, time_s=now))
 
 
 def _record(folder: Path, successor: Successor) -> None:

@@ -93,15 +93,22 @@ def test_a_refused_successor_is_said_and_the_job_stays(fake: FakeSlurm, folder: 
 def test_what_waits_goes_on_and_learns_of_bad_nodes(
     fake: FakeSlurm, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, slurm, changes = run(successors=1, exclude_max_fraction=0.4), Slurm(fake), []
+    wanted, slurm, changes = run(successors=2, exclude_max_fraction=0.4), Slurm(fake), []
     ensure_queued(folder, wanted, slurm, 0.0)
     blame(folder, "gpu2")
     monkeypatch.setattr(slurm, "update", lambda job, **fields: changes.append((job, fields)))
     assert submit_next(folder, wanted, slurm, 1.0) == "2"
-    assert changes == [("2", {"ExcNodeList": "gpu2"})]
+    assert changes == [("2", {"ExcNodeList": "gpu2"}), ("3", {"ExcNodeList": "gpu2"})]
     assert job_id(folder) == "2"
-    assert len(sbatches(fake, folder)) == 1
-    assert job_chain("2", read_successors(folder)) == ["1", "2"]
+    assert len(sbatches(fake, folder)) == 2
+    assert job_chain("3", read_successors(folder)) == ["1", "2", "3"]
+    # A job that was killed excluded nothing; the one that begins after it does.
+    blame(folder, "gpu1")
+    assert ensure_queued(folder, wanted, slurm, 2.0) == ["4"]
+    assert changes[2:] == [("3", {"ExcNodeList": "gpu1"})]
+    assert ensure_queued(folder, wanted, slurm, 3.0) == []
+    assert len(changes) == 3, "no job is changed twice"
+    assert open_jobs(folder) == ["2", "3", "4"]
 
 
 def test_where_none_waits_a_new_job_is_queued(fake: FakeSlurm, folder: Path) -> None:
