@@ -2,8 +2,8 @@
 All functions are pure.
 
 For a hardware fault its node is blamed at once. For a program fault the program is blamed, unless the fault occurred on
-the same node alone in two attempts. That node is then a suspect: the next attempt probes again, and the node is blamed
-only if the probe finds it bad.
+the same node alone in two attempts; exceptions are the same fault if they have the same class and place. That node is
+then a suspect: the next attempt probes again, and the node is blamed only if the probe finds it bad.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE
-from hpctrain.records.history.fault import Fault, fault_named
+from hpctrain.records.history.fault import EXCEPTION, Fault, fault_named
 from hpctrain.records.history.run_log import Event, nodes_excluded_by_probe
 
 
@@ -33,6 +33,22 @@ def faults_by_node(events: Sequence[Event]) -> dict[str, Fault]:
     return shown
 
 
+def exceptions_by_node(events: Sequence[Event]) -> dict[str, str]:
+    """Return {node: class and place of the first exception that its workers reported in an attempt}, such as 'KeyError
+    at code/gpt.py:31 in forward'. Only errors count whose fault is `exception`; the place is absent if it is unknown.
+
+    Args:
+        events: events of the attempt.
+    """
+    shown: dict[str, str] = {}
+    for event in events:
+        error = event.data.get("error")
+        if event.kind in ("worker_died", "failed") and event.data.get("fault") == EXCEPTION and isinstance(error, dict):
+            words = [str(error[key]) for key in ("kind", "where") if error.get(key)]
+            shown.setdefault(event.data.get("node", event.node), " at ".join(words))
+    return shown
+
+
 def suspect_node(history: Sequence[Mapping[str, str]]) -> str | None:
     """Return the node that is a suspect after the newest attempt; None if there is none.
 
@@ -40,7 +56,8 @@ def suspect_node(history: Sequence[Mapping[str, str]]) -> str | None:
     fault, and at least one earlier attempt had the same fault, each of them on this node alone.
 
     Args:
-        history: {node: name of its fault} for each attempt since the last suspect was named; newest last.
+        history: {node: name of its fault, or class and place of its exception} for each attempt since the last suspect
+            was named; newest last.
     """
     if not history or len(history[-1]) != 1:
         return None
@@ -65,8 +82,9 @@ def confirmed_suspects(events: Sequence[Event], before: Sequence[Mapping[str, An
 def attempt_fault_fields(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields of an attempt's line in attempts.jsonl that describe its faults; empty fields are absent.
 
-    The fields: `faults`, name of the fault by node; `suspect`, the suspected node; `retest`, why the nodes are measured
-    again; `confirmed`, suspects of earlier attempts that the attempt's probe found bad.
+    The fields: `faults`, name of the fault by node; `exceptions`, class and place by node, for the fault `exception`;
+    `suspect`, the suspected node; `retest`, why the nodes are measured again; `confirmed`, suspects of earlier attempts
+    that the attempt's probe found bad.
 
     Args:
         events: events of the attempt.
@@ -74,10 +92,13 @@ def attempt_fault_fields(events: Sequence[Event], before: Sequence[Mapping[str, 
     """
     shown = faults_by_node(events)
     faults = {node: fault.name for node, fault in shown.items()}
+    exceptions = {node: error for node, error in exceptions_by_node(events).items() if faults.get(node) == EXCEPTION}
     last = max((index for index, line in enumerate(before) if "suspect" in line), default=-1)
-    suspect = suspect_node([*(line.get("faults", {}) for line in before[last + 1 :]), faults])
+    earlier = [{**line.get("faults", {}), **line.get("exceptions", {})} for line in before[last + 1 :]]
+    suspect = suspect_node([*earlier, {**faults, **exceptions}])
     fields = {
         "faults": faults,
+        "exceptions": exceptions,
         "suspect": suspect,
         "retest": _retest_reason(events, shown, suspect),
         "confirmed": confirmed_suspects(events, before),

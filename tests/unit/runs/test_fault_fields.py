@@ -119,6 +119,31 @@ def test_a_suspect_that_the_probe_finds_bad_takes_the_failures_upon_itself() -> 
     assert failures_since_checkpoint(lines) == 1
 
 
+def raised(kind: str, where: str | None) -> list[Event]:
+    error = {"kind": kind, "message": "why", "where": where}
+    return [event("worker_died", node="gpu2", exit_code=1, fault="exception", error=error)]
+
+
+@pytest.mark.parametrize(
+    ("errors", "suspect"),
+    [
+        ([("KeyError", "gpt.py:3 in loss"), ("KeyError", "gpt.py:3 in loss")], "gpu2"),
+        ([("KeyError", None), ("KeyError", None)], "gpu2"),
+        ([("KeyError", "gpt.py:3 in loss"), ("KeyError", "gpt.py:9 in forward")], None),
+        ([("KeyError", "gpt.py:3 in loss"), ("ValueError", "gpt.py:3 in loss")], None),
+    ],
+)
+def test_exceptions_are_the_same_by_class_and_place(errors: list[tuple[str, str | None]], suspect: str | None) -> None:
+    lines: list[dict[str, Any]] = []
+    for kind, where in errors:
+        lines.append(line("fatal", raised(kind, where), lines))
+        assert lines[-1]["faults"] == {"gpu2": "exception"}
+        assert lines[-1]["exceptions"] == {"gpu2": f"{kind} at {where}" if where else kind}
+    assert lines[-1].get("suspect") == suspect
+    hardware = [*raised("KeyError", None), *failed("gpu2", "gpu_lost", 76)]
+    assert "exceptions" not in attempt_fault_fields(hardware, []), "a fault of the GPU explains it"
+
+
 def test_a_suspect_that_the_probe_finds_sound_is_none_any_more() -> None:
     lines: list[dict[str, Any]] = []
     for _ in range(2):
