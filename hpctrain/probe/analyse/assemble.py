@@ -173,7 +173,7 @@ def _figures(
     return LinkFigures(
         latency_s=sender.latency,
         jitter=sender.latency.p95 / sender.latency.p50 if sender.latency.p50 > 0 else None,
-        isolated_bytes_per_s=receiver.bytes_per_s,
+        isolated_bytes_per_s=receiver.bytes_per_s if quiet.alone or quiet.concurrency == 1 else None,
         loaded_bytes_per_s=under_load,
         concurrency=quiet.concurrency,
         cpu_contended=_contended(sender, receiver),

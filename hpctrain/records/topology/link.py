@@ -47,11 +47,11 @@ class LinkFigures(Part):
     latency_s: Latency | None = None
     """Latency of a small message."""
     isolated_bytes_per_s: Rate | None = None
-    """Isolated bandwidth: measured by the receiver, while only `concurrency` pairs sent."""
+    """Isolated bandwidth: measured by the receiver, while only this pair sent; absent if the pair was never alone."""
     loaded_bytes_per_s: Rate | None = None
     """Loaded bandwidth: measured while all pairs of the round sent."""
     concurrency: Count | None = None
-    """Number of pairs that sent while `isolated_bytes_per_s` was measured."""
+    """Number of pairs that measured at the same time as the latency: 1 if this pair was alone."""
     alpha_s: Seconds | None = None
     """Start-up time of a TCP message, seconds: alpha in time = alpha + beta × bytes."""
     beta_s_per_byte: SecondsPerByte | None = None
@@ -72,7 +72,8 @@ class LinkFigures(Part):
     """Training backend (gloo, nccl) -> figures of messages over it. If present, the planner uses them in place of the
     TCP figures."""
     n: Count | None = None
-    """Number of slices of the transfer whose median rate is `isolated_bytes_per_s`."""
+    """Number of slices of the transfer whose median rate is `isolated_bytes_per_s`, or without it
+    `loaded_bytes_per_s`."""
     inferred: bool = False
     """Whether the figures were not measured, but taken from the link class."""
 

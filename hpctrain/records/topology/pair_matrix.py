@@ -35,7 +35,7 @@ class PairMatrix:
     """Figures of all pairs of nodes: for each name in FIGURES an array [source, target] of shape (nodes, nodes). A
     figure that was not measured is NaN.
 
-    `bytes_per_s` was measured while the other pairs of the round sent, too, `isolated_bytes_per_s` while few pairs
+    `bytes_per_s` was measured while the other pairs of the round sent, too, `isolated_bytes_per_s` while only this pair
     sent. `alpha_s` and `beta_s_per_byte` follow from the size sweep, which not every pair has.
     """
 

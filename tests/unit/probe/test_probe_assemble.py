@@ -95,6 +95,12 @@ def test_alone_and_loaded_are_two_figures_and_the_model_takes_the_loaded_one() -
     assert figures.beta_s_per_byte == pytest.approx(1e-8)
 
 
+def test_a_pair_that_was_never_alone_has_only_a_loaded_bandwidth() -> None:
+    links = topology(outcome()).fabric.links
+    assert {(link.ab.isolated_bytes_per_s, link.ab.loaded_bytes_per_s) for link in links} == {(None, RATE)}
+    assert {link.ba.concurrency for link in links} == {2}
+
+
 def test_a_lost_node_is_bad_and_left_out_and_its_links_are_absent() -> None:
     made = outcome()
     made.lost["n2"] = "no answer in round 2 within 16 s"

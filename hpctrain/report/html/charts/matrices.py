@@ -40,7 +40,7 @@ class Quantity:
 
 QUANTITIES = (
     Quantity(
-        "bandwidth", "Bandwidth", "Few pairs at work at once, timed at the receiver.", "GB/s", 1e-9,
+        "bandwidth", "Bandwidth", "Only this pair at work, timed at the receiver.", "GB/s", 1e-9,
         lambda figures: figures.isolated_bytes_per_s, "isolated_bytes_per_s",
     ),
     Quantity(
