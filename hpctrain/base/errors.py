@@ -33,7 +33,8 @@ EXIT_USAGE = 2
 EXIT_WARNINGS = 3
 """Warnings, of `probe`, `doctor` and `image check`."""
 EXIT_REFUSED = 4
-"""The request is valid and was refused. Of a worker or an agent: no plan fits, or the probe refuses the nodes."""
+"""The request is valid and was refused. Of a worker, an agent or a job: no plan fits, the probe refuses the nodes, or
+all checkpoints are lost."""
 EXIT_RESUMABLE = 75
 """Only of workers, agents and jobs: stopped at a checkpoint, or too few nodes are left; the next attempt continues the
 run."""

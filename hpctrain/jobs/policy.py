@@ -81,6 +81,8 @@ class JobVerdict:
     """Whether a person cancelled the run, or has to continue it because hpctrain does not queue it again."""
     cause: StopCause | None = None
     """Why the attempt was asked to stop; None if it was not asked, or if the cause is unknown."""
+    refused: bool = False
+    """Whether the job is refused, because all checkpoints are lost; its exit code says so, as that of an agent does."""
 
     @property
     def notify_state(self) -> NotifyState:
@@ -189,7 +191,7 @@ def decide_before_start(state: RunState) -> JobVerdict | None:
     if (spent := retries_spent_text(state.failures, state.retries)) is not None:
         return JobVerdict("stop", f"{state.last_reason}; {spent}; {resubmit}", "fatal", failed=True)
     if state.lost_checkpoints is not None:
-        return JobVerdict("stop", f"{state.run}: {state.lost_checkpoints}", "fatal", failed=True)
+        return JobVerdict("stop", f"{state.run}: {state.lost_checkpoints}", "fatal", failed=True, refused=True)
     return None
 
 

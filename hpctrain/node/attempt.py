@@ -19,7 +19,7 @@ from ClusterShell.NodeSet import NodeSet
 from hpctrain.agent.event_log import EventLog
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import EXIT_RESUMABLE, CommandError, HpctrainError
+from hpctrain.base.errors import EXIT_FAILED, EXIT_REFUSED, EXIT_RESUMABLE, CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
 from hpctrain.jobs.attempt_outcome import AttemptOutcome, srun_log
 from hpctrain.jobs.bad_nodes import record_bad_nodes
@@ -337,7 +337,7 @@ def _end_unneeded_job(folder: RunFolder, slurm: Slurm, over: JobVerdict) -> int:
     if not over.failed:
         return 0 if over.exit_class == "done" else EXIT_RESUMABLE
     _event_log(folder, max(0, len(folder.attempts()) - 1)).write("failed", -1, over.reason)
-    return 1
+    return EXIT_REFUSED if over.refused else EXIT_FAILED
 
 
 def _cancel_successors(folder: RunFolder, slurm: Slurm) -> None:

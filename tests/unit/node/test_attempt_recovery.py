@@ -195,7 +195,7 @@ def test_a_run_whose_checkpoints_are_gone_says_so_first_and_stops(
 ) -> None:
     (folder.path / "events.jsonl").write_text(event("checkpoint_saved", step=5000))
     fake.fail_node("gpu1")
-    assert begin(folder, "2", monkeypatch) == 1
+    assert begin(folder, "2", monkeypatch) == 4, "as an agent that finds them lost"
     said = capsys.readouterr()
     assert "all checkpoints are lost: step 5000 was saved, and none is there now" in said.err.splitlines()[0]
     last = json.loads((folder.path / "events.jsonl").read_text().splitlines()[-1])
