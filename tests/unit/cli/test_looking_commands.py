@@ -88,6 +88,17 @@ def test_why_an_attempt_ended_stands_wherever_one_looks(fake, runs, hpctrain):
     assert "last_end" not in json.loads(hpctrain("status", "gpt", "--json").stdout)
 
 
+@pytest.mark.parametrize("words", [("status",), ("watch",), ("watch", "--json"), ("logs", "-f")])
+def test_attempts_that_cannot_be_read_are_one_line(fake, runs, hpctrain, words):
+    folder = submitted_run(runs, fake.submit("--nodes=2"), event("failed", reason="no node left"))
+    (folder / "attempts.jsonl").mkdir()
+    refused = hpctrain(*words, "gpt").exception
+    assert str(refused) == (
+        f"{folder.resolve() / 'attempts.jsonl'}: is a folder, expected a regular file; give a file in it"
+    )
+    assert refused.exit_code == 2
+
+
 def test_a_waiting_run_tells_why_and_what_to_do(fake, runs, hpctrain):
     job = fake.submit("--nodes=2", "--hold")
     submitted_run(runs, job)
