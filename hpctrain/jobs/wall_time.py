@@ -167,5 +167,6 @@ def measured_start_up_s(folder: Path) -> float | None:
             row = MetricRow.from_json(parse_json_line(file.readline(LINE_BYTES)))
     except (OSError, InputError):
         return None
-    seconds = row.time_s - row.step_time_s - float(attempts[0]["start"]) if attempts else 0.0
+    start = attempts[0].get("start") if attempts else None
+    seconds = row.time_s - row.step_time_s - start if isinstance(start, int | float) else 0.0
     return seconds if seconds > 0 and row.step == 1 else None

@@ -74,6 +74,9 @@ def test_the_start_up_is_that_of_the_first_attempt(tmp_path: Path) -> None:
     row |= {"samples": 1, "tokens_per_s": 1.0, "bytes_sent": {}, "stage_time_s": [1.0], "micro_batches": [1]}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, "step": 2}) + "\n")
     assert measured_start_up_s(tmp_path) is None
+    for damaged in ({"attempt": 0}, {"attempt": 0, "start": "noon"}):
+        (tmp_path / "attempts.jsonl").write_text(json.dumps(damaged) + "\n")
+        assert measured_start_up_s(tmp_path) is None
     (tmp_path / "attempts.jsonl").write_text(json.dumps({"attempt": 0, "start": 1000.0}) + "\n")
     assert measured_start_up_s(tmp_path) == 48.0
     (tmp_path / "metrics.jsonl").write_text("{half a li")
