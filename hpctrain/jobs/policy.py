@@ -133,9 +133,12 @@ def decide_after_attempt(state: AttemptState) -> JobVerdict:
     requeued_by_us = state.preempted or is_out_of_time(state.job) or state.job.state == "RUNNING"
     if state.job.is_waiting or not requeued_by_us:
         # After a node failure or a manual requeue, the job is already queued while its script still ends.
-        successor = None if state.job.is_waiting else state.successor
-        what_follows = "it decides whether it comes back" if successor is None else f"job {successor} goes on"
-        return JobVerdict("wait", f"Slurm took the job ({state.job.state}); {what_follows}", end.exit_class)
+        what_follows = f"Slurm took the job ({state.job.state}) and decides whether it comes back"
+        if state.job.is_waiting:
+            what_follows = "Slurm has put the job back into the queue"
+        elif state.successor is not None:
+            what_follows = f"Slurm took the job ({state.job.state}); job {state.successor} goes on"
+        return JobVerdict("wait", f"{end.reason}; {what_follows}", end.exit_class)
     reason = f"{end.reason}{', and' if end.cause else ';'} back to the queue"
     return JobVerdict("again", reason, end.exit_class, cause=end.cause)
 

@@ -166,8 +166,7 @@ class _EndedAttempt:
 
     def record(self, verdict: JobVerdict) -> None:
         """Complete the attempt's line in attempts.jsonl by the verdict, and print, log and notify the verdict once."""
-        reason = self.outcome.reason if verdict.act == "wait" and self.outcome.reason else verdict.reason
-        now = SystemClock().wall()
+        reason, now = verdict.reason, SystemClock().wall()
         self.folder.end_attempt(self.number, now, reason, self.outcome.code, verdict.exit_class, self.events)
         if verdict.notify_state in self.reported:
             return  # while the controller is away, verdicts repeat

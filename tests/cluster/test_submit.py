@@ -151,7 +151,8 @@ def preempt(job: Job) -> None:
 
 def assert_survived_preemption(job: Job) -> None:
     first, second = job.attempts()
-    assert "back to the queue" in str(first["reason"])
+    # Slurm may have requeued the job itself, before its script ended.
+    assert str(first["reason"]).endswith(("back to the queue", "back into the queue"))
     assert "preempted" in {event.kind for event in job.events() if event.attempt == 0}
     rows = job.rows()
     saved = max(row.step for row in rows if row.generation < rows[-1].generation)

@@ -81,13 +81,13 @@ TWO_FAILURES = "; 2 failures in a row without a new checkpoint (recovery.retries
          "ended at the time limit, and back to the queue"),
         # Slurm goes on with it.
         (state(STOPPED, info("PENDING")), "wait", "resumable",
-         "Slurm took the job (PENDING); it decides whether it comes back"),
+         ASKED + "; Slurm has put the job back into the queue"),
         (state(STOPPED, info("PENDING", True), successor="9"), "wait", "resumable",
-         "Slurm took the job (PENDING); it decides whether it comes back"),
+         "preempted, saved; Slurm has put the job back into the queue"),
         (state(STOPPED, info("COMPLETING")), "wait", "resumable",
-         "Slurm took the job (COMPLETING); it decides whether it comes back"),
+         ASKED + "; Slurm took the job (COMPLETING) and decides whether it comes back"),
         (state(STOPPED, info("NODE_FAIL"), successor="9"), "wait", "resumable",
-         "Slurm took the job (NODE_FAIL); job 9 goes on"),
+         ASKED + "; Slurm took the job (NODE_FAIL); job 9 goes on"),
         # A person ended it.
         (state(STOPPED, info("CANCELLED")), "stop", "resumable", "cancelled"),
         (state(STOPPED, RUNNING, cancelled=True), "stop", "resumable", "cancelled"),
