@@ -241,7 +241,8 @@ def shard_collective_times(
         shards: number of consecutive replicas that share a state (a shard group).
     """
     placement = placement_links.placement
-    gathers, across = placement_links.shard_ring_groups(shards), placement_links.replicate_ring_groups(shards)
+    gathers = placement_links.shard_ring_groups(shards, False)
+    across = placement_links.replicate_ring_groups(shards, False)
     tp = len(placement[0][0].devices)
     scatters = _reduce_scatter_groups(placement_links, work, shards)
     times = []

@@ -230,9 +230,9 @@ class CostModel:
         replicas = links.level_replicas if by_level else shards
         codec, tp = self.work.codec, len(placement[0][0].devices)
         framework, width = self.work.framework, low_rank_width(self.work.spec.dim, tp)
-        rings = links.replicate_ring_groups(replicas)
-        pairs = rings if codec.exact else links.replicate_ring_groups(replicas, pairs=True)
-        in_nodes = links.shard_ring_groups(replicas) if by_level else None
+        rings = links.replicate_ring_groups(replicas, False)
+        pairs = rings if codec.exact else links.replicate_ring_groups(replicas, True)
+        in_nodes = links.shard_ring_groups(replicas, False) if by_level else None
         copied = flat_copy_share(self.work, len(shares), tp)
         sums = []
         for share, rank in zip(shares, owner, strict=True):

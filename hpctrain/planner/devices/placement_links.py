@@ -55,7 +55,8 @@ class RingGroup:
 
 class PlacementLinks:
     """The links that the messages and all-reduces of one placement cross. Results are computed once and kept, except
-    those of `end_ring_group`. A result that needs a link about which the topology says nothing raises InputError."""
+    those of `end_ring_group`; arguments of kept results are given by position and have no defaults, so that equal calls
+    are one key of the cache. A result that needs a link about which the topology says nothing raises InputError."""
 
     def __init__(self, placement: Placement, links: Links) -> None:
         self.placement = placement
@@ -82,7 +83,7 @@ class PlacementLinks:
         """What the function `level_replicas` of this module returns for the placement."""
         return level_replicas(self.placement)
 
-    def _shard_ring_groups(self, shards: int, pairs: bool = False) -> list[RingGroup]:
+    def _shard_ring_groups(self, shards: int, pairs: bool, /) -> list[RingGroup]:
         """Return [pipeline rank] -> rings within shard groups.
 
         Args:
@@ -95,7 +96,7 @@ class PlacementLinks:
         ]
         return _ring_groups(self.links, rings, pairs)
 
-    def _replicate_ring_groups(self, shards: int, pairs: bool = False) -> list[RingGroup]:
+    def _replicate_ring_groups(self, shards: int, pairs: bool, /) -> list[RingGroup]:
         """Return [pipeline rank] -> rings across shard groups. Each ring joins the devices that hold the same part of a
         state.
 

@@ -298,7 +298,7 @@ def test_bytes_and_rounds_of_each_way(topology, run):
         assert one.sent_bytes == pytest.approx(sent)
         assert one.wire_s == pytest.approx(turns * 6 * 1e-3 + 1e-8 * sent)
         assert one.processor_s == pytest.approx(processor)
-    (rings,) = placement_links.replicate_ring_groups(1)
+    (rings,) = placement_links.replicate_ring_groups(1, False)
     exact = all_reduce_time(NoCompression(), rings, rings, StageGradients(numbers, 4, 1024, 1e-10, None), BUCKET_BYTES)
     assert (exact.sent_bytes, exact.wire_s) == (4 * ring, pytest.approx(6e-3 + 4e-8 * ring))
 

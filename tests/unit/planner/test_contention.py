@@ -82,7 +82,7 @@ def test_devices_with_cards_of_their_own_share_nothing(topology, run):
         pool = make_device_pool(run(), made)
         links = PlacementLinks(placement_of(pool, (0,) * 4 + (1,) * 4, 4), pool.links)
         assert links.message_alpha_beta(0, 0, 1) == pytest.approx((0.0, factor * BETA))
-        (group,) = PlacementLinks(placement_of(pool, (0, 1) * 4, 8), pool.links).replicate_ring_groups(1)
+        (group,) = PlacementLinks(placement_of(pool, (0, 1) * 4, 8), pool.links).replicate_ring_groups(1, False)
         # A ring that visits the nodes in turns leaves each four times, over all of its cards.
         assert group.costs[0][2] == pytest.approx(4 / max(rails, 1) * BETA)
 
@@ -93,13 +93,17 @@ def test_rings_share_uplinks(topology, run):
         made = topology((1,) * 4, default=(0.0, BETA), racks=racks)
         pool = make_device_pool(run(), made)
         links = PlacementLinks(placement_of(pool, (0, 2, 1, 3), 2), pool.links)
-        for group in links.replicate_ring_groups(1):
+        for group in links.replicate_ring_groups(1, False):
             assert group.costs[0][2] == pytest.approx(factor * BETA)
 
 
 def test_all_to_alls_share_uplinks(topology, run):
     pool = make_device_pool(run(), topology((1,) * 4, default=(0.0, BETA), racks=PAIRS))
-    (group,) = PlacementLinks(placement_of(pool, (0, 1, 2, 3), 4), pool.links).replicate_ring_groups(1, pairs=True)
+    links = PlacementLinks(placement_of(pool, (0, 1, 2, 3), 4), pool.links)
+    (group,) = links.replicate_ring_groups(1, True)
+    for further in ({}, {"pairs": True}):
+        with pytest.raises(TypeError):
+            links.replicate_ring_groups(1, **further)  # the same rings would be computed again, under another key
     # Each rack sends 2·2/4 of its tensors to the other one, a ring's hop 3/4; the uplink carries one message of two.
     assert group.costs[0][2] == pytest.approx(4 / 3 * BETA)
 
