@@ -51,21 +51,25 @@ def test_sums_are_as_exact_as_promised(codec: str, allowed: dict[str, float], fo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "codec"),
+    ("name", "codec", "tolerance"),
     [
-        ("bf16", Bf16(mode="bf16")),
-        *((mode, Quantized(mode=mode)) for mode in INTEGERS),
-        *((mode, RotatedIntegers(mode=mode)) for mode in ROTATED),
-        ("topk, all of it", TopK(mode="topk", density=1, values="fp32")),
-        ("tagc, all of it", Tagc(mode="tagc", density=1)),
-        ("power_sgd, whole rank", PowerSgd(mode="power_sgd", rank=64)),
+        ("bf16", Bf16(mode="bf16"), 1e-6),
+        *((mode, Quantized(mode=mode), 1e-6) for mode in INTEGERS),
+        *((mode, RotatedIntegers(mode=mode), 1e-6) for mode in ROTATED),
+        # A rank does not send to itself, and sizes are exchanged before the numbers.
+        ("topk, all of it", TopK(mode="topk", density=1, values="fp32"), 0.075),
+        ("tagc, all of it", Tagc(mode="tagc", density=1), 1e-4),
+        # Q of a matrix of 96 rows and 64 columns is smaller than P; the planner takes all matrices as square.
+        ("power_sgd, whole rank", PowerSgd(mode="power_sgd", rank=64), 0.03),
     ],
 )
 def test_all_to_alls_carry_the_share_that_the_planner_assumes(
-    name: str, codec: GradientCodec, found: dict[str, Any]
+    name: str, codec: GradientCodec, tolerance: float, found: dict[str, Any]
 ) -> None:
-    """But for the norm, which travels by an exact all-reduce, and the part that `topk` does not send to itself."""
-    assert found[name]["all-to-all"] == pytest.approx(codec.all_to_all_share(4, 64), abs=0.08)
+    """Of all bytes but those of the norm, which travels by an exact all-reduce."""
+    sent = found[name]["counted"]
+    share = found[name]["all-to-all"] * sent / (sent - 1.5 * 4 * 64)
+    assert share == pytest.approx(codec.all_to_all_share(4, 64), abs=tolerance)
 
 
 @pytest.mark.slow
