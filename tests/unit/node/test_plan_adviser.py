@@ -213,6 +213,16 @@ def test_a_fault_before_all_ranks_have_stopped_is_an_ordinary_recovery(tmp_path:
     assert job.events("adapted") == []
 
 
+def test_a_plan_after_a_fault_counts_as_a_change_and_does_not_correct_the_probe(tmp_path: Path) -> None:
+    job = Job(tmp_path, ONLINE)
+    job.train(10)
+    job.enter("a worker of b was killed by signal 9")
+    job.train(60, c=2.0)
+    assert job.advise() is not None
+    job.enter(FOR_NEW_PLAN)
+    assert [event.data["corrects_probe"] for event in job.events("adapted")] == [False]
+
+
 def test_a_node_that_is_lost_while_ranks_stop_leads_to_a_plan_for_the_others(tmp_path: Path) -> None:
     job = Job(tmp_path, ONLINE)
     job.train(60, c=2.0)
