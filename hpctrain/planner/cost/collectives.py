@@ -63,6 +63,8 @@ class StageGradients(NamedTuple):
     """Seconds to copy a number into a flat bucket and, if needed, its sum back."""
     codec_s: CodecSeconds | None
     """Seconds per number of each codec on the slowest device; None for exact sums."""
+    flop_s: float = 0.0
+    """Seconds of a FLOP of matrix products on the slowest device."""
 
 
 def all_reduce_time(
@@ -92,7 +94,8 @@ def all_reduce_time(
     ring_s, pairs_s = (group.all_reduce_s(alike_bytes / rounds) for group in (rings, pairs))
     wire_s = rounds * ((1 - share) * ring_s + share * pairs_s)
     number_s = sum(getattr(gradients.codec_s, rate) for rate in codec.rates) if codec.rates else gradients.copy_s
-    return AllReduceTime(sent_bytes, wire_s, gradients.numbers * (number_s * codec.passes(n)))
+    number_s = number_s * codec.passes(n) + codec.more_flop(gradients.width) * gradients.flop_s
+    return AllReduceTime(sent_bytes, wire_s, gradients.numbers * number_s)
 
 
 def node_sum_time(

@@ -240,7 +240,8 @@ class CostModel:
             units = [placement[replica][rank] for replica in placement.representatives]
             copy_s = copied * max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
             codec_s = None if codec.exact else slowest_codec(units)
-            gradients = StageGradients(numbers, framework.summed_bytes, width, copy_s, codec_s)
+            flop_s = 1 / min(unit.flops for unit in units)
+            gradients = StageGradients(numbers, framework.summed_bytes, width, copy_s, codec_s, flop_s)
             taken = all_reduce_time(codec, rings[rank], pairs[rank], gradients, framework.bucket_bytes)
             if in_nodes is not None and self.work.intra_node != "flat":
                 whole = gradients._replace(numbers=replicas * numbers, codec_s=slowest_codec(units))

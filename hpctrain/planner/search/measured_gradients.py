@@ -1,5 +1,5 @@
-"""What was measured of a run's gradients, for mode auto with `lossy: true`: whether a sparse codec would lose too much,
-and how many numbers mode adaptive would send."""
+"""What was measured of a run's gradients, for mode auto with `lossy: true` or a `loss_budget`: whether a sparse codec
+would lose too much, and how many numbers mode adaptive would send."""
 
 from __future__ import annotations
 

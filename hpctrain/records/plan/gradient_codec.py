@@ -254,6 +254,14 @@ class GradientCodec(CompressionSettings):
         device computes for each number of the gradient in a reduction over `world` replicas."""
         return 1.0
 
+    def more_flop(self, width: float) -> float:
+        """Return the FLOP of the codec's work on each number of a gradient that the seconds of `measured_as` leave out.
+
+        Args:
+            width: side of a square matrix that a low-rank product shrinks by the same factor as the model's matrices.
+        """
+        return 0.0
+
     def state_bytes(self, dim: int) -> float:
         """Return the bytes of state that a rank's reducer keeps between steps, for each number of the rank's gradients.
 

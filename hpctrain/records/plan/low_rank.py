@@ -17,6 +17,8 @@ from hpctrain.records.plan.gradient_codec import (
 )
 
 Remainder = Literal["none", "int2", "int1"]
+MEASURED_RANK = 4
+"""Rank of the products whose seconds a probe measures (`codec_s.power_sgd`)."""
 WARMUP_SHARE = 0.1
 """Share of a run's steps that are warm-up steps of low rank, as torch advises for its hook."""
 AUTO_BYTES: dict[Remainder, float] = {"none": 0.25, "int2": 0.98 / 3, "int1": 0.6 / 3}
@@ -110,6 +112,11 @@ class PowerSgd(GradientCodec):
     def rounds(self, buckets: int, world: int) -> float:
         # The factors, one after the other; what is exempt travels with the first, the remainder with the second.
         return 2
+
+    def more_flop(self, width: float) -> float:
+        # Five products of 2·rank FLOP for each number: the residual and the gradient with Q, their sum with P, and P
+        # with the Q of this rank and with the sum of all Q. On one core they explain the time up to rank 128.
+        return 10.0 * max(0, self.rank_of(width) - MEASURED_RANK)
 
     def state_bytes(self, dim: int) -> float:
         # Besides the residual: both factors, and the initial directions, to which a reset returns.

@@ -21,6 +21,7 @@ from hpctrain.compress.reducers.power_sgd import MatrixBatch, orthonormalize
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.reducers.reduce_scatter_all_gather import Bf16BucketCodec, BucketCodec
 from hpctrain.compress.select.selectors import select_with_values
+from hpctrain.records.plan.low_rank import MEASURED_RANK
 from hpctrain.records.topology.topology import CodecSeconds
 
 WhileBusy = Callable[[], object]
@@ -128,8 +129,6 @@ SIDE = 2048
 """Side of the square matrix: 16 MB in fp32, as in models of 10^9 parameters, and more than any processor's L2 cache."""
 DENSITY = 0.07
 """Density of top-k."""
-RANK = 4
-"""Rank of the two thin matrices of PowerSGD."""
 WORLD = 4
 """Number of ranks whose parts are added up."""
 CODEC_S = 0.15
@@ -190,7 +189,7 @@ def _topk(gradient: Tensor) -> Callable[[], object]:
 def _power_sgd(gradient: Tensor) -> Callable[[], object]:
     """Return a function that does one rank's work for a gradient with PowerSGD: the two products with the residual,
     orthonormalize, store the residual, and write the product of the thin matrices into the gradient."""
-    p, q, fresh = (torch.randn(1, SIDE, RANK, device=gradient.device) for _ in range(3))
+    p, q, fresh = (torch.randn(1, SIDE, MEASURED_RANK, device=gradient.device) for _ in range(3))
     matrices = MatrixBatch([0], p, q, fresh, torch.zeros_like(gradient)[None])
 
     def work() -> None:
