@@ -50,8 +50,9 @@ SHEETS = {
     "Titan-RTX": DataSheet(130e12, 16.3e12, 24e9, 672e9, 16e9),
 }
 """Name of a GPU in the table of runs -> its data sheet."""
-NVLINK_BYTES_PER_S = 25e9
-"""Rate of one NVLink of the generations 2 to 4 in one direction (data sheets of V100, A100 and H100)."""
+OMNI_PATH_BYTES_PER_S = 40.55e9 / 8
+"""Rate of a ring through one Omni-Path card of BigScience's nodes: the last four of five all-reduces of 4 GB by 32 GPUs
+on 4 nodes, over which NCCL's log shows one card (bigscience, experiments/bandwidth/all_reduce_bench-a100-n4.txt)."""
 TCP_FLOW_BYTES_PER_S = 1.25e9
 """Limit of a single TCP flow between instances of one placement group (10 Gb/s; Amazon EC2 user guide, network
 bandwidth). A ring without RDMA reaches no more, whatever the instance's own bandwidth."""
@@ -93,13 +94,19 @@ def stated_bytes_per_s(text: str) -> float | None:
     return float(count or 1) * float(rate) * 1e9 / 8
 
 
+def inter_node_bytes_per_s(text: str) -> float | None:
+    """Return the rate that collectives reach between two nodes in bytes per second, by the table's column: for 'Nx
+    Omni-Path' N times the measured rate of a card, else `LINK_SHARE` of the stated rate. None if it states none."""
+    if cards := re.match(r"(\d+)x Omni-Path", text):
+        return int(cards[1]) * OMNI_PATH_BYTES_PER_S
+    stated = stated_bytes_per_s(text)
+    return None if stated is None else LINK_SHARE * stated
+
+
 def intra_node_bytes_per_s(text: str) -> float | None:
-    """Return the rate between two GPUs of a node in bytes per second by the table's column: for NVLink the rate of 'N
-    inter-GPU links', else `stated_bytes_per_s`. None if the column states none."""
-    if "NVLink" not in text:
-        return stated_bytes_per_s(text)
-    links = re.search(r"(\d+) inter-GPU links", text)
-    return float(links[1]) * NVLINK_BYTES_PER_S if links else None
+    """Return the stated rate between two GPUs of a node in bytes per second, by the table's column. None if it states
+    none, and for NVLink, whose rate is that of the GPU's data sheet."""
+    return None if "NVLink" in text else stated_bytes_per_s(text)
 
 
 def stated_alpha_s(text: str) -> float | None:

@@ -32,9 +32,9 @@ from tools.published_runs.data_sheets import (
     TCP_FLOW_BYTES_PER_S,
     gpu_of,
     gpus_of,
+    inter_node_bytes_per_s,
     intra_node_bytes_per_s,
     stated_alpha_s,
-    stated_bytes_per_s,
 )
 from tools.published_runs.gpt_spec import GptSpec
 from tools.published_runs.layer_profile import LayerProfile, ProfiledCostModel
@@ -243,6 +243,10 @@ def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
         counts = list(even_parts(run.layers + 2, stages))
         counts[0] -= 1
         counts[-1] -= 1
+    elif run.family == "BigScience":
+        # DeepSpeed fills stage after stage: 78 blocks on 12 stages are 11 times 7 and 1 (chronicles-prequel.md).
+        full = -(-run.layers // stages)
+        counts = [min(full, max(run.layers - stage * full, 0)) for stage in range(stages)]
     else:
         counts = list(even_parts(run.layers, stages))
     if len(counts) != stages or sum(counts) != run.layers or min(counts) < 0:
@@ -264,9 +268,8 @@ def _topology(run: MeasuredRun, placement: Placement, sailor: SailorFigures | No
         Node(id=name, addr="", devices=[], intra_bytes_per_s=LINK_SHARE * (stated or SHEETS[kind].link_bytes_per_s))
         for name, kind in kinds.items()
     ]
-    between = LINK_SHARE * (
-        stated_bytes_per_s(run.inter_node) or min(SHEETS[kind].node_bytes_per_s for kind in kinds.values())
-    )
+    slowest = LINK_SHARE * min(SHEETS[kind].node_bytes_per_s for kind in kinds.values())
+    between = inter_node_bytes_per_s(run.inter_node) or slowest
     if "PCIe" in run.intra_node and sailor is None:
         between = min(between, TCP_FLOW_BYTES_PER_S)
     links = _measured_links(kinds, run.tp, sailor) if sailor else []

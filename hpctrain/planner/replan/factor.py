@@ -9,15 +9,20 @@ from hpctrain.records.plan.profile import LARGEST_FACTOR, LEAST_FACTOR
 TOLERANCE = 1e-6
 """Largest relative error of a factor that root finding returns."""
 MIN_COMPUTE_SHARE = 0.5
-"""Least share of computation in a predicted step that gives a factor on the time of computation: with less, errors of
-messages would be taken for those of computation."""
+"""Least share of computation in a predicted step that gives a factor on the time of computation: with less, most of a
+deviation is likely one of messages."""
 
 
 def compute_factor(step_s: Callable[[float], float], measured_s: float) -> tuple[float | None, str]:
-    """Return the factor on the time of computation at which a whole predicted step takes as long as a measured one, and
-    a remark. The factor is None, and the remark says why, if computation takes too little of the step. A factor outside
+    """Return the factor on the time of computation that best explains how long a whole measured step took, and a
+    remark. The factor is None, and the remark says why, if computation takes too little of the step. A factor outside
     `LEAST_FACTOR` to `LARGEST_FACTOR` is set to the nearer limit, and the remark says so; otherwise the remark is
     empty.
+
+    With the share c of computation in the step, a factor F on computation and a factor G on all else explain the
+    measured step if c·ln F + (1−c)·ln G is the logarithm of measured by predicted time. Both are equally likely to be
+    wrong, so the two with the least (ln F)² + (ln G)² are the most likely. With them, computation explains
+    c²/(c² + (1−c)²) of that logarithm.
 
     The factor holds for a type of device, so it corrects predictions of other models and plans on such devices, too.
 
@@ -26,9 +31,11 @@ def compute_factor(step_s: Callable[[float], float], measured_s: float) -> tuple
         measured_s: measured seconds of the step.
     """
     whole_s = step_s(1.0)
-    if whole_s - step_s(LEAST_FACTOR) < MIN_COMPUTE_SHARE * (1 - LEAST_FACTOR) * whole_s:
+    share = (whole_s - step_s(LEAST_FACTOR)) / ((1 - LEAST_FACTOR) * whole_s)
+    if share < MIN_COMPUTE_SHARE:
         return None, "computation took too little of these steps"
-    return solve_factor(step_s, measured_s)
+    explained = share**2 / (share**2 + (1 - share) ** 2)
+    return solve_factor(step_s, whole_s * (measured_s / whole_s) ** explained)
 
 
 def solve_factor(predicted: Callable[[float], float], measured: float) -> tuple[float, str]:

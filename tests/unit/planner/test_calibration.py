@@ -12,6 +12,7 @@ from hpctrain.planner import make_plan
 from hpctrain.planner.cost.memory import PROCESS_BYTES
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.calibration import fit_profile, learned_profile, merge_profiles
+from hpctrain.planner.replan.factor import compute_factor
 from hpctrain.planner.replan.replan import replan
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.plan import Plan
@@ -74,6 +75,15 @@ def test_on_gpus_the_whole_step_gives_the_factor_of_computing_where_stages_hold_
     found = fit_profile(plan, asked, asked.spec(), slow, rows)
     assert found.compute == {}
     assert "too little" in found.remarks["compute"]
+
+
+@pytest.mark.parametrize(
+    ("share", "factor"), [(1.0, 2.0), (0.75, (2**0.9 - 0.25) / 0.75), (0.6, (2 ** (9 / 13) - 0.4) / 0.6), (0.4, None)]
+)
+def test_the_more_of_a_step_is_computing_the_more_of_its_deviation_computing_explains(share, factor):
+    found, remark = compute_factor(lambda times: 3.0 * (share * times + 1 - share), measured_s=6.0)
+    assert found == (factor if factor is None else pytest.approx(factor, rel=1e-5))
+    assert bool(remark) == (factor is None)
 
 
 def test_a_factor_corrects_another_model_and_plan_on_such_devices(topology, run):

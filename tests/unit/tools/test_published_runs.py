@@ -17,7 +17,13 @@ from hpctrain.bench.comparison import errors_of
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ModelPart
 from tools.published_runs.__main__ import main
-from tools.published_runs.data_sheets import gpu_of, gpus_of, intra_node_bytes_per_s, stated_bytes_per_s
+from tools.published_runs.data_sheets import (
+    gpu_of,
+    gpus_of,
+    inter_node_bytes_per_s,
+    intra_node_bytes_per_s,
+    stated_bytes_per_s,
+)
 from tools.published_runs.fit import PACKAGED, constants_by, fit
 from tools.published_runs.gpt_spec import GptSpec
 from tools.published_runs.kinds import kind_errors, summary
@@ -71,7 +77,9 @@ def test_gpus_and_rates_are_read_from_their_columns() -> None:
     assert stated_bytes_per_s("8x HDR IB 200Gb/s per node") == 8 * 25e9
     assert stated_bytes_per_s("800 Gb/s per node (config inter_node_bandwidth=800)") == 100e9
     assert intra_node_bytes_per_s("PCIe 50 Gb/s as coded") == 6.25e9
-    assert intra_node_bytes_per_s("NVLink3, 4 inter-GPU links (README)") == 4 * 25e9
+    assert inter_node_bytes_per_s("100 Gb/s per node") == pytest.approx(0.77 * 12.5e9)
+    assert inter_node_bytes_per_s("4x Omni-Path links per node (100 Gb/s each assumed)") == 4 * 40.55e9 / 8
+    assert inter_node_bytes_per_s("one node") is None
     assert intra_node_bytes_per_s("NVLink in 4-GPU nodes (document says 100 Gb/s)") is None
 
 
@@ -143,9 +151,9 @@ def test_the_optimizers_of_deepspeed_need_buffers_for_an_update(tmp_path: Path) 
 
 
 def test_embedding_and_head_count_as_a_layer_where_stages_are_then_equal(tmp_path: Path) -> None:
-    pipeline = SHARDED_STATE | {"pp": "4", "dp": "1"}
-    counts = [(scene.layout.blocks) for scene in scenes(tmp_path, *(pipeline | {"layers": n} for n in ("10", "12")))]
-    assert counts == [(2, 3, 3, 2), (3, 3, 3, 3)]
+    rows = (SHARDED_STATE | {"pp": "4", "dp": "1", "layers": layers} for layers in ("10", "12", "13"))
+    counts = [scene.layout.blocks for scene in scenes(tmp_path, *rows)]
+    assert counts == [(2, 3, 3, 2), (3, 3, 3, 3), (4, 4, 4, 1)], "else DeepSpeed fills stage after stage"
 
 
 def test_plans_for_other_models_and_on_other_nodes_are_no_search(tmp_path: Path) -> None:
