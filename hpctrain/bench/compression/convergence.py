@@ -169,7 +169,7 @@ def compare(
 ) -> LossComparison:
     """Train each method with each seed on each text, at the method's best learning rate. A training that has a row in
     the file `path` is not repeated, and a new row is written as soon as its training is done. The comparison also has
-    the trainings of other methods and seeds in the file.
+    the trainings of other methods and seeds in the file, without those of the seed that found the learning rates.
 
     The method `REFERENCE`, with which the others are compared, is trained with every seed even if it is not among
     `methods`.
@@ -199,6 +199,7 @@ def compare(
         if row["spec"] == _spec_json(settings.spec)
         and row["text"] in settings.texts
         and row["learning_rate"] == peaks.get(row["method"])
+        and not (searched and row["seed"] == SEARCH_SEED and SEARCH_SEED not in seeds)
     ]
     return LossComparison(compared, searched, {row["method"]: row["learning_rate"] for row in compared})
 

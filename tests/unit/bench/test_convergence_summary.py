@@ -193,11 +193,15 @@ def test_what_is_in_the_file_is_not_trained_again(tmp_path: Path) -> None:
     assert told == [], "nothing was missing, so nothing was started"
 
 
-def test_methods_are_compared_at_the_best_rates_of_small_trainings_on_every_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spec", [TINY.spec, SEARCH_SPEC], ids=["another model", "the model of the search"])
+def test_methods_are_compared_at_the_best_rates_of_small_trainings_on_every_text(
+    tmp_path: Path, spec: DecoderSpec
+) -> None:
+    """The trainings that found the rates are none of those that are compared, whichever model is trained."""
     path = tmp_path / "rows.jsonl"
     search = {("dense", 1e-3): 3.0, ("dense", 2e-3): 2.0, ("topk_7", 1e-3): 2.5, ("topk_7", 2e-3): 2.6}
     compared = [
-        case(method, 1, rate, text=text)
+        case(method, 1, rate, text=text, spec=spec)
         for text in ("mixed", "code")
         for method, rate in (("dense", 2e-3), ("topk_7", 1e-3))
     ]
@@ -205,9 +209,9 @@ def test_methods_are_compared_at_the_best_rates_of_small_trainings_on_every_text
         path,
         *((case(method, SEARCH_SEED, rate, spec=SEARCH_SPEC), loss) for (method, rate), loss in search.items()),
         *zip(compared, (2.0, 2.2, 1.0, 1.05), strict=True),
-        (case("topk_7", 1, 2e-3), 9.0),  # at another rate than its best
+        (case("topk_7", 1, 2e-3, spec=spec), 9.0),  # at another rate than its best
     )
-    settings = replace(TINY, learning_rates=(1e-3, 2e-3), texts=("mixed", "code"))
+    settings = replace(TINY, learning_rates=(1e-3, 2e-3), texts=("mixed", "code"), spec=spec)
     done = compare(["topk_7"], [1], settings, path, pytest.fail)
     assert done.learning_rates == {"dense": 2e-3, "topk_7": 1e-3}
     assert [row["loss"] for row in done.searched] == list(search.values())
