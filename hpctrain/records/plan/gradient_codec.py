@@ -195,10 +195,10 @@ class GradientCodec(CompressionSettings):
     def allowed_with(self, loss_limit: float) -> bool:
         """Return whether mode auto may choose the codec where the loss may exceed that of exact sums by the share
         `loss_limit`. Infinity allows all codecs. Codecs without `may_raise_loss` are always allowed: in measurements,
-        their loss could not be told from that of exact sums."""
+        their loss could not be told from that of exact sums. A limit of 0 allows no others, whatever was measured."""
         if not self.may_raise_loss or loss_limit == math.inf:
             return True
-        return self.loss_gap is not None and self.loss_gap.share <= loss_limit
+        return loss_limit > 0 and self.loss_gap is not None and self.loss_gap.share <= loss_limit
 
     @property
     def dense_bytes(self) -> float:
