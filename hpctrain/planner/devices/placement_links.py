@@ -65,6 +65,8 @@ class PlacementLinks:
         self.replicate_ring_groups = cache(self._replicate_ring_groups)
         self.busiest_port_beta = cache(self._busiest_port_beta)
         self.lanes = cache(self._lanes)
+        self.factor_beside = cache(self._factor_beside)
+        self.ranks_beside = cache(self._ranks_beside)
 
     @cached_property
     def link_patterns(self) -> tuple[int, ...]:
@@ -186,6 +188,45 @@ class PlacementLinks:
         ]
 
     @cached_property
+    def _hop_loads(self) -> list[DirectedLoad]:
+        """[pipeline rank] -> load of the messages of all replicas to the next rank."""
+        loads: list[DirectedLoad] = []
+        for routes in self._routes:
+            load: DirectedLoad = {}
+            for route in routes:
+                for way, part in route.load:
+                    load[way] = load.get(way, 0.0) + part
+            loads.append(load)
+        return loads
+
+    @cached_property
+    def _sum_loads(self) -> list[Load]:
+        """[pipeline rank] -> load of the rings over all replicas of the rank."""
+        return [self.links.ports.ring_load(rings) for rings in self._columns]
+
+    def _factor_beside(self, replica: int, source: int, target: int, ranks: tuple[int, ...]) -> float:
+        """Return by what factor a byte of a stage message takes longer while sums over the replicas pass: the load of
+        the most loaded card or uplink that the message passes with these sums, divided by that without them.
+
+        Args:
+            source, target: pipeline ranks next to each other.
+            ranks: pipeline ranks whose sums pass.
+        """
+        hop = source if (source + 1) % len(self._routes) == target else target
+        route, load = self._routes[hop][replica], self._hop_loads[hop]
+        both = {
+            (port, outward): load[port, outward] + sum(self._sum_loads[rank].get(port, 0.0) for rank in ranks)
+            for (port, outward), _ in route.load
+        }
+        return route.factor(both) / route.factor(load)
+
+    def _ranks_beside(self, replica: int, source: int, target: int) -> tuple[int, ...]:
+        """Return the pipeline ranks whose sums over the replicas make a stage message longer; arguments as in
+        `factor_beside`."""
+        ranks = range(len(self._routes))
+        return tuple(rank for rank in ranks if self._factor_beside(replica, source, target, (rank,)) > 1.0)
+
+    @cached_property
     def _hops(self) -> list[tuple[HopCost, ...]]:
         """[replica] -> the costs of messages between neighbouring pipeline ranks, rank by rank, as in `_routes`.
 
@@ -193,11 +234,7 @@ class PlacementLinks:
         cards and uplinks in the other direction, so they share as much.
         """
         by_rank = []
-        for rank, routes in enumerate(self._routes):
-            load: DirectedLoad = {}
-            for route in routes:
-                for way, part in route.load:
-                    load[way] = load.get(way, 0.0) + part
+        for rank, (routes, load) in enumerate(zip(self._routes, self._hop_loads, strict=True)):
             costs: dict[Route, HopCost] = {}
             for route, row in zip(routes, self.placement, strict=True):
                 if route not in costs:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from hpctrain.planner.simulate.card_sharing import CardSharing
 from hpctrain.records.plan.schedule import Action, Schedule
 from hpctrain.schedule.generate import make_schedule
 from hpctrain.schedule.resolve import execution_order
@@ -88,10 +89,11 @@ class Timeline:
     def makespan(self) -> float:
         return max((row[-1][2] for row in self.spans if row), default=0.0)
 
-    def stage_ends(self) -> dict[int, float]:
-        """Return stage -> seconds from the start of the step until its last backward ends, after which the stage's
+    def stage_ends(self) -> tuple[float, ...]:
+        """Return [stage] -> seconds from the start of the step until its last backward ends, after which the stage's
         gradients are complete."""
-        return {action.stage: end for row in self.spans for action, _, end in row if action.kind in "BW"}
+        ends = {action.stage: end for row in self.spans for action, _, end in row if action.kind in "BW"}
+        return tuple(ends[stage] for stage in range(len(ends)))
 
     def rank_end(self, rank: int) -> float:
         """Return the seconds from the start of the step until a pipeline rank ends its last action."""
@@ -124,10 +126,13 @@ class ActionProgram:
     """[stage] -> index of its last backward."""
 
 
-def simulate(schedule: Schedule, durations: StageDurations) -> Timeline:
+def simulate(schedule: Schedule, durations: StageDurations, sharing: CardSharing | None = None) -> Timeline:
     """Return the timeline of an action table: an action starts when its rank is free and its inputs have arrived.
 
     Sends overlap the sender's computation unless `durations.blocking` is set.
+
+    Args:
+        sharing: delays messages that pass beside sums of gradients; None: there are no such sums.
 
     Raises:
         ValueError: the table cannot be executed (see `hpctrain.schedule.resolve.check_schedule`).
@@ -135,7 +140,7 @@ def simulate(schedule: Schedule, durations: StageDurations) -> Timeline:
     program = compile_schedule(schedule)
     spans: list[list[tuple[Action, float, float]]] = [[] for _ in schedule.ranks]
     senders: dict[Action, Action] = {}
-    starts, ends = _start_and_end_times(program, durations)
+    starts, ends = _start_and_end_times(program, durations, sharing)
     for action, timed, start, end in zip(program.actions, program.timed, starts, ends, strict=True):
         spans[timed.rank].append((action, start, end))
         if timed.needs >= 0:
@@ -159,16 +164,48 @@ def stage_ends(
     """
     if stages == 1:
         return (_one_stage_s(schedule, micro_batches, durations),)
+    short = _simulated_micro_batches(schedule, pp, micro_batches, whole)
+    first = _stage_ends(named_program(schedule, pp, stages, short), durations)
+    if short == micro_batches:
+        return first
+    second = _stage_ends(named_program(schedule, pp, stages, short + PERIOD_ROUNDS * pp), durations)
+    periods = (micro_batches - short) / (PERIOD_ROUNDS * pp)
+    return tuple(a + periods * (b - a) for a, b in zip(first, second, strict=True))
+
+
+def delayed_stage_ends(
+    schedule: str,
+    pp: int,
+    stages: int,
+    micro_batches: int,
+    durations: StageDurations,
+    ends: Sequence[float],
+    sharing: CardSharing,
+    whole: bool = False,
+) -> tuple[float, ...]:
+    """Return the stage ends of a step whose messages share cards with sums of gradients; the other arguments are those
+    of `stage_ends`. Of a long table the last rounds are simulated, because sums begin in them.
+
+    Args:
+        ends: the stage ends without sums.
+        sharing: delays messages that pass beside sums.
+    """
+    short = _simulated_micro_batches(schedule, pp, micro_batches, whole)
+    program = named_program(schedule, pp, stages, short)
+    alone = ends if short == micro_batches else _stage_ends(program, durations)
+    _, delayed = _start_and_end_times(program, durations, sharing, max(ends) - max(alone))
+    last = program.last
+    return tuple(end + delayed[index] - before for end, index, before in zip(ends, last, alone, strict=True))
+
+
+def _simulated_micro_batches(schedule: str, pp: int, micro_batches: int, whole: bool) -> int:
+    """Return how many micro-batches of a replica are simulated: all of them, or those of a short table, from which a
+    long one is extrapolated. Arguments as in `stage_ends`."""
     remainder = micro_batches % pp
     short = pp * SIMULATED_ROUNDS + remainder * (pp + 1 if schedule in ROUND_BASED_SCHEDULES else 1)
     # The micro-batches after the short table have to be a whole number of periods.
     short += (micro_batches - short) // pp % PERIOD_ROUNDS * pp
-    if whole or micro_batches <= short + PERIOD_ROUNDS * pp:
-        return _stage_ends(named_program(schedule, pp, stages, micro_batches), durations)
-    first = _stage_ends(named_program(schedule, pp, stages, short), durations)
-    second = _stage_ends(named_program(schedule, pp, stages, short + PERIOD_ROUNDS * pp), durations)
-    periods = (micro_batches - short) / (PERIOD_ROUNDS * pp)
-    return tuple(a + periods * (b - a) for a, b in zip(first, second, strict=True))
+    return micro_batches if whole or micro_batches <= short + PERIOD_ROUNDS * pp else short
 
 
 def _one_stage_s(schedule: str, micro_batches: int, durations: StageDurations) -> float:
@@ -183,8 +220,15 @@ def _stage_ends(program: ActionProgram, durations: StageDurations) -> tuple[floa
     return tuple(ends[index] for index in program.last)
 
 
-def _start_and_end_times(program: ActionProgram, durations: StageDurations) -> tuple[list[float], list[float]]:
-    """Return the start and the end of each action of the program, in seconds from the start of the step."""
+def _start_and_end_times(
+    program: ActionProgram, durations: StageDurations, sharing: CardSharing | None = None, later_s: float = 0.0
+) -> tuple[list[float], list[float]]:
+    """Return the start and the end of each action of the program, in seconds from the start of the step.
+
+    Args:
+        sharing: delays messages that pass beside sums of gradients; None: there are no such sums.
+        later_s: seconds that are added to these times where `sharing` is asked.
+    """
     by_action, by_message, blocking = durations.by_action(), durations.by_message(), durations.blocking
     lanes, latency = durations.lane_of_message(), durations.latency_of_message()
     free = [0.0] * program.ranks
@@ -198,7 +242,12 @@ def _start_and_end_times(program: ActionProgram, durations: StageDurations) -> t
         ends[index] = free[rank] = end = start + by_action[duration]
         if sends >= 0:
             lane = lanes[sends]
-            arrivals[index] = max(end, sent[lane]) + by_message[sends]
+            begin = max(end, sent[lane])
+            if sharing is None:
+                arrivals[index] = begin + by_message[sends]
+            else:
+                alone_s = by_message[sends] - latency[sends]
+                arrivals[index] = sharing.sent_s(sends, begin + later_s, alone_s) - later_s + latency[sends]
             sent[lane] = arrivals[index] - latency[sends]
             if blocking:
                 free[rank] = arrivals[index]

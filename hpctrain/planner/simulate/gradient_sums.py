@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hpctrain.planner.cost.collectives import (
@@ -13,6 +13,7 @@ from hpctrain.planner.cost.collectives import (
 )
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.simulate.card_sharing import CardSharing, SumWindow
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
 
@@ -26,12 +27,34 @@ class StageSum(NamedTuple):
     late_s: float
     """Seconds of all else, which comes after the rank's last backward."""
 
+    def begun_late(self) -> StageSum:
+        """Return the same all-reduce with all its messages after the rank's last backward."""
+        return StageSum(0.0, 0.0, self.wire_s + self.late_s)
+
 
 class RankSum(NamedTuple):
-    """When the all-reduces of a pipeline rank's gradients begin and end, in seconds from the start of the step."""
+    """When the all-reduces of a pipeline rank's gradients pass, in seconds from the start of the step."""
 
-    start_s: float
+    messages: SumWindow
+    """When messages pass that need not wait for the rank's last backward; empty if all do."""
     end_s: float
+    """When all gradients are summed."""
+
+
+class StepSums(NamedTuple):
+    """The all-reduces over the replicas in a step, and the ends of stages, which they may delay."""
+
+    ranks: list[RankSum]
+    """[pipeline rank] -> its all-reduces."""
+    ends: Sequence[Sequence[float]]
+    """By replica, [stage] -> seconds from the start of the step until the stage's last backward ends."""
+    share_cards: bool = False
+    """Whether stage messages may be delayed."""
+
+    @property
+    def end_s(self) -> float:
+        """Seconds from the start of the step until all gradients are summed."""
+        return max(rank.end_s for rank in self.ranks)
 
 
 def shard_collective_seconds(cost: CostModel, layout: Layout) -> list[ShardCollectiveTimes]:
@@ -79,27 +102,67 @@ def stage_sums(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTim
     return by_stage
 
 
+def settle_sums(
+    cost: CostModel,
+    layout: Layout,
+    sums: Sequence[StageSum],
+    ends: Sequence[Sequence[float]],
+    replicas: Sequence[int],
+    delayed_ends: Callable[[int, CardSharing], Sequence[float]],
+) -> StepSums:
+    """Return the all-reduces of a step as workers make them: those that begin while the pipeline goes on, with the
+    stage messages that they delay, or all of them after a rank's last backward, if the step is then shorter.
+
+    Messages and sums that pass a card together share its rate, and the sums end later by what the messages take.
+
+    Args:
+        sums: [stage] -> its all-reduce, which may begin early.
+        ends: by replica, [stage] -> seconds from the start of the step until the stage's last backward ends, if sums
+            delay nothing.
+        replicas: numbers of these replicas.
+        delayed_ends: returns the ends of a replica, given by its place in `ends`, while messages share cards with sums.
+    """
+    early = StepSums(rank_sums(layout, sums, ends), ends)
+    if layout.pp == 1:
+        return early
+    late = StepSums(rank_sums(layout, [stage.begun_late() for stage in sums], ends), ends)
+    if early.end_s >= late.end_s:
+        return late
+    windows, links = [rank.messages for rank in early.ranks], cost.placement_links(layout.placement)
+    sharing = [
+        CardSharing(links, replica, layout.rank_of_stage, windows, links.lanes(replica, layout.rank_of_stage))
+        for replica in replicas
+    ]
+    delayed = [delayed_ends(number, cards) for number, cards in enumerate(sharing)]
+    carried = [max(cards.carried_s(rank) for cards in sharing) for rank in range(layout.pp)]
+    early = StepSums(rank_sums(layout, sums, delayed, carried), delayed, share_cards=True)
+    return early if early.end_s < late.end_s else late
+
+
 def rank_sums(
-    cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes], ends: Sequence[Sequence[float]]
+    layout: Layout, sums: Sequence[StageSum], ends: Sequence[Sequence[float]], carried: Sequence[float] = ()
 ) -> list[RankSum]:
     """Return [pipeline rank] -> when its gradients are summed over the replicas. The messages of a stage begin when all
     replicas have done its last backward, or earlier by the seconds of messages that pass during this backward
     (`StageSum.hidden_s`). They do not begin before those of the rank's earlier stage, in order of these ends, are over.
 
     Args:
-        sharded: [stage] -> seconds of its ZeRO collectives.
+        sums: [stage] -> its all-reduce.
         ends: by replica, [stage] -> seconds from the start of the step until the stage's last backward ends.
+        carried: [pipeline rank] -> seconds that its sums lose to stage messages on the same cards; empty: none.
     """
-    sums, done = stage_sums(cost, layout, sharded), [max(seconds) for seconds in zip(*ends, strict=True)]
+    done = [max(seconds) for seconds in zip(*ends, strict=True)]
     ranks = []
-    for held in layout.stages_by_rank:
+    for rank, held in enumerate(layout.stages_by_rank):
         starts, wire_end = [], 0.0
         for stage in sorted(held, key=done.__getitem__):
             starts.append(max(wire_end, done[stage] - sums[stage].hidden_s))
             wire_end = starts[-1] + sums[stage].wire_s
         last = max(done[stage] for stage in held)
+        start = starts[0] if wire_end > starts[0] else last
+        wire_end = max(start, wire_end + (carried[rank] if carried else 0.0))
         end = max(wire_end, last) + sum(sums[stage].late_s for stage in held)
-        ranks.append(RankSum(starts[0] if wire_end > starts[0] else last, end))
+        ranks.append(RankSum(SumWindow(start, wire_end), end))
     return ranks
 
 

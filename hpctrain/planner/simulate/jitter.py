@@ -111,7 +111,7 @@ def _after_all_reduce(
             turns = 2 * (len(ring) - 1)
             if len(slow):
                 extra = rng.exponential(slow, (draws, turns, len(slow))).max(axis=2).sum(axis=1)
-        done = np.maximum(done, ends[rank] + step.sums[rank] + extra)
+        done = np.maximum(done, ends[rank] + step.delays[rank] + step.sums[rank] + extra)
     return done + step.update
 
 

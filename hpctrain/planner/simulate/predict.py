@@ -13,11 +13,12 @@ from hpctrain.planner.cost.collectives import ShardCollectiveTimes
 from hpctrain.planner.cost.model import CostModel, StageTime
 from hpctrain.planner.devices.tensor_parallel_group import class_numbers
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.simulate.engine import StageDurations, Timeline, simulate, stage_ends
+from hpctrain.planner.simulate.card_sharing import CardSharing
+from hpctrain.planner.simulate.engine import StageDurations, Timeline, delayed_stage_ends, simulate, stage_ends
 from hpctrain.planner.simulate.gradient_sums import (
     StageSum,
     after_rank_s,
-    rank_sums,
+    settle_sums,
     shard_collective_seconds,
     stage_sums,
 )
@@ -55,6 +56,9 @@ class SimulatedStep:
     sum_starts: list[float]
     """[pipeline rank] -> seconds from the start of the step until the all-reduce of the rank's first gradients begins,
     which may be before the rank's last backward."""
+    delays: list[float]
+    """[pipeline rank] -> seconds by which the rank's last action ends later because stage messages share cards with
+    all-reduces."""
     update: float
     """Seconds of the gradient norm and the optimizer after all all-reduces."""
 
@@ -81,23 +85,27 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
     """
     sharded = shard_collective_seconds(cost, layout)
     runs = _runs(cost, layout, sharded)
-    lines = {
-        run: simulate(make_schedule(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches), run.durations)
-        for run in runs
-    }
+    tables = [make_schedule(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches) for run in runs]
+    alone = [simulate(table, run.durations) for table, run in zip(tables, runs, strict=True)]
+    beside: list[Timeline] = []
+
+    def delayed_ends(number: int, sharing: CardSharing) -> tuple[float, ...]:
+        beside.append(simulate(tables[number], runs[number].durations, sharing))
+        return beside[-1].stage_ends()
+
+    sums, ends_alone = stage_sums(cost, layout, sharded), [line.stage_ends() for line in alone]
+    summed = settle_sums(cost, layout, sums, ends_alone, [run.replica for run in runs], delayed_ends)
+    lines = beside if summed.share_cards else alone
+    wait = max(0.0, _busiest_port_s(cost, layout) - max(line.makespan for line in lines))
+    ends = [max(line.rank_end(rank) for line in lines) for rank in range(layout.pp)]
     kinds = class_numbers(_replica_kinds(cost, layout))
-    by_replica = [runs[number if len(runs) > 1 else 0] for number in kinds]
-    wait = max(0.0, _busiest_port_s(cost, layout) - max(line.makespan for line in lines.values()))
-    by_stage = [line.stage_ends() for line in lines.values()]
-    reduced = rank_sums(cost, layout, sharded, [[ended[stage] for stage in sorted(ended)] for ended in by_stage])
+    places = [number if len(runs) > 1 else 0 for number in kinds]
     return SimulatedStep(
-        [run.durations for run in by_replica],
-        [lines[run] for run in by_replica],
-        [
-            wait + by_rank.end_s - max(line.rank_end(rank) for line in lines.values())
-            for rank, by_rank in enumerate(reduced)
-        ],
-        [wait + by_rank.start_s for by_rank in reduced],
+        [runs[place].durations for place in places],
+        [lines[place] for place in places],
+        [wait + by_rank.end_s - end for by_rank, end in zip(summed.ranks, ends, strict=True)],
+        [wait + by_rank.messages.start_s for by_rank in summed.ranks],
+        [end - max(line.rank_end(rank) for line in alone) for rank, end in enumerate(ends)],
         _update(cost, layout),
     )
 
@@ -114,13 +122,18 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
     """
     sharded = shard_collective_seconds(cost, layout)
     runs = _runs(cost, layout, sharded)
-    ends = {run: _stage_ends(layout, run, whole) for run in runs}
-    last = max(runs, key=lambda run: max(ends[run]))
-    unhindered = max(ends[last])
-    wait = max(0.0, _busiest_port_s(cost, layout) - unhindered)
-    done = wait + max(by_rank.end_s for by_rank in rank_sums(cost, layout, sharded, list(ends.values())))
+    alone = [_stage_ends(layout, run, whole) for run in runs]
 
-    pipeline = wait + unhindered
+    def delayed_ends(number: int, sharing: CardSharing) -> tuple[float, ...]:
+        degrees = layout.pp, len(layout.blocks), runs[number].micro_batches
+        return delayed_stage_ends(layout.schedule, *degrees, runs[number].durations, alone[number], sharing, whole)
+
+    sums = stage_sums(cost, layout, sharded)
+    summed = settle_sums(cost, layout, sums, alone, [run.replica for run in runs], delayed_ends)
+    number = max(range(len(runs)), key=lambda number: max(summed.ends[number]))
+    last, unhindered = runs[number], max(summed.ends[number])
+    wait = max(0.0, _busiest_port_s(cost, layout) - unhindered)
+    done, pipeline = wait + summed.end_s, wait + unhindered
     if layout.pp > 1:
         unhindered = max(_stage_ends(layout, last._replace(durations=last.durations.without_sends()), whole))
     busy, busiest = max((_busy(layout, last, rank), -rank) for rank in range(layout.pp))

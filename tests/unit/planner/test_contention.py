@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from conftest import topology_of
+from conftest import run_of, topology_of
 from fair_flows import capacities, node_ports, pipelines_end_s
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.planner import make_plan
@@ -19,8 +19,16 @@ from hpctrain.planner.devices.placement_links import PlacementLinks
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.simulate.engine import StageDurations, simulate
-from hpctrain.planner.simulate.predict import predict, simulate_step
+from hpctrain.planner.simulate.card_sharing import CardSharing, SumWindow
+from hpctrain.planner.simulate.engine import StageDurations, delayed_stage_ends, simulate, stage_ends
+from hpctrain.planner.simulate.gradient_sums import (
+    StageSum,
+    rank_sums,
+    settle_sums,
+    shard_collective_seconds,
+    stage_sums,
+)
+from hpctrain.planner.simulate.predict import lower_bound, predict, simulate_step
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.schedule import Action
 from hpctrain.schedule.generate import make_schedule
@@ -220,3 +228,57 @@ def test_a_slow_network_keeps_pipelines_within_nodes(topology, run):
     for replica in range(2):
         (first,), (second,) = plan.pipeline_rank_devices(replica)
         assert first.node == second.node
+
+
+@st.composite
+def hybrids(draw):
+    """Nodes of the units of two pipelines, stage by stage; schedule, micro-batches, alpha and beta of links, width."""
+    pp = draw(st.integers(2, 3))
+    nodes = tuple(draw(st.lists(st.integers(0, 3), min_size=2 * pp, max_size=2 * pp)))
+    schedule = draw(st.sampled_from(["1f1b", "gpipe", "interleaved_1f1b"]))
+    link = draw(st.sampled_from([0.0, 2e-4])), 10 ** draw(st.floats(-10, -6.5))
+    return nodes, schedule, pp * draw(st.integers(1, 8)), link, draw(st.sampled_from([64, 256]))
+
+
+@given(hybrids())
+@settings(max_examples=60, deadline=None)
+def test_sums_beside_stage_messages_share_their_cards(case):
+    nodes, schedule, count, link, dim = case
+    topology = topology_of((1,) * 4, devices=6, default=link)
+    cost, layout = scene_of(run_of, topology, nodes, 2, schedule, count, dim=dim, vocab=2048)
+    sums, stages = stage_sums(cost, layout, shard_collective_seconds(cost, layout)), len(layout.blocks)
+    step, total = simulate_step(cost, layout), predict(cost, layout, whole=True).total
+    assert max(map(step.all_reduced_at, range(layout.pp))) + step.update == pytest.approx(total)
+    assert lower_bound(cost, layout) <= total * (1 + 1e-9)
+    assert predict(cost, layout).total == pytest.approx(total, rel=0.05)
+    alone = [stage_ends(schedule, layout.pp, stages, count, run, whole=True) for run in step.durations_by_replica]
+
+    def delayed(number, sharing):
+        run = step.durations_by_replica[number]
+        ends = delayed_stage_ends(schedule, layout.pp, stages, count, run, alone[number], sharing, whole=True)
+        assert all(end >= before - 1e-12 for end, before in zip(ends, alone[number], strict=True))
+        return ends
+
+    settled = settle_sums(cost, layout, sums, alone, range(layout.dp), delayed)
+    early = rank_sums(layout, sums, alone)
+    late = rank_sums(layout, [stage.begun_late() for stage in sums], alone)
+    least, most = (max(rank.end_s for rank in ranks) for ranks in (early, late))
+    assert least - 1e-12 <= settled.end_s <= most, "workers keep what is faster"
+    nothing = settle_sums(cost, layout, [StageSum(0.0, 0.0, 0.0)] * stages, alone, range(layout.dp), delayed)
+    assert (nothing.ends, nothing.end_s) == (alone, max(map(max, alone)))
+
+
+def test_a_message_takes_twice_as_long_beside_one_sum(topology):
+    """The sums of both ends pass cards of their own, so together they delay a message as much as one of them."""
+    cost, layout = scene_of(run_of, topology((1,) * 4, default=(0.0, 1e-8)), (0, 1, 2, 3), 2)
+    links = cost.placement_links(layout.placement)
+
+    def sent(*windows, begin=10.0, seconds=4.0):
+        cards = CardSharing(links, 0, layout.rank_of_stage, [SumWindow(*window) for window in windows], (0, 1))
+        return cards.sent_s(1, begin, seconds), [cards.carried_s(rank) for rank in (0, 1)]
+
+    assert sent((0, 9), (14, 20)) == (14.0, [0.0, 0.0]), "before and after it"
+    assert sent((0, 12), (0, 0)) == (15.0, [1.0, 0.0])
+    assert sent((0, 12), (0, 14)) == (16.0, [1.0, 2.0])
+    assert sent((11, 13), (0, 0)) == (15.0, [1.0, 0.0])
+    assert sent((0, 99), (11, 99)) == (18.0, [4.0, 3.5])
