@@ -21,6 +21,8 @@ BLOCK_STEPS = 5
 """Consecutive steps with the sums begun in the same way; the first of them does not count."""
 TRIAL_BLOCKS = 6
 """Blocks of steps that are compared, half of them with early sums and half with late ones."""
+TRIED_STEPS = WARM_STEPS + TRIAL_BLOCKS * BLOCK_STEPS
+"""First steps of a worker, after which it makes all sums in one way."""
 
 
 class EarlyOrLate:

@@ -30,11 +30,11 @@ LAB_STEPS = 8
     show_default=True,
     help="Seconds after which a case of the searches is given up.",
 )
-@click.option("--own", is_flag=True, help="Instead: train small plans of two workers here, and fit a profile to some.")
+@click.option("--own", is_flag=True, help="Instead: train small plans of 2 or 4 workers, and fit a profile to some.")
 @click.option("--placement", is_flag=True, help="Instead: predict plans, and the same placed without knowledge.")
 @click.option("--lab", is_flag=True, help="Instead: train small plans on a lab with slow, shared links (needs root).")
 @click.option(
-    "--steps", type=click.IntRange(1), help="With --own: steps that each plan trains (40, at least 15); with --lab: 8."
+    "--steps", type=click.IntRange(1), help="With --own: steps that each plan trains (30, at least 15); with --lab: 8."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def plan(search_limit_s: float, own: bool, placement: bool, lab: bool, steps: int | None, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpctrain.planner.bounds.arrays import FloatArray
+from hpctrain.planner.cost.collectives import sums_beside
 from hpctrain.planner.cost.model import CostModel, UnitKind
 from hpctrain.planner.cost.workload import STAGE_ENDS, ModelPart, Workload
 from hpctrain.planner.devices.constants import ForwardBackward
@@ -87,7 +88,7 @@ def late_shard_bytes(work: Workload, kind: str) -> tuple[float, float]:
     """
     level, hidden = work.memory_options.zero, hides_shard_collectives(work, kind)
     gathered = 0.0 if level == 3 and hidden else work.gathered_bytes
-    return gathered, 0.0 if level >= 2 and hidden else work.framework.summed_bytes
+    return gathered, 0.0 if level >= 2 and (hidden or sums_beside(work, kind)) else work.framework.summed_bytes
 
 
 def shard_bytes_per_micro_batch(work: Workload) -> tuple[float, float]:

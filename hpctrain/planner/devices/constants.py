@@ -198,7 +198,8 @@ class Framework:
     checkpoint_bytes: int = 12
     """Bytes per parameter of the copy of weights and moments while a checkpoint is written during training."""
     shard_prefetch: bool = True
-    """Whether, on CUDA, ZeRO's collectives of one block overlap the computation of the block before or after it."""
+    """Whether ZeRO's collectives of one block overlap the computation of other blocks: on CUDA all of them, on a CPU
+    the reduce-scatters."""
     bucket_bytes: float = BUCKET_BYTES
     """Bytes of the largest bucket of gradients that is summed at once between replicas."""
     early_sums: bool = True

@@ -113,8 +113,6 @@ def settle_sums(
     """Return the all-reduces of a step as workers make them: those that begin while the pipeline goes on, with the
     stage messages that they delay, or all of them after a rank's last backward, if the step is then shorter.
 
-    Messages and sums that pass a card together share its rate, and the sums end later by what the messages take.
-
     Args:
         sums: [stage] -> its all-reduce, which may begin early.
         ends: by replica, [stage] -> seconds from the start of the step until the stage's last backward ends, if sums
@@ -128,15 +126,28 @@ def settle_sums(
     late = StepSums(rank_sums(layout, [stage.begun_late() for stage in sums], ends), ends)
     if early.end_s >= late.end_s:
         return late
-    windows, links = [rank.messages for rank in early.ranks], cost.placement_links(layout.placement)
+    early = sums_beside_messages(cost, layout, sums, ends, replicas, delayed_ends)
+    return early if early.end_s < late.end_s else late
+
+
+def sums_beside_messages(
+    cost: CostModel,
+    layout: Layout,
+    sums: Sequence[StageSum],
+    ends: Sequence[Sequence[float]],
+    replicas: Sequence[int],
+    delayed_ends: Callable[[int, CardSharing], Sequence[float]],
+) -> StepSums:
+    """Return the all-reduces of a step that begin while the pipeline goes on. Messages and sums that pass a card
+    together share its rate, and the sums end later by what the messages take. Arguments as in `settle_sums`."""
+    windows, links = [rank.messages for rank in rank_sums(layout, sums, ends)], cost.placement_links(layout.placement)
     sharing = [
         CardSharing(links, replica, layout.rank_of_stage, windows, links.lanes(replica, layout.rank_of_stage))
         for replica in replicas
     ]
     delayed = [delayed_ends(number, cards) for number, cards in enumerate(sharing)]
     carried = [max(cards.carried_s(rank) for cards in sharing) for rank in range(layout.pp)]
-    early = StepSums(rank_sums(layout, sums, delayed, carried), delayed, share_cards=True)
-    return early if early.end_s < late.end_s else late
+    return StepSums(rank_sums(layout, sums, delayed, carried), delayed, share_cards=True)
 
 
 def rank_sums(

@@ -341,7 +341,8 @@ def _waits(
     cost: CostModel, layout: Layout, times: ShardCollectiveTimes, stage_time: StageTime
 ) -> tuple[float, float, float, float]:
     """Return the seconds that each pass of a micro-batch through a stage waits for the stage's ZeRO collectives:
-    (forward, whole backward, I, W). On CUDA, collectives overlap the computation where the framework prefetches.
+    (forward, whole backward, I, W). On CUDA, collectives overlap the computation where the framework prefetches; on a
+    CPU, reduce-scatters do.
 
     Args:
         times: seconds of the collectives of this stage.
@@ -349,7 +350,7 @@ def _waits(
     """
     prefetched = cost.work.framework.shard_prefetch and layout.placement[0][0].kind == "cuda"
     passes = (stage_time.forward, stage_time.backward, stage_time.inputs, stage_time.weights)
-    return times.per_micro_batch(layout.memory_options.zero, passes if prefetched else None)
+    return times.per_micro_batch(layout.memory_options.zero, passes, prefetched)
 
 
 def _collectives_s(cost: CostModel, layout: Layout, times: ShardCollectiveTimes, stage_time: StageTime) -> float:

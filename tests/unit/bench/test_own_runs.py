@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from rich.console import Console
 from steps_made import rows_made, truth
 
-from hpctrain.bench.planner.own_runs import FITTED, PLANS, OwnRunSettings, Trained, compare
+from hpctrain.bench.planner.own_runs import FITTED, PLANS, OwnRunSettings, Trained, compare, tried_steps
 from hpctrain.cli.bench.group import bench_command as command
 from hpctrain.cli.bench.plan import show_own_runs
 from hpctrain.records.model.decoder_spec import DecoderSpec
@@ -17,14 +17,19 @@ from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
-SPECS = (DecoderSpec(layers=2, dim=64, heads=2, vocab=320), DecoderSpec(layers=4, dim=128, heads=4, vocab=320))
+SPECS = (DecoderSpec(layers=4, dim=64, heads=2, vocab=320), DecoderSpec(layers=4, dim=128, heads=4, vocab=320))
 DEVICE = Device(id="cpu0", type="cpu", flops={"fp32": 1e10}, memory_bytes=8e9, memory_bytes_per_s=5e9, launch_s=1e-6)
-TOPOLOGY = Topology(
-    provenance=Provenance(version="0", created="2099-01-01T00:00:00Z", transport="tcp"),
-    device_types={"cpu": DeviceType(kind="cpu", name="cpu")},
-    nodes=[Node(id=f"local{number}", addr="127.0.0.1", devices=[DEVICE]) for number in range(2)],
-    fabric=Fabric(classes=[LinkClass(id="all", alpha_s=4e-5, beta_s_per_byte=1e-9, pairs=1)]),
-)
+
+
+def topology(nodes: int, devices: int) -> Topology:
+    cut = [DEVICE.model_copy(update={"id": f"cpu{index}"}) for index in range(devices)]
+    figures = {"addr": "127.0.0.1", "devices": cut, "intra_bytes_per_s": 1e9}
+    return Topology(
+        provenance=Provenance(version="0", created="2099-01-01T00:00:00Z", transport="tcp"),
+        device_types={"cpu": DeviceType(kind="cpu", name="cpu")},
+        nodes=[Node(id=f"local{number}", **figures) for number in range(nodes)],
+        fabric=Fabric(classes=[LinkClass(id="all", alpha_s=4e-5, beta_s_per_byte=1e-9, pairs=1)]),
+    )
 
 
 def test_runs_that_the_profile_was_not_fitted_to_are_scored_before_and_after_it() -> None:
@@ -36,12 +41,15 @@ def test_runs_that_the_profile_was_not_fitted_to_are_scored_before_and_after_it(
             {"steps": 9, "model": {"dims": spec.model_dump()}, "data": {"train": ["d"], "seq_len": 32},
              "batch": {"global": 8}}
         )  # fmt: skip
-        for case, plan_of in PLANS.items():
-            plan = plan_of(spec.layers, 8)
-            trained.append(Trained(case, spec, run, plan, rows_made(plan, run, TOPOLOGY, real), 0.5))
-    record = compare(TOPOLOGY, trained, settings)
+        for name, case in PLANS.items():
+            plan, probed = case.plan(spec.layers, 8), topology(case.nodes, case.devices_per_node)
+            assert plan.world_size == case.world
+            rows = rows_made(plan, run, probed, real, settings.steps + tried_steps(plan))
+            trying = [row.model_copy(update={"step_time_s": 9.0}) for row in rows[: len(rows) - settings.steps]]
+            trained.append(Trained(name, spec, run, plan, probed, [*trying, *rows[len(trying) :]], 0.5))
+    record = compare(trained, settings)
     assert [row["case"] for row in record["rows"] if row["fitted"]] == list(FITTED)
-    assert {row["model"] for row in record["rows"] if row["fitted"]} == {"2 × 64"}
+    assert {row["model"] for row in record["rows"] if row["fitted"]} == {"4 × 64"}
     errors = record["error_pct"]
     assert errors["before"]["runs"] == errors["after"]["runs"] == len(trained) - len(FITTED)
     assert errors["before"]["mean"] > 20
@@ -54,7 +62,7 @@ def test_runs_that_the_profile_was_not_fitted_to_are_scored_before_and_after_it(
     show_own_runs(record, Console(file=stream, width=140))
     said = stream.getvalue()
     assert said.count("fitted to") == len(FITTED) + 2
-    assert "9 runs not fitted to" in said
+    assert f"{len(trained) - len(FITTED)} runs not fitted to" in said
 
 
 @pytest.mark.parametrize(

@@ -34,22 +34,24 @@ def fair_rates(flows, capacity):
     return rates
 
 
-def pipelines_end_s(cost, layout, ports, capacity):
-    """Seconds until every replica has run its action table.
+def pipelines_end_s(cost, layout, ports, capacity, sums=()):
+    """Seconds until every replica has run its action table, and all sums over the replicas have ended.
 
     Args:
         ports: (source device, target device) -> the ports that a message passes; () within a node takes no time.
         capacity: port -> bytes per second.
+        sums: [stage] -> bytes that each device sends to the next replica's once all replicas have done the stage.
     """
-    step = _Step(cost, layout, ports)
+    step = _Step(cost, layout, ports, sums)
     while step.running or step.flows:
-        step.advance(fair_rates({way: ports(*way) for way in step.flows}, capacity))
+        step.advance(fair_rates({way: ports(*way[:2]) for way in step.flows}, capacity))
     return step.now
 
 
 class _Step:
-    def __init__(self, cost, layout, ports):
-        self.layout, self.ports, self.now = layout, ports, 0.0
+    def __init__(self, cost, layout, ports, sums):
+        self.layout, self.ports, self.sums, self.now = layout, ports, sums, 0.0
+        self.to_do = [sum(layout.micro_batches)] * len(layout.blocks)  # backwards of each stage in all replicas
         tables = [make_schedule(layout.schedule, layout.pp, len(layout.blocks), n) for n in layout.micro_batches]
         self.programs = [compile_schedule(table) for table in tables]
         self.stage_s = [
@@ -66,7 +68,8 @@ class _Step:
             for rank in range(layout.pp)
         }
         self.arrived, self.running = set(), {}  # (replica, action); (replica, rank) -> (its end, action)
-        self.waiting, self.flows = defaultdict(list), {}  # way -> messages; way -> bytes left of the first one
+        # way -> (bytes, message); way -> bytes left of the first one. Sums have ways of their own.
+        self.waiting, self.flows = defaultdict(list), {}
         self.start()
 
     def start(self):
@@ -78,7 +81,7 @@ class _Step:
                     stage = self.stage_s[replica][action.stage]
                     took = stage.forward if action.kind == "F" else stage.backward
                     self.running[replica, rank] = self.now + took, queue.pop(0)
-        self.flows |= {way: self.size for way, queue in self.waiting.items() if queue and way not in self.flows}
+        self.flows |= {way: queue[0][0] for way, queue in self.waiting.items() if queue and way not in self.flows}
 
     def advance(self, rates):
         """Go on to the next end of an action or a message."""
@@ -88,20 +91,26 @@ class _Step:
         self.now = then
         for way in [way for way, left in self.flows.items() if left <= 1e-6 * self.size]:
             del self.flows[way]
-            self.arrived.add(self.waiting[way].pop(0))
+            self.arrived.add(self.waiting[way].pop(0)[1])
         for key in [key for key, (end, _) in self.running.items() if end <= self.now + 1e-12]:
             self.send(key[0], self.running.pop(key)[1])
         self.start()
 
     def send(self, replica, index):
-        """Send what an action has made, if anybody waits for it."""
+        """Send what an action has made, if anybody waits for it, and the gradients of a stage that is done."""
         action = self.programs[replica].actions[index]
+        self.to_do[action.stage] -= action.kind == "B"
+        if self.sums and action.kind == "B" and not self.to_do[action.stage]:
+            units = [self.layout.unit(number, action.stage).device_ids[0] for number in range(self.layout.dp)]
+            for way in zip(units, [*units[1:], *units[:1]], strict=True):
+                if self.ports(*way):
+                    self.waiting[(*way, "sum")].append((self.sums[action.stage], None))
         if self.programs[replica].timed[index].sends < 0:
             return
         stages = action.stage, action.stage + (1 if action.kind == "F" else -1)
         way = tuple(self.layout.unit(replica, stage).device_ids[0] for stage in stages)
         if self.ports(*way):
-            self.waiting[way].append((replica, index))
+            self.waiting[way].append((self.size, (replica, index)))
         else:
             self.arrived.add((replica, index))
 

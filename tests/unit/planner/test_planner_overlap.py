@@ -7,8 +7,8 @@ from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.layout.partition import why_no_layout
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
-from hpctrain.planner.simulate.gradient_sums import overlapped_s
-from hpctrain.planner.simulate.predict import predict, simulate_step
+from hpctrain.planner.simulate.gradient_sums import overlapped_s, shard_collective_seconds
+from hpctrain.planner.simulate.predict import lower_bound, predict, simulate_step
 from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule, why_no_schedule
 from hpctrain.schedule.resolve import completion_order
@@ -110,3 +110,39 @@ def test_a_choice_of_sharded_gradients_is_not_sent_for_each_micro_batch(plan, ru
     assert why_no_layout(cost, Option(ParallelDims(1, 2, 1), ScheduleSpec("1f1b"), 4)) is None, "one micro-batch"
     reason = why_no_layout(cost, Option(ParallelDims(1, 2, 1), ScheduleSpec("1f1b"), 2))
     assert ("each micro-batch" in (reason or "")) == refused
+
+
+@pytest.mark.parametrize(
+    ("zero", "asked", "beta", "hides"),
+    [
+        (2, {}, 1e-7, True),
+        (3, {}, 1e-7, True),
+        (2, {"compression": {"mode": "bf16"}}, 1e-7, True),
+        (1, {}, 1e-7, False),  # gradients are summed when the backward has ended
+        (2, {}, 1e-10, False),  # the processor is at work on messages all the time
+        (2, {"compression": {"mode": "int8"}}, 1e-7, False),  # a rank waits for each of its rounds
+        (2, {"parallel": fixed(dp=2, pp=2, zero=2, schedule="interleaved_zero_bubble")}, 1e-7, False),
+    ],
+)
+def test_sums_of_a_sharded_state_on_cpus_pass_during_the_backward(plan, run, topology, zero, asked, beta, hides):
+    nodes = topology((1,) * 4, default=(1e-4, beta))
+    found = scene(plan, run, nodes, **({"parallel": fixed(dp=4, zero=zero)} | asked))
+    cost, layout = found.cost, found.layout
+    last = len(layout.blocks) - 1
+    times = shard_collective_seconds(cost, layout)[last]
+    stage = cost.stage(layout.unit(0, last), layout.micro_batch, layout.model_parts[last])
+    passes = stage.forward, stage.backward, stage.inputs, stage.weights
+    waits = times.per_micro_batch(zero, passes, prefetched=False)
+    without = times._replace(beside_s=0.0).per_micro_batch(zero, passes, prefetched=False)
+    split = layout.schedule == "interleaved_zero_bubble"
+    spared = sum(without[2:]) - sum(waits[2:]) if split else without[1] - waits[1]
+    assert spared == pytest.approx(min(stage.backward, times.beside_s * (1 - 1 / times.pieces)) if hides else 0.0)
+    assert (spared > 0) == hides
+    assert waits[0] == without[0], "weights are gathered before a pass"
+    assert times.beside_s < times.scatter
+    # A link carries all messages of a step; a rank computes all its passes.
+    total, count = predict(cost, layout).total, layout.micro_batches[0]
+    assert total >= count * stage.both
+    assert lower_bound(cost, layout) <= total * (1 + 1e-9)
+    plain = plan(nodes, dims=DIMS, **({"parallel": fixed(dp=4, zero=zero)} | asked))
+    assert plain.predicted.bound_s <= plain.predicted.step_time_s["total"] * (1 + 1e-9)
