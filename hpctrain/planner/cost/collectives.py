@@ -275,15 +275,14 @@ def shard_collective_times(
             sizes = [summed * within, summed * width / rings[0].size]
         else:
             sizes = [summed * (width if shards == len(placement) else within)]
-        one_level = shards == len(placement) and len(rings) == 1
-        beside = one_level and sums_beside(work, placement[0][0].kind)
+        beside = shards == len(placement) and sums_beside(work, placement[0][0].kind)
         times.append(
             ShardCollectiveTimes(
                 gather=seconds(work.gathered_bytes * parameters, gathers[rank]),
                 scatter=sum(map(seconds, sizes, rings)),
                 copies=pieces * across[rank].all_reduce_s(part / pieces),
                 pieces=pieces,
-                beside_s=_beside_s(rings[0], sizes[0], pieces, bytes_per_s) if beside else 0.0,
+                beside_s=_beside_s(rings[-1], sizes[-1], pieces, bytes_per_s) if beside else 0.0,
             )
         )
     return times
@@ -302,9 +301,10 @@ def _beside_s(group: RingGroup, size_bytes: float, pieces: int, bytes_per_s: flo
 
 
 def sums_beside(work: Workload, kind: str) -> bool:
-    """Return whether the reduce-scatters of a sharded state go on while a rank computes, if one level of them joins all
-    replicas and `kind` of device is cpu: hpctrain does so with codecs that keep nothing of what they send."""
-    return kind == "cpu" and work.framework.shard_prefetch and not work.codec.has_state
+    """Return whether the reduce-scatters of a state that is sharded over all replicas go on while a rank computes, on
+    devices of this kind; with codecs that select numbers, a rank waits for them. By level, those between nodes go on.
+    """
+    return kind == "cpu" and work.framework.shard_prefetch and work.codec.sharded_sums == "all"
 
 
 def _reduce_scatter_groups(placement_links: PlacementLinks, work: Workload, shards: int) -> list[list[RingGroup]]:

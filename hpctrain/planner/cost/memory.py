@@ -34,7 +34,7 @@ again.
 """
 COLLECTIVE_PIECES = {"cpu": 5, "cuda": 1}
 """Kind of device -> pieces of gradients (a block, or the part outside of blocks) in the buffers of ZeRO's collectives,
-in addition to those that wait for their sum. On a CPU, two reduce-scatters of a stage are on their way while the rank
+in addition to those that wait for their sum. On a CPU, two reduce-scatters of a rank are on their way while it
 computes, each with what is sent and what is received, and a third one is about to start.
 """
 CAST_BYTES = 2
