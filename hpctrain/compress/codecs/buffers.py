@@ -53,13 +53,16 @@ class BufferPool:
             like: a tensor on the pool's device; a pool serves one device.
             dtype: dtype of the buffer.
         """
-        for index, buffer in enumerate(self._free):
-            size = buffer.untyped_storage().nbytes() // buffer.element_size()
-            if buffer.dtype == dtype and (size == numbers if self._same_size else size >= numbers):
-                return self._free.pop(index).as_strided((numbers,), (1,))
+        index = next((index for index, buffer in enumerate(self._free) if self._fits(buffer, numbers, dtype)), None)
+        if index is not None:
+            return self._free.pop(index).as_strided((numbers,), (1,))
         if self._bounded and self._free:
             del self._free[0]
         return like.new_empty(numbers, dtype=dtype)
+
+    def _fits(self, buffer: Tensor, numbers: int, dtype: torch.dtype) -> bool:
+        size = buffer.untyped_storage().nbytes() // buffer.element_size()
+        return buffer.dtype == dtype and (size == numbers if self._same_size else size >= numbers)
 
     def give_back(self, *buffers: Tensor) -> None:
         """Take back buffers of `take` that the caller no longer uses."""
