@@ -239,24 +239,21 @@ def test_nothing_is_gained_near_the_end(machine):
     assert decide(made.situation(move_s=0.1)).plan is not None
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
+def test_cases_in_which_the_plan_stays(machine):
+    made = machine()
+    made.train(100)
+    made.train(50, local2=2.0)
+    situation = made.situation()
+    for fields, reason in (
         ({"mode": "off"}, "adapt.mode is off"),
         ({"edited": True}, "a person wrote or edited the plan, so it is obeyed"),
         ({"mode": "once", "decided": 64}, "adapt.mode is once, and plans were compared"),
         ({"after": 1000}, "the first decision is made after 1000 steps, and 150 are done"),
         ({"rows": ()}, "the first decision is made after 64 steps, and 0 are done"),
-    ],
-)
-def test_cases_in_which_the_plan_stays(machine, fields, reason):
-    made = machine()
-    made.train(100)
-    made.train(50, local2=2.0)
-    situation = made.situation()
-    answer = decide(replace(situation, **fields))
-    assert (answer.plan, answer.made) == (None, False)
-    assert reason in answer.reason
+    ):
+        answer = decide(replace(situation, **fields))
+        assert (answer.plan, answer.made) == (None, False)
+        assert reason in answer.reason
     assert decide(situation).plan is not None
 
 
