@@ -8,8 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from hpctrain.bench.runtime import ThroughputSettings, measure
+from hpctrain.cli.main import cli
 from hpctrain.records.model.decoder_spec import DecoderSpec
 
 
@@ -47,8 +49,8 @@ def test_the_runtime_bench_gives_its_rows() -> None:
 
 
 def test_an_unknown_case_is_answered_with_those_there_are() -> None:
-    done = bench("runtime", "--case", "pp3")
-    assert done.returncode == 2
+    done = CliRunner().invoke(cli, ["bench", "runtime", "--case", "pp3"])
+    assert done.exit_code == 2
     assert "'one_process', 'dp2', 'pp2', 'layers', 'layers_dp2'" in done.stderr
 
 
