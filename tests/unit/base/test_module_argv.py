@@ -41,7 +41,7 @@ def test_the_trap_catches_what_python_m_imports(caught: Path) -> None:
     [
         (program("hpctrain.node"), "usage: python -m hpctrain.node"),
         ([*WORKER], "usage: python -m hpctrain.worker"),
-        ([*WORKER, "torch"], '"gloo"'),
+        pytest.param([*WORKER, "torch"], '"gloo"', marks=pytest.mark.slow),
         ([*program("hpctrain"), "--version"], "hpctrain, version"),
         ([*program("submitit.core._submit", flags=["-u"]), "--help"], "Folder where the jobs are stored"),
     ],

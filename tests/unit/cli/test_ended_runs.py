@@ -166,6 +166,7 @@ def test_runs_that_are_gone_are_forgotten(ended, runs, rows, remembered):
     assert [Path(name).name for name in json.loads(remembered.read_text())["runs"]] == ["other-20260102T000000Z-00ff"]
 
 
+@pytest.mark.slow
 def test_lists_at_the_same_time_leave_one_whole_file(ended, runs, remembered, repository):
     for number in range(20):
         submitted_run(runs, None, event("finished", step=10), name=f"gpt-20250101T0000{number:02d}Z-00ff")
