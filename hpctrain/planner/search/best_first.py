@@ -31,8 +31,8 @@ def best_first_search(plain: SearchSpace, limit_s: float = math.inf) -> SearchRe
     Args:
         plain: the space with the memory options of the run file.
         limit_s: seconds of the step of a plan that is known already. If the search finds no plan that is nearly as
-            fast (`SearchLimits.near_best_factor`), it ends without local search, and the bound of its result holds only
-            for the options that were evaluated.
+            fast (`SearchLimits.near_best_factor`), it ends without local search, and the bound of its result is the
+            ideal step (`ideal_step_s`).
     """
     return _BestFirstSearch(plain, limit_s).run()
 
@@ -70,7 +70,7 @@ class _BestFirstSearch(SearchState):
         if not complete:
             self._search_neighbours()
         if self.best is None or self.best.total > self.limits.near_best_factor * self.limit_s:
-            return self.result(self._min_bound_s([]), ended=False)
+            return self.result(0.0, ended=False)
         self.try_variants_of_best()
         self._pack_within_nodes()
         self._anneal_layouts(self.limits.annealing_work / (self.limits.short_annealing if complete else 1))
@@ -225,15 +225,12 @@ class _BestFirstSearch(SearchState):
         self.take(*anneal(self.candidates, self.winner, self.best, work, limits.annealing_slowdown, rng))
 
     def _min_bound_s(self, skipped: Sequence[UnopenedCandidate | Candidate]) -> float:
-        """Return the smallest lower bound, in seconds, of the options that were evaluated fully or skipped; at most the
-        step time of the best plan. If no plan fits, return the smallest `bound_s` of the evaluated candidates, infinity
-        without any.
+        """Return the smallest lower bound, in seconds, of all options: of those that were evaluated fully or skipped, and
+        of the others, which cannot beat `limit_s`.
 
         Closed-form bounds are replaced by knapsack bounds, as long as these are not too many.
         """
-        if self.best is None:
-            return min((candidate.bound_s for candidate, _ in self.evaluated), default=math.inf)
-        lowest = self.best.total
+        lowest = self.limit_s
         for candidate, bound in sorted(self.evaluated, key=lambda pair: pair[0].bound_s):
             lowest, _ = bound.bracket(candidate.bound_s, lowest)
         waiting = [(other.bound_s, next(self.numbers), other) for other in skipped]

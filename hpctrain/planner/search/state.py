@@ -127,7 +127,7 @@ class SearchState:
         """Return the best plan, with a lower bound for all plans.
 
         Args:
-            lowest: seconds that none of the tried options beats.
+            lowest: seconds that no option beats; 0 where no such bound is known.
             ended: False if options that could still win were skipped.
         """
         ideal_s = ideal_step_s(self.plain.pool, self.plain.work)
