@@ -16,7 +16,7 @@ from hpctrain.planner.simulate.predict import simulate_step
 from hpctrain.records.format.node_name import DeviceId, compress_node_set
 from hpctrain.records.plan.gradient_codec import IntraNode
 from hpctrain.records.plan.plan import Plan
-from hpctrain.records.plan.prediction import Rejected
+from hpctrain.records.plan.prediction import LEAST_USEFUL_BOUND, Rejected
 from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.topology.topology import Device, Topology
 
@@ -110,8 +110,8 @@ def _bound(plan: Plan) -> list[str]:
     bound_s, step_s = plan.predicted.useful_bound_s, plan.predicted.step_time_s["total"]
     if bound_s is None:
         return [
-            "Lower bound: none is shown. The one that was found lies far below the predicted step, because it leaves "
-            "out where devices lie and most messages, so it does not say whether another plan is faster."
+            "Lower bound: none is shown, because the one that was found is less than "
+            f"{100 * LEAST_USEFUL_BOUND:g} % of the predicted step, and does not say whether another plan is faster."
         ]
     text = (
         "Lower bound: by the same cost model, no plan on these devices, tried or not, takes less than "

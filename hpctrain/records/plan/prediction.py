@@ -6,6 +6,9 @@ from __future__ import annotations
 from hpctrain.records.format.document import Part
 from hpctrain.records.format.node_name import DeviceId
 
+LEAST_USEFUL_BOUND = 0.85
+"""Smallest share of the predicted step at which a lower bound of it is shown."""
+
 
 class Predicted(Part):
     """The planner's prediction for a plan."""
@@ -20,9 +23,9 @@ class Predicted(Part):
 
     @property
     def useful_bound_s(self) -> float | None:
-        """Return `bound_s` if it is at least 0.7 of the predicted step time, else None: a smaller bound does not say
-        whether another plan is faster."""
-        least_s = 0.7 * self.step_time_s["total"]
+        """Return `bound_s` if it is at least the share `LEAST_USEFUL_BOUND` of the predicted step time, else None: a
+        smaller bound does not say whether another plan is faster."""
+        least_s = LEAST_USEFUL_BOUND * self.step_time_s["total"]
         return None if self.bound_s is None or self.bound_s < least_s else self.bound_s
 
 
