@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, islice
+from itertools import chain, combinations, groupby, islice
 from math import factorial, inf, perm
 
 from hpctrain.planner.devices.tensor_parallel_group import (
@@ -84,6 +84,26 @@ def rank_permutations(placement: Placement) -> Iterator[Placement]:
             orders.append([{a: b, b: a}.get(rank, rank) for rank in range(pp)])
     for order in orders:
         yield Placement(tuple(row[rank] for rank in order) for row in placement)
+
+
+def node_orders(placement: Placement) -> Iterator[Placement]:
+    """Yield the placements whose nodes are in another order along the pipeline, by one change: nodes that follow each
+    other in reversed order (2-opt, Croes 1958), or one at another position (Or 1976).
+
+    Pipeline ranks that follow each other on the same node, in each replica, stay together in their order.
+    """
+    ranks = range(len(placement[0]))
+    runs = [list(run) for _, run in groupby(ranks, lambda rank: [row[rank].node for row in placement])]
+    reversals = (runs[:a] + runs[a:b][::-1] + runs[b:] for a, b in combinations(range(len(runs) + 1), 2) if b - a > 1)
+    moves = (
+        [*others[:to], run, *others[to:]]
+        for at, run in enumerate(runs)
+        for others in [runs[:at] + runs[at + 1 :]]
+        for to in range(len(runs))
+        if abs(to - at) > 1
+    )
+    for order in chain(reversals, moves):
+        yield Placement(tuple(row[rank] for run in order for rank in run) for row in placement)
 
 
 def _sequences(classes: Sequence[int], size: int) -> float:

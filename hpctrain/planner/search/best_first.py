@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.layout.layout import Layout, Option
-from hpctrain.planner.search.evaluate import Evaluation, pack_within_nodes, shift_counts
+from hpctrain.planner.search.evaluate import Evaluation, pack_within_nodes, refine, shift_counts
 from hpctrain.planner.search.layout_search import anneal
 from hpctrain.planner.search.option_search import OptionSearch
 from hpctrain.planner.search.space import SearchSpace
@@ -31,7 +31,7 @@ def best_first_search(plain: SearchSpace, limit_s: float = math.inf) -> SearchRe
     Args:
         plain: the space with the memory options of the run file.
         limit_s: seconds of the step of a plan that is known already. If the search finds no plan that is nearly as
-            fast (`SearchLimits.near_best_factor`), it ends without local search, and the bound of its result is the
+            fast (`SearchLimits.improvable_factor`), it ends without local search, and the bound of its result is the
             ideal step (`ideal_step_s`).
     """
     return _BestFirstSearch(plain, limit_s).run()
@@ -69,10 +69,11 @@ class _BestFirstSearch(SearchState):
         complete = not self._skipped()
         if not complete:
             self._search_neighbours()
-        if self.best is None or self.best.total > self.limits.near_best_factor * self.limit_s:
+        if self.best is None or self.best.total > self.limits.improvable_factor * self.limit_s:
             return self.result(0.0, ended=False)
         self.try_variants_of_best()
         self._pack_within_nodes()
+        self._refine_best()
         self._anneal_layouts(self.limits.annealing_work / (self.limits.short_annealing if complete else 1))
         skipped = self._skipped()
         return self.result(self._min_bound_s(skipped), ended=not skipped)
@@ -201,6 +202,16 @@ class _BestFirstSearch(SearchState):
         for space, layout in [(self.winner, self.best.layout), *layouts]:
             self.take(pack_within_nodes(space, layout, self.best), space)
 
+    def _refine_best(self) -> None:
+        """Improve the best plan by local search, then try its devices with other schedules and micro-batch sizes; begin
+        again with a plan that is faster."""
+        tried = None
+        while self.best is not tried and self.best is not None:
+            self.take(refine(self.winner, self.best), self.winner)
+            tried, space, layout = self.best, self.winner, self.best.layout
+            for option in space.options([layout.dims]):
+                self.evaluate(space, option, [layout.placement])
+
     def _anneal_layouts(self, work: float) -> None:
         """Try layouts that differ from the best ones in several things at once.
 
@@ -225,8 +236,8 @@ class _BestFirstSearch(SearchState):
         self.take(*anneal(self.candidates, self.winner, self.best, work, limits.annealing_slowdown, rng))
 
     def _min_bound_s(self, skipped: Sequence[UnopenedCandidate | Candidate]) -> float:
-        """Return the smallest lower bound, in seconds, of all options: of those that were evaluated fully or skipped, and
-        of the others, which cannot beat `limit_s`.
+        """Return the smallest lower bound of all options, in seconds: of those that were evaluated fully or skipped,
+        and of the others, which cannot beat `limit_s`.
 
         Closed-form bounds are replaced by knapsack bounds, as long as these are not too many.
         """

@@ -16,8 +16,8 @@ from hpctrain.planner.cost.memory_options import shard_group_size
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout, Option
-from hpctrain.planner.layout.placement import rank_permutations
-from hpctrain.planner.search.space import SearchSpace
+from hpctrain.planner.layout.placement import node_orders, rank_permutations
+from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace
 from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 
 
@@ -98,10 +98,19 @@ BestSoFar = TypeVar("BestSoFar", Prediction, Prediction | None)
 
 
 def refine(space: SearchSpace, best: Prediction) -> Prediction:
-    """Return the plan after these changes of local search: pipeline ranks are exchanged, then single blocks and
-    micro-batches moved, as long as that makes the step shorter.
+    """Return the plan after rounds of local search: nodes take other places along the pipeline, pipeline ranks are
+    exchanged, then single blocks and micro-batches moved, as long as that makes the step shorter. The rounds end when
+    one shortens the step by less than the share `SearchLimits.least_gain`; on more than `EXHAUSTIVE_DEVICES` devices,
+    where a round takes seconds, after the first.
     """
-    return shift_counts(space.cost, _permute_ranks(space, best), space.limits.max_refinements)
+    many = len(space.pool.devices) > EXHAUSTIVE_DEVICES
+    while True:
+        before_s = best.total
+        for changes in (node_orders, rank_permutations):
+            best = _rearrange(space, best, changes)
+        best = shift_counts(space.cost, best, space.limits.max_refinements)
+        if many or best.total >= (1 - space.limits.least_gain) * before_s:
+            return best
 
 
 def shift_counts(cost: CostModel, best: Prediction, most: int) -> Prediction:
@@ -114,19 +123,38 @@ def shift_counts(cost: CostModel, best: Prediction, most: int) -> Prediction:
     return _climb(cost, best, _changes, most)
 
 
-def _permute_ranks(space: SearchSpace, best: Prediction) -> Prediction:
+def _rearrange(space: SearchSpace, best: Prediction, changes: Callable[[Placement], Iterator[Placement]]) -> Prediction:
     option, limits = best.layout.option, space.limits
     tried: set[tuple[int, ...]] = set()
     most = min(limits.max_rank_permutations, -(-limits.max_permuted_units // (option.dims.pp * option.dims.dp)))
 
-    def permuted(layout: Layout) -> Iterator[Layout]:
-        for placement in rank_permutations(layout.placement):
+    def rearranged(layout: Layout) -> Iterator[Layout]:
+        for placement in changes(layout.placement):
             key = tuple(unit.index for row in placement for unit in row)
             if key not in tried and len(tried) < most and space.can_shard(placement):
                 tried.add(key)
-                yield space.fit_layout(placement, option)
+                yield from _in_order(space, layout, placement)
 
-    return _climb(space.cost, best, permuted, most)
+    return _climb(space.cost, best, rearranged, most)
+
+
+def _in_order(space: SearchSpace, layout: Layout, placement: Placement) -> Iterator[Layout]:
+    """Yield the layouts with the pipeline ranks of a layout in another order: one with blocks and micro-batches
+    distributed anew, and one with those that the ranks had, unless it is equal or an inner stage would have no blocks.
+
+    Args:
+        placement: the placement of the layout with its ranks in another order.
+    """
+    fitted = space.fit_layout(placement, layout.option)
+    yield fitted
+    blocks, stages = list(layout.blocks), layout.stages_by_rank
+    before = {unit.index: stages[rank] for rank, unit in enumerate(layout.placement[0])}
+    for rank, unit in enumerate(placement[0]):
+        for stage, old in zip(stages[rank], before[unit.index], strict=True):
+            blocks[stage] = layout.blocks[old]
+    moved = replace(layout, placement=placement, blocks=tuple(blocks))
+    if all(blocks[1:-1]) and (moved.blocks, moved.micro_batches) != (fitted.blocks, fitted.micro_batches):
+        yield moved
 
 
 def _climb(cost: CostModel, best: Prediction, changes: Callable[[Layout], Iterator[Layout]], most: int) -> Prediction:

@@ -177,9 +177,9 @@ class OptionSearch:
     def _first_options(self) -> Iterator[tuple[SearchSpace, Option]]:
         """Yield an option for each of some degrees, with the first schedule that the workload allows, mostly 1f1b, and
         about two micro-batches a pipeline rank, and its space. On many devices, add one with the schedule of the
-        smallest bound and, on up to `SearchLimits.max_halved_devices`, with the memory options of the smallest bound:
-        on a slow network, ZeRO 2 and 3 are far faster than unsharded state, because their collectives overlap the
-        passes.
+        smallest bound and, on up to `SearchLimits.max_halved_devices`, one with the schedule and the memory options of
+        the smallest bound: on a slow network, ZeRO 2 and 3 are far faster than unsharded state, because their
+        collectives overlap the passes.
         """
         work, every = self.state.plain.work, self.state.plain.candidate_dims
         options = []
@@ -200,12 +200,14 @@ class OptionSearch:
             similar = prod(option.dims).bit_length(), option.dims.tp
             if taken[similar] < self.limits.first_options_of_size:
                 taken[similar] += 1
-                variants = [
-                    (space, option._replace(schedule_spec=spec))
-                    for space in (self.state.candidates.first_spaces(option.dims) if few else [plain])
-                    for spec in space.work.schedule_specs(option.dims.pp)
-                ]
-                yield from dict.fromkeys(((plain, option), min(variants, key=lambda pair: self._bound_s(*pair))))
+                spaces = self.state.candidates.first_spaces(option.dims) if few else [plain]
+                best = [(space, self._best_schedule(space, option)) for space in spaces]
+                yield from dict.fromkeys(((plain, option), best[0], min(best, key=lambda pair: self._bound_s(*pair))))
+
+    def _best_schedule(self, space: SearchSpace, option: Option) -> Option:
+        """Return the option with the schedule that has the smallest bound with the bubble."""
+        others = (option._replace(schedule_spec=spec) for spec in space.work.schedule_specs(option.dims.pp))
+        return min(others, key=lambda other: self._bound_s(space, other))
 
     def _push_leaner(self, space: SearchSpace, option: Option, ratio: float) -> None:
         smaller = [size for size in self._sizes if size < option.micro_batch]

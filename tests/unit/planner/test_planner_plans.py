@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from hpctrain.planner import make_plan
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec, workload_of
 from hpctrain.planner.devices.pool import make_device_pool
+from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.partition import fit_layout
 from hpctrain.planner.layout.placement import rank_permutations
 from hpctrain.planner.search.evaluate import best_of, refine
@@ -117,6 +120,23 @@ def test_of_many_devices_no_exchange_of_pipeline_ranks_beats_the_chosen_order(ru
     for placement in rank_permutations(refined.layout.placement):
         other = predict(search.cost, fit_layout(search.cost, placement, ScheduleSpec("interleaved_zero_bubble"), 16))
         assert other.total >= refined.total
+
+
+def test_pipeline_ranks_take_their_blocks_along_when_they_change_places(topology, run):
+    fixed = {"mode": "fixed", "pp": 5, "schedule": "interleaved_1f1b", "micro_batch": 1}
+    asked = run(dims={"layers": 22}, parallel=fixed)
+    (work, _), pool = workload_of(asked, asked.spec()), make_device_pool(asked, topology((1.0, 0.9, 0.7, 0.5, 0.35)))
+    search = SearchSpace(pool, CostModel(work, pool.links))
+    refined = refine(search, best_of(search, search.options(search.candidate_dims)))
+    (row,), blocks = refined.layout.placement, refined.layout.blocks
+    for other in range(1, 5):
+        ranks = [{0: other, other: 0}.get(rank, rank) for rank in range(5)]
+        exchanged = replace(
+            refined.layout,
+            placement=Placement([tuple(row[rank] for rank in ranks)]),
+            blocks=tuple(blocks[rank + first] for first in (0, 5) for rank in ranks),
+        )
+        assert refine(search, predict(search.cost, exchanged)).total <= refined.total * (1 + 1e-9), other
 
 
 def test_other_degrees_are_no_faster_than_the_chosen_ones(plan, topology):

@@ -13,7 +13,7 @@ from hpctrain.planner.devices.links import Links, message_s, ring_all_reduce_s
 from hpctrain.planner.devices.pool import DeviceSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.partition import split_evenly
-from hpctrain.planner.layout.placement import MAX_ORDERS, placements, rank_permutations
+from hpctrain.planner.layout.placement import MAX_ORDERS, node_orders, placements, rank_permutations
 from hpctrain.planner.simulate.engine import StageDurations, simulate
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.schedule import Schedule
@@ -177,3 +177,16 @@ def test_pipeline_ranks_are_turned_round_and_unlike_ones_exchanged():
     found = [[unit.index for unit in turned[0]] for turned in rank_permutations(placement)]
     assert found == [[2, 1, 0], [1, 0, 2], [2, 1, 0]]
     assert not list(rank_permutations(Placement([placement[0][1:]]))), "equal ranks"
+
+
+def test_nodes_take_other_places_along_a_pipeline_and_their_ranks_stay_together():
+    device = DeviceSpec(DeviceId("a:b"), "cpu", "type", 1.0, None, 1.0, 0.0)
+    units = [
+        TensorParallelGroup(index, (replace(device, device_id=DeviceId(f"{node}:cpu{index}")),))
+        for index, node in enumerate("aabcc")
+    ]
+    orders = [[unit.index for unit in placement[0]] for placement in node_orders(Placement([tuple(units)]))]
+    assert sorted(orders) == sorted(
+        [[2, 0, 1, 3, 4], [0, 1, 3, 4, 2], [3, 4, 2, 0, 1], [2, 3, 4, 0, 1], [3, 4, 0, 1, 2]]
+    )
+    assert not list(node_orders(Placement([tuple(units[:2])]))), "one node"
