@@ -119,6 +119,8 @@ def restore_reducer_state(
             f"the checkpoint of step {manifest.step} is of another layout of ranks or another compression: what they "
             "had not sent yet of their gradients is dropped"
         )
+    if not plan.codec.has_state:
+        return f"the checkpoint of step {manifest.step} has residuals, which {plan.codec.label} no longer keeps"
     reducer.load_state(reader.load_with_prefix(_prefix(place), group))
     return None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import PLANS, changed, deviation, whole
+from cases import EVEN, PLANS, WHOLE, changed, deviation, make_plan, whole
 from loop_cases import MODEL, StoppingOrders, leave, make_folder, open_trainer
 from processes import largest, launch
 from real_text import TEXT
@@ -22,6 +22,8 @@ from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.records.history.manifest import LossScale
 from hpctrain.records.history.run_log import MetricRow, last_row_of_each_step, read_metrics
+from hpctrain.records.plan.codec_spec import CodecSpec
+from hpctrain.records.plan.compression import make_codec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import train
@@ -30,11 +32,17 @@ STEPS, HALF_WAY = 8, 4
 TOO_LARGE = 2.0**20
 """The gradients of the matrix products overflow (fp16 ends at 65504) until it is halved a few times."""
 
+ROTATED = CodecSpec(codec=make_codec({"mode": "rotated_int3"}))
+WIDE = MODEL.model_copy(update={"dim": 64})
 TIED = MODEL.model_copy(update={"tied": True})
 FORMS = {
     "dp2, recomputed": (changed("dp2 uneven", ("selective",)), MODEL),
     "tp2 sequence, tied": (PLANS["tp2 sequence, two stages, tied"][0], TIED),
     "pp2 V, tied": (PLANS["pp2 V tied"][0], TIED),
+    **{
+        f"dp2, zero {zero}, rotated_int3": (make_plan(1, 2, 1, WHOLE, EVEN, zero=zero, compression=[ROTATED]), WIDE)
+        for zero in (0, 2)
+    },
 }
 
 

@@ -65,7 +65,7 @@ def measure_pieces(
 
 def _integer_rows(values: Tensor, repeats: int) -> list[PieceRow]:
     """Return the measurements of encoding and decoding with each mode of integers. Encoding includes the rounding
-    errors, which are left in place."""
+    errors, which are left in place, if the mode keeps them."""
     works: dict[str, Work] = {}
     in_message: dict[str, float] = {}
     for mode in (*Quantized.modes(), *RotatedIntegers.modes()):
@@ -74,8 +74,8 @@ def _integer_rows(values: Tensor, repeats: int) -> list[PieceRow]:
         code = build_block_code(codec)
         numbers = values[: values.numel() // code.part_multiple * code.part_multiple]
         message = torch.empty(code.bytes_of(numbers.numel()), dtype=torch.uint8)
-        # The rounding errors take the place of the numbers, so each repeat encodes other ones.
-        works[f"encode {mode}"] = functools.partial(code.write, numbers.clone(), message)
+        # Rounding errors take the place of the numbers, so each repeat encodes other ones.
+        works[f"encode {mode}"] = functools.partial(code.write, numbers.clone(), message, codec.has_state)
         works[f"decode {mode}"] = functools.partial(code.read, message, torch.empty_like(numbers))
         in_message |= dict.fromkeys((f"encode {mode}", f"decode {mode}"), codec.dense_bytes)
     times = in_turns(works, repeats, _processor_seconds)

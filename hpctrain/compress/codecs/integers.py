@@ -1,7 +1,7 @@
 """Block quantization: integers of few bits with a scale per block, as in ZeRO++'s qgZ (Wang et al. 2023,
 arXiv:2306.10209).
 
-Numbers are rounded to the nearest integer, not at random: rounding errors of gradients go to the residual.
+Numbers are rounded to the nearest integer, not at random: the reducers of gradients keep the rounding errors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BlockCode(ABC):
         """Encode numbers as a message.
 
         Args:
-            numbers: [n], fp32, contiguous; n is a multiple of `part_multiple`. Overwritten.
+            numbers: [n], fp32, contiguous; n is a multiple of `part_multiple`. May be overwritten.
             message: [bytes_of(n)], uint8, written to; its memory begins at a multiple of 4.
             errors: whether to replace the numbers by their rounding errors; otherwise anything may be left in them.
         """

@@ -1,10 +1,10 @@
-"""Rotated integers on a GPU: two Triton kernels. One rotates, rounds and packs blocks of numbers and leaves the
-rounding errors; the other unpacks blocks and rotates back.
+"""Rotated integers on a GPU: two Triton kernels. One rotates, rounds and packs blocks of numbers and, if asked, leaves
+the rounding errors; the other unpacks blocks and rotates back.
 
-A program works on a few blocks of 256 numbers, which stay in its registers. So writing a message moves 8 bytes for each
-number and the message, and reading moves 4 bytes (8 if it adds) and the message, where torch's own operations make
-about 20 passes. The rotation is eight rounds of sums and differences; there is no matrix product, so TF32 does not
-matter.
+A program works on a few blocks of 256 numbers, which stay in its registers. So writing a message moves 4 bytes for each
+number (8 if it leaves errors) and the message, and reading moves 4 bytes (8 if it adds) and the message, where torch's
+own operations make about 20 passes. The rotation is eight rounds of sums and differences; there is no matrix product,
+so TF32 does not matter.
 
 Tested without a GPU: in Triton's interpreter, the kernels read what the CPU implementation writes and the reverse, and
 Triton 3.9 compiles them for sm_80, sm_90 and gfx942. No GPU has run them, so their speed is not known.

@@ -139,8 +139,11 @@ class IntegerResiduals(Residuals):
         """Restore what `state` returned; residuals that are missing start at zero.
 
         If a loaded residual has another size than the gradients of its sum, the next such sum raises CheckpointError.
+        Without feedback, nothing is restored.
         """
         self._residuals = {}
+        if not self.feedback:
+            return
         self._loaded = {
             key: tensor.detach().flatten().clone() for key, tensor in state.items() if key.startswith(_PREFIX)
         }

@@ -1,5 +1,5 @@
-"""Sums of gradients that travel as integers of few bits, for replicas that hold the whole state. Rounding errors stay
-in the residuals.
+"""Sums of gradients that travel as integers of few bits, for replicas that hold the whole state. With feedback,
+rounding errors stay in the residuals.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class QuantizedBucketCodec(BucketCodec):
         return part
 
     def decode(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
-        # All ranks decode the same messages, so all ranks decide alike.
-        finite = bool(torch.stack([self._code.finite(message) for message in gathered]).all())
+        # All ranks decode the same messages, so all ranks decide alike. On a GPU, the answer waits for the device.
+        finite = not self._residuals.feedback or bool(torch.stack([self._code.finite(one) for one in gathered]).all())
         sums = self._residuals.end(tuple(bucket), finite)
         for part, message in zip(sums.view(len(gathered), -1), gathered, strict=True):
             self._code.read(message, part)

@@ -281,7 +281,7 @@ class AutoCompression(CompressionSettings):
     loss_budget: float = Field(default=0, ge=0, lt=1)
     """Share by which the validation loss may exceed that of exact sums after the same number of steps, as 0.01 for 1 %.
     The planner may then choose each mode whose measured gap is at most this large (`hpctrain docs
-    results/compression`). Default: 0, only modes whose loss could not be told from that of exact sums. Not with `lossy:
+    results/compression`). Default: 0, only none, bf16, int8 and int4, whatever was measured of others. Not with `lossy:
     true`, which sets no limit."""
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ environment variable before Triton is loaded, so this file runs itself once more
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -107,8 +108,8 @@ def test_kernels_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     scalars = {"blocks": "i64", "factor": "fp32", "slope": "fp32"}
     for target, binary in ((nvidia[0], "cubin"), (nvidia[1], "cubin"), (amd, "hsaco")):
         for kernel in (module._write, module._read):
-            for bits in LEVELS:
-                constants = {"bits": bits, "rows": module.ROWS, "add": True, "errors": bits < 3}
+            for bits, flag in itertools.product(LEVELS, (False, True)):
+                constants = {"bits": bits, "rows": module.ROWS, "add": flag, "errors": flag}
                 signature = {name: (tensors | scalars).get(name, "constexpr") for name in kernel.arg_names}
                 values = {(kernel.arg_names.index(name),): constants[name] for name in constants if name in signature}
                 source = ASTSource(kernel, signature, values)
