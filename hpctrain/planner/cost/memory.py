@@ -37,6 +37,9 @@ COLLECTIVE_PIECES = {"cpu": 5, "cuda": 1}
 in addition to those that wait for their sum. On a CPU, two reduce-scatters of a rank are on their way while it
 computes, each with what is sent and what is received, and a third one is about to start.
 """
+STAGE_PIECES = 2
+"""Pieces of gradients that each further stage of a CPU rank keeps in the buffers of its reduce-scatters after use: two
+that were received; with bf16 as many bytes in four halves, with integers no more."""
 CAST_BYTES = 2
 """Bytes per parameter of the copy in bf16 or fp16 that autocast makes for each micro-batch.
 
@@ -272,9 +275,12 @@ class MemoryModel:
         shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
         residuals = self._codec_state_bytes * parameters / shards
         freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters
-        # At most all pieces are on their way, each as what is sent and received; by level also in another order.
-        copies = 2 if work.intra_node == "flat" else 3
-        in_collectives = min(COLLECTIVE_PIECES[memory_role.kind] * piece, copies * parameters)
+        in_collectives = COLLECTIVE_PIECES[memory_role.kind] * piece
+        if memory_role.kind == "cpu":
+            in_collectives += STAGE_PIECES * (len(stages) - 1) * piece
+        if zero == 1:
+            # Each piece is on its way once a step, as what is sent and received; by level also in another order.
+            in_collectives = min(in_collectives, (2 if work.intra_node == "flat" else 3) * parameters)
         buffers = work.framework.summed_bytes * in_collectives
         return parts + weights + gradients + buffers + residuals + freed
 

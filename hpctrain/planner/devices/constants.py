@@ -170,9 +170,9 @@ CUDA_CONSTANTS = CostConstants(
 DEFAULT_CODEC_S = {
     # From whole reductions of four gloo processes on loopback (docs/results/compression.md, single measurements), and
     # from timings of the steps of bf16 and of 4-bit integers, with torch 2.13.
-    "cpu": CodecSeconds(bf16=2.6e-9, quantized=7e-9, topk=11e-9, power_sgd=5.9e-9, rotated=12e-9),
+    "cpu": CodecSeconds(bf16=2.6e-9, quantized=7e-9, topk=11e-9, power_sgd=5.9e-9, rotated=8.8e-9),
     # An assumption, not measured: as many passes over memory as on a CPU, at 50 times the bandwidth.
-    "cuda": CodecSeconds(bf16=0.05e-9, quantized=0.14e-9, topk=0.22e-9, power_sgd=0.12e-9, rotated=0.24e-9),
+    "cuda": CodecSeconds(bf16=0.05e-9, quantized=0.14e-9, topk=0.22e-9, power_sgd=0.12e-9, rotated=0.18e-9),
 }
 """Kind of device -> seconds per number with each codec, for devices on which the codecs were not measured."""
 

@@ -237,8 +237,8 @@ def _needs_whole_step(fit: _Fit) -> bool:
 
 
 def _with_whole_step(profile: CalibrationProfile, fit: _Fit) -> CalibrationProfile:
-    """Return the profile with a factor on the time of computation at which the whole predicted step takes as long as
-    the measured one. All other factors stay unknown."""
+    """Return the profile with the factor on the time of computation that `compute_factor` takes from the whole measured
+    step. All other factors stay unknown."""
     device_type = fit.scene(None).layout.placement[0][0].devices[0].type
 
     def step_s(factor: float) -> float:

@@ -130,8 +130,10 @@ def _rearrange(space: SearchSpace, best: Prediction, changes: Callable[[Placemen
 
     def rearranged(layout: Layout) -> Iterator[Layout]:
         for placement in changes(layout.placement):
+            if len(tried) >= most:
+                return
             key = tuple(unit.index for row in placement for unit in row)
-            if key not in tried and len(tried) < most and space.can_shard(placement):
+            if key not in tried and space.can_shard(placement):
                 tried.add(key)
                 yield from _in_order(space, layout, placement)
 

@@ -253,7 +253,8 @@ class CandidateQueue:
         """Return the spaces with ZeRO or sequence parallelism in addition, which may make a step shorter even if the
         options of `space` fit the memory; none if the run file fixes the degrees.
 
-        ZeRO 2 and 3 can be the fastest only where their collectives overlap the passes (`hides_shard_collectives`).
+        ZeRO 2 and 3 are among them where their collectives overlap the passes (`hides_shard_collectives`). On CPUs,
+        where only a part of their reduce-scatters does, the search tries them only if ZeRO 1 does not fit.
         """
         if self.plain.work.fixed is not None:
             return []
@@ -310,7 +311,9 @@ class CandidateQueue:
     def _push_leaner(self, space: SearchSpace, option: Option, bound_s: float) -> None:
         for leaner in self.leaner_spaces(space, option.dims):
             if option.schedule_spec in leaner.work.schedule_specs(option.dims.pp):
-                self._push(option, leaner, bound_s)
+                # A higher ZeRO level may hide messages that the lower one does not.
+                keeps_level = leaner.work.memory_options.zero == space.work.memory_options.zero
+                self._push(option, leaner, bound_s if keeps_level else 0.0)
 
     def _push(self, option: Option, space: SearchSpace, bound_s: float) -> None:
         """Queue an option of a space, unless it was queued before or has more stages than the model has blocks.

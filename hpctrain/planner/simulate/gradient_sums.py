@@ -170,7 +170,7 @@ def rank_sums(
             starts.append(max(wire_end, done[stage] - sums[stage].hidden_s))
             wire_end = starts[-1] + sums[stage].wire_s
         last = max(done[stage] for stage in held)
-        start = starts[0] if wire_end > starts[0] else last
+        start = starts[0] if any(sums[stage].wire_s > 0 for stage in held) else last
         wire_end = max(start, wire_end + (carried[rank] if carried else 0.0))
         end = max(wire_end, last) + sum(sums[stage].late_s for stage in held)
         ranks.append(RankSum(SumWindow(start, wire_end), end))
