@@ -82,7 +82,7 @@ class JobVerdict:
     cause: StopCause | None = None
     """Why the attempt was asked to stop; None if it was not asked, or if the cause is unknown."""
     refused: bool = False
-    """Whether the job is refused, because all checkpoints are lost; its exit code says so, as that of an agent does."""
+    """Whether the job stops because all checkpoints are lost; its exit code is then that of a refusal."""
 
     @property
     def notify_state(self) -> NotifyState:

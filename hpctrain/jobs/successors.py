@@ -59,6 +59,7 @@ def ensure_queued(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]
 
     Raises:
         CommandError: the controller does not answer or sbatch refused a job; the jobs before that job are queued.
+        FileError, UntrustedError: bad_nodes.jsonl, successors.jsonl or the list of job ids is damaged or untrusted.
         StorageError: the run folder cannot be written.
     """
     if not run.recovery.successors or run.recovery.requeue != "new_job":
@@ -222,8 +223,9 @@ def requeue_excluding_bad_nodes(folder: Path, run: Run, job: str, slurm: Slurm, 
 def _update_exclusions(
     folder: Path, run: Run, waiting: list[str], exclude: list[str], slurm: Slurm, now: float
 ) -> None:
-    """Exclude the nodes in `exclude` from each waiting job that excludes other ones, and record this in
-    successors.jsonl. If Slurm refuses the change for a job, the job starts without it, and nothing is recorded.
+    """Exclude the nodes in `exclude`, if there are any, from each waiting job for which successors.jsonl has other
+    excluded nodes, and record this there. If Slurm refuses the change for a job, the job starts without it, and nothing
+    is recorded.
 
     Args:
         waiting: ids of the successors that wait, in the order in which they would run.

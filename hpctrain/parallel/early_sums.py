@@ -22,7 +22,7 @@ BLOCK_STEPS = 5
 TRIAL_BLOCKS = 6
 """Blocks of steps that are compared, half of them with early sums and half with late ones."""
 TRIED_STEPS = WARM_STEPS + TRIAL_BLOCKS * BLOCK_STEPS
-"""First steps of a worker, after which it makes all sums in one way."""
+"""Number of first steps of a worker, after which it begins all sums in one way, early or late."""
 
 
 class EarlyOrLate:

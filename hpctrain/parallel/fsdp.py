@@ -298,7 +298,7 @@ class ShardedStage(InstrumentedStage):
 
     def gradients_complete(self) -> None:
         if self.observer is not None:
-            self._in_flight.wait()  # the observer sums what this stage's sums give
+            self._in_flight.wait()  # the observer sums these gradients over the replicate axis
         super().gradients_complete()
 
     def _action_ended(self) -> None:

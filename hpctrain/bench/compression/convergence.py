@@ -65,8 +65,8 @@ class ConvergenceSettings:
     workers: int = 4
     steps: int = 2000
     dense_steps: int = 100
-    """Warm-up steps of the methods that have a warm-up: the first steps, which sum gradients exactly. Low rank has
-    more, a tenth of all steps, where that is more."""
+    """Warm-up steps of the methods that have a warm-up: the first steps, which sum gradients exactly. Low-rank methods
+    have a tenth of all steps, if that is more."""
     rows: int = 4
     """Sequences of a worker in a step."""
     seq_len: int = 128
@@ -169,7 +169,8 @@ def compare(
 ) -> LossComparison:
     """Train each method with each seed on each text, at the method's best learning rate. A training that has a row in
     the file `path` is not repeated, and a new row is written as soon as its training is done. The comparison also has
-    the trainings of other methods and seeds in the file, without those of the seed that found the learning rates.
+    the trainings of other methods and seeds in the file, except those of `SEARCH_SEED`, which found the learning rates,
+    unless this seed is among `seeds`.
 
     The method `REFERENCE`, with which the others are compared, is trained with every seed even if it is not among
     `methods`.

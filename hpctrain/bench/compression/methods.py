@@ -178,7 +178,8 @@ class MethodContext:
     levels: LevelGroups | None = None
     """Process groups of the node and of the nodes, for the methods in `LEVEL_METHODS`."""
     run_steps: int = 0
-    """Steps of the training whose losses are compared; low rank warms up in a tenth of them, if that is more."""
+    """Steps of a training whose losses are compared; 0 where times are measured. Low-rank methods have a tenth of them
+    as warm-up steps, if that is more than `dense_steps`."""
 
     @property
     def low_rank_dense_steps(self) -> int:
@@ -294,8 +295,8 @@ def _codec(settings: dict[str, Any], planned: CodecSpec | None = None) -> Open:
 
 
 def _codec_spec(settings: dict[str, Any], context: MethodContext) -> CodecSpec:
-    """Return the codec that `settings`, the `compression` of a run file, describe. If the codec has a warm-up, its
-    length is that of the context."""
+    """Return the codec that `settings`, the `compression` of a run file, describe. If the codec has a warm-up, the
+    context says how many steps the warm-up has."""
     codec = make_codec(settings)
     if "warmup_steps" in type(codec).model_fields:
         steps = context.low_rank_dense_steps if isinstance(codec, PowerSgd) else context.dense_steps

@@ -64,8 +64,8 @@ def measure_pieces(
 
 
 def _integer_rows(values: Tensor, repeats: int) -> list[PieceRow]:
-    """Return the measurements of encoding and decoding with each mode of integers. Encoding includes the rounding
-    errors, which are left in place, if the mode keeps them."""
+    """Return the measurements of encoding and decoding with each mode of integers. If the mode keeps rounding errors,
+    encoding includes writing them in place of the numbers."""
     works: dict[str, Work] = {}
     in_message: dict[str, float] = {}
     for mode in (*Quantized.modes(), *RotatedIntegers.modes()):

@@ -74,14 +74,15 @@ class Trained:
 
 
 def tried_steps(plan: Plan) -> int:
-    """Return in how many steps workers of the plan may try early and late sums; only the steps after them are alike."""
+    """Return the number of first steps in which workers of the plan try early and late sums of gradients, which later
+    steps no longer do; 0 if the plan has no such trial."""
     return TRIED_STEPS if plan.pp > 1 and plan.dp > 1 and plan.zero == 0 else 0
 
 
 @dataclass(frozen=True)
 class OwnCase:
-    """A plan that is trained, as a function of (blocks of the model, sequences in the batch), and the virtual nodes
-    that it runs on."""
+    """A plan that is trained, and the virtual nodes that it runs on. `plan` makes the plan from (blocks of the model,
+    sequences in the batch)."""
 
     plan: Callable[[int, int], Plan]
     nodes: int = 2
@@ -95,7 +96,7 @@ class OwnCase:
 
 IN_A_NODE = ("local0:cpu0", "local0:cpu1")
 CROSSED = ("local0:cpu0", "local1:cpu0", "local1:cpu1", "local0:cpu1")
-"""Devices of two pipelines of two stages, such that stage messages and sums leave the nodes."""
+"""Devices of two pipelines of two ranks, such that stage messages and sums leave the nodes."""
 PLANS = {
     "dp2": OwnCase(lambda layers, rows: small_run.make_plan(1, 2, layers, rows // 2, 1)),
     "pp2": OwnCase(lambda layers, rows: small_run.make_plan(2, 1, layers, rows, 1)),
@@ -112,7 +113,8 @@ PLANS = {
         lambda layers, rows: small_run.make_plan(2, 2, layers, rows // 8, 4, chunks=2, devices=CROSSED), 2, 2
     ),
 }
-"""Case -> its plan. The two pipelines are four workers, who share the cores of two."""
+"""Case -> its plan and nodes. The case with two pipelines has four workers; each has half as many of the machine's
+cores as a worker of the other cases."""
 FITTED = ("dp2", "pp2", "tp2")
 """Cases whose runs of the first model the profile is fitted to."""
 

@@ -39,8 +39,8 @@ class BufferPool:
         Args:
             same_size: whether `take` reuses a buffer only for requests of exactly its size; if False, for smaller ones
                 too.
-            bounded: whether a request that no free buffer fits frees the memory of one, so that there are never more
-                buffers than were in use at one moment.
+            bounded: whether a request that no free buffer fits drops one of the free buffers, so that there are never
+                more buffers than were in use at one moment.
         """
         self._same_size, self._bounded = same_size, bounded
         self._free: list[Tensor] = []

@@ -21,7 +21,7 @@ class OverlappedWork:
         """Begin to count.
 
         Args:
-            work: the collective; None: the stream of the caller waits for it already.
+            work: the collective; None on CUDA if the caller's stream waits for it already.
             device: device of the tensors.
         """
         self._work = work

@@ -127,8 +127,8 @@ class SplitReduceScatter(ReduceScatter):
     def begin(self, gradient: Tensor, group: dist.ProcessGroup) -> ScatterUnderWay:
         """Encode a flat gradient and start to send it. Collective over the group.
 
-        If there are residuals, the last reduce-scatter of this object must have ended. Residuals change only in
-        `write_sums`: a reduce-scatter that never ends leaves them as they were.
+        If the codec has residuals (`residuals`), the last reduce-scatter of this object must have ended. Residuals
+        change only in `write_sums`: a reduce-scatter that never ends leaves them as they were.
 
         Args:
             gradient: [world · part], fp32; nobody writes to it before the collective has ended.
@@ -257,7 +257,7 @@ class DenseReduceScatter(SplitReduceScatter):
 
         Args:
             wire_dtype: dtype of the numbers in messages.
-            pool: memory of messages; None: of its own.
+            pool: memory of messages; None: a pool of its own.
         """
         self._wire_dtype = wire_dtype
         self._pool = pool or BufferPool(bounded=True)

@@ -42,10 +42,10 @@ class SumsInFlight:
         self, scatter: SplitReduceScatter, output: Tensor, gradient: Tensor, group: ProcessGroup, operation: str
     ) -> int:
         """Begin a reduce-scatter of a `fully_shard` module; return the bytes that this rank sends. First, wait for the
-        oldest ones if too many are on their way.
+        oldest reduce-scatters if too many are on their way.
 
         torch makes the module's first output of a step the gradient, and adds further outputs to it at once. So the
-        first output gets all sums, later, and further ones are zeros.
+        first output later gets the sums of all micro-batches, and further outputs stay zeros.
 
         Args:
             scatter: the reduce-scatter of this module alone.
@@ -55,7 +55,8 @@ class SumsInFlight:
             operation: text that `ACTIVITY` records while the rank waits for the messages.
 
         Raises:
-            HpctrainError: a parameter of the module took part in some micro-batches only.
+            HpctrainError: a parameter of the module took part in some micro-batches only, or the codec sends integers
+                and the gradient lacks parameters of the module.
             CheckpointError: a loaded residual is of another size.
             RuntimeError: a collective failed.
         """
@@ -73,7 +74,11 @@ class SumsInFlight:
         return under_way.sent_bytes
 
     def proceed(self) -> None:
-        """Add up what has arrived, without waiting for other ranks."""
+        """Add up what has arrived, without waiting for other ranks.
+
+        Raises:
+            RuntimeError: a collective failed.
+        """
         while self._queue and self._queue[0].under_way.work.has_ended:
             self._end_oldest()
 
@@ -103,7 +108,8 @@ class SumsInFlight:
         self._sums.clear()
 
     def _needs_residual(self, scatter: SplitReduceScatter) -> bool:
-        """Return whether the reduce-scatter can begin only when its last one has ended, which stores a residual."""
+        """Return whether the reduce-scatter can begin only when its last one has ended, which until then uses the
+        buffer of the residual."""
         return scatter.residuals is not None and any(flight.scatter is scatter for flight in self._queue)
 
     def _end_oldest(self) -> None:

@@ -96,8 +96,8 @@ class IntegerResiduals(Residuals):
             finite: whether all results of the sum are finite.
 
         Returns:
-            The memory, fp32 [length], that holds no residual any more: that of the old residual if `finite` and with
-            feedback, else the buffer. Pass it to `free` when nothing reads it any more.
+            The memory, fp32 [length], that holds no residual any more: with feedback and if `finite`, that of the old
+            residual, else the buffer. Pass it to `free` when nothing reads it any more.
         """
         residual = self._residuals[key]
         if finite and self.feedback:

@@ -1,4 +1,6 @@
-"""Sums of gradients of a sharded state that travel as integers of few bits. Rounding errors stay in the residuals."""
+"""Sums of gradients of a sharded state that travel as integers of few bits. With feedback, rounding errors stay in the
+residuals.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ _FULL_BYTES = 4
 class QuantizedReduceScatter(SplitReduceScatter):
     """The reduce-scatter of one `fully_shard` module of a stage, by integers; exempt parameters are summed exactly.
 
-    Each rank owns a part of the sums. Each rank sends each owner the numbers of the owner's part, rounded, and keeps
-    the rounding errors in its residuals. The owner adds up the numbers in fp32 and does not send the sums. At N ranks,
-    each rank sends (N−1)/N·b bytes for each number of its gradient, where b is 1.016 bytes with mode int8 and 0.258
-    bytes with mode rotated_int2. ZeRO++'s qgZ (Wang et al. 2023, arXiv:2306.10209) sends gradients of a sharded state
-    in the same form, without residuals.
+    Each rank owns a part of the sums. Each rank sends each owner the numbers of the owner's part, rounded; with
+    feedback, it keeps the rounding errors in its residuals. The owner adds up the numbers in fp32 and does not send the
+    sums. At N ranks, each rank sends (N−1)/N·b bytes for each number of its gradient, where b is 1.016 bytes with mode
+    int8 and 0.258 bytes with mode rotated_int2. ZeRO++'s qgZ (Wang et al. 2023, arXiv:2306.10209) sends gradients of a
+    sharded state in the same form, without residuals.
 
     The numbers of a rank's own part are not rounded. If any rank's gradient is not finite, all owners get NaN, and the
     module's residuals do not change.

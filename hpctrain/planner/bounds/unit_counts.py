@@ -81,7 +81,7 @@ def hides_shard_collectives(work: Workload, kind: str) -> bool:
 
 def late_shard_bytes(work: Workload, kind: str) -> tuple[float, float]:
     """Return the bytes for each parameter that ZeRO gathers (weights) and scatters (gradients) in every step without
-    overlapping a pass.
+    overlapping a pass; 0 for reduce-scatters of which only a part overlaps a pass, as on CPUs.
 
     Args:
         kind: kind of the devices: cuda or cpu.

@@ -188,8 +188,9 @@ def low_rank_width(dim: int, tp: int) -> float:
 COPY_PASSES = 2
 """Passes over memory that a copy from or to a flat buffer takes: one read and one write."""
 SENT_BYTE_PASSES = 15
-"""Bytes of memory traffic in whose time a CPU sends a byte of a collective and receives another one. Measured as CPU
-seconds of the busiest of two and of four processes: gloo over loopback, all-to-alls of 4 MiB, torch 2.13, 13 to 16.
+"""CPU time to send a byte of a collective and to receive another one, as the bytes of memory traffic that take equally
+long. Measured were 13 to 16: CPU seconds of the busiest of two and of four processes, all-to-alls of 4 MiB with gloo
+over loopback, torch 2.13.
 """
 
 
@@ -217,7 +218,7 @@ class ShardCollectiveTimes(NamedTuple):
             zero: ZeRO level.
             passes: seconds of these passes without collectives.
             prefetched: whether collectives overlap the pass that they belong to, except for one of their `pieces`;
-                otherwise only a whole backward overlaps, with its reduce-scatter.
+                otherwise only the reduce-scatter of a whole backward overlaps it, for at most `beside_s`.
         """
         gather = self.gather if zero == 3 else 0.0
         scatter = self.scatter if zero >= 2 else 0.0
@@ -301,8 +302,11 @@ def _beside_s(group: RingGroup, size_bytes: float, pieces: int, bytes_per_s: flo
 
 
 def sums_beside(work: Workload, kind: str) -> bool:
-    """Return whether the reduce-scatters of a state that is sharded over all replicas go on while a rank computes, on
-    devices of this kind; with codecs that select numbers, a rank waits for them. By level, those between nodes go on.
+    """Return whether the reduce-scatters of a state that is sharded over all replicas go on while a rank on a CPU
+    computes; by level, these are the ones between nodes. With codecs that select numbers, a rank waits for them.
+
+    Args:
+        kind: kind of the devices: cuda or cpu.
     """
     return kind == "cpu" and work.framework.shard_prefetch and work.codec.sharded_sums == "all"
 

@@ -1,4 +1,4 @@
-"""Finds the factor on predicted times at which a prediction equals a measurement."""
+"""Finds factors on predicted times from measured ones."""
 
 from __future__ import annotations
 

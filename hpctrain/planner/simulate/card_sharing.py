@@ -27,8 +27,8 @@ class _SharedSpan(NamedTuple):
 
 
 class CardSharing:
-    """Delays the stage messages of a replica while sums pass the same cards and uplinks, and counts for how long the
-    sums lose these to messages.
+    """Delays the stage messages of a replica while sums pass the same cards and uplinks, and counts how many seconds
+    the sums lose to the messages.
 
     Args:
         links: the links of the placement.

@@ -227,7 +227,8 @@ def _start_and_end_times(
 
     Args:
         sharing: delays messages that pass beside sums of gradients; None: there are no such sums.
-        later_s: seconds that are added to these times where `sharing` is asked.
+        later_s: seconds by which the simulated actions are later in the step than these times say; `sharing` gets the
+            later times.
     """
     by_action, by_message, blocking = durations.by_action(), durations.by_message(), durations.blocking
     lanes, latency = durations.lane_of_message(), durations.latency_of_message()

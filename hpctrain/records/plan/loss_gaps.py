@@ -14,8 +14,8 @@ class LossGap(NamedTuple):
     latter."""
 
     settings: dict[str, Any]
-    """Mode of the codec and its settings that are not defaults, as in run.yaml. Settings that say how long a codec
-    warms up or what its signs are drawn from are left out."""
+    """Mode of the codec and its settings that are not defaults, as in run.yaml. Settings on which the
+    loss is not taken to depend are left out, such as the length of the warm-up and the seed of random signs."""
     share: float
     """Mean over the trainings, as 0.01 for 1 %."""
     interval: float | None
