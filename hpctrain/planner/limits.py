@@ -107,7 +107,8 @@ class SearchLimits:
     `exact` tries."""
 
     max_rank_permutations: int = 60
-    """Largest number of permutations of the best layout's pipeline ranks, and of orders of its nodes, to try."""
+    """Largest number of permutations of the best layout's pipeline ranks to try, and of orders of its nodes, in a round
+    of local search."""
     max_permuted_units: int = 12_500
     """Largest number of tensor-parallel groups in all tried permutations together, because a permutation of very many
     groups takes long.
