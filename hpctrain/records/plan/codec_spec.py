@@ -46,7 +46,7 @@ class CodecSpec(Part):
     """With mode auto: why the planner chose the codec."""
     compared: list[CodecFigures] = []
     """With mode auto: the codecs that were compared, in this order: none, bf16, int8, int4, rotated integers of 4, 3
-    and 2 bits, power_sgd, topk, tagc, adaptive. The lossy ones are there only if `lossy` or `loss_budget` allows them,
+    and 2 bits, power_sgd, topk, adaptive. The lossy ones are there only if `lossy` or `loss_budget` allows them,
     and adaptive only after steps in which gradients were measured."""
 
     @model_validator(mode="after")

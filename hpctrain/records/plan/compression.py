@@ -272,7 +272,7 @@ class AutoCompression(CompressionSettings):
 
     mode: Literal["auto"]
     """The planner chooses none, bf16, int8 or int4 by the measured links and devices; with `lossy` or `loss_budget`,
-    also rotated integers, power_sgd, topk or tagc; in a run whose gradients were measured, also adaptive. The plan
+    also rotated integers, power_sgd or topk; in a run whose gradients were measured, also adaptive. The plan
     states the reason."""
     lossy: bool = False
     """Whether the planner may choose each of these modes, also those that leave out most of each gradient. They are
