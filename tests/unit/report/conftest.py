@@ -161,7 +161,7 @@ def plan(pp: int = 2, dp: int = 2) -> Plan:
         predicted=Predicted(
             step_time_s={"compute": 0.31, "pipeline_bubble": 0.09, "data_parallel": 0.04, "total": 0.44},
             memory_bytes=dict.fromkeys(places, 4.0e8),
-            bound_s=0.36,
+            bound_s=0.38,
         ),
         rejected=[
             Rejected(change="pp 4, dp 1", delta_s=0.12, reason="pipeline bubble 0.2 s with 8 micro-batches"),

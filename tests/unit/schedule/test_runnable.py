@@ -95,7 +95,7 @@ def test_what_can_run_passes(found: Plan, asked: Run) -> None:
         ),
         (
             replicas("int4", zero=1), run(precision="fp16"),
-            "compression.mode: found int4 with zero 1 over all replicas and precision fp16; .* none or bf16",
+            "compression.mode: found int4 with zero 1 over all replicas and precision fp16; .* none, bf16, rotated",
         ),
         (
             plan(
