@@ -25,7 +25,8 @@ Answer = TypeVar("Answer")
 def run_ranks(body: Callable[..., Answer], world: int, *arguments: object) -> Answer:
     """Call `body(rank, world, *arguments)` in `world` new processes, and return what it returned on rank 0.
 
-    The machine's cores are divided equally among the processes.
+    The machine's cores are divided equally among the processes. All processes have ended when the function returns or
+    raises, also when a signal ends the bench.
 
     Raises:
         HpctrainError: a process failed; the message has its traceback.
@@ -34,8 +35,14 @@ def run_ranks(body: Callable[..., Answer], world: int, *arguments: object) -> An
         try:
             with outside_current_folder() as here:
                 ranks = mp.spawn(_rank, (world, body, arguments, answer.name, here), nprocs=world, join=False)
-            while not ranks.join():
-                pass
+            try:
+                while not ranks.join():
+                    pass
+            finally:
+                # Python waits at its exit for processes that still run: a bench of minutes would not end on SIGTERM.
+                for process in ranks.processes:
+                    process.terminate()
+                    process.join()
         except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
             raise HpctrainError(f"a process of the bench failed: {error}") from None
         given: Answer = pickle.loads(Path(answer.name).read_bytes())
