@@ -12,7 +12,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from hpctrain.base.errors import InputError
 from hpctrain.bench.compression.bench_trainer import BenchTrainer
-from hpctrain.bench.compression.methods import METHODS, MethodContext, StepWorkload
+from hpctrain.bench.compression.methods import AUTO, METHODS, MethodContext
+from hpctrain.bench.compression.planned_codec import ChoiceRequest, StepWorkload
 from hpctrain.bench.compression.step_times import make_text
 from hpctrain.bench.ranks import run_ranks
 from hpctrain.bench.record import RowStore
@@ -33,6 +34,7 @@ from hpctrain.corpus.input.sample_text import (
     find_sample_text,
 )
 from hpctrain.corpus.read.tokens import Corpus
+from hpctrain.lab.spec import rate_bits_per_s
 from hpctrain.model.build import build_stage
 from hpctrain.records.model.decoder_spec import DecoderSpec
 
@@ -48,6 +50,9 @@ SEARCH_SEED = 0
 """Seed of the trainings that find the best learning rates. It is no seed of a usual comparison, so a rate is not
 chosen by the losses that are compared."""
 VALIDATION_ROWS = 256
+LOSS_BUDGET = 0.01
+"""The `loss_budget` for which the planner chooses the codec of the method auto."""
+_AUTO_AT = f"{AUTO}_"
 TextName = Literal["mixed", "documents", "code"]
 TEXTS: dict[TextName, Callable[[], Sequence[TextLocation]]] = {
     "mixed": default_text_locations,
@@ -125,6 +130,11 @@ class TrainingCase(NamedTuple):
         return self._asdict() | {"spec": _spec_json(self.spec)}
 
 
+def auto_at(rate: str) -> str:
+    """Return the name of the method whose codec the planner chooses for links of a rate, as auto_100mbit."""
+    return _AUTO_AT + rate
+
+
 def _spec_json(spec: DecoderSpec) -> dict[str, Any]:
     return spec.model_dump(mode="json", exclude_none=True)
 
@@ -146,6 +156,8 @@ class Training:
     """The same as `sent_bytes` over the second half of the steps, in which no method warms up."""
     sent_bytes: float | None
     """Payload bytes that a worker sent in a step, mean; None where the method does not count."""
+    choice: str | None = None
+    """The codec that the planner chose; None for a method that does not ask the planner."""
 
 
 @dataclass(frozen=True)
@@ -187,9 +199,9 @@ def compare(
     """
     names = list(dict.fromkeys((REFERENCE, *methods)))
     searched = _search(names, settings, path, progress) if len(settings.learning_rates) > 1 else []
-    peaks = best_learning_rates(searched) if searched else dict.fromkeys(METHODS, settings.learning_rates[0])
+    peaks, only = best_learning_rates(searched), settings.learning_rates[0]
     cases = [
-        TrainingCase(name, seed, text, peaks[name], settings.spec)
+        TrainingCase(name, seed, text, peaks.get(name, only), settings.spec)
         for seed in seeds
         for text in settings.texts
         for name in names
@@ -199,7 +211,7 @@ def compare(
         for row in train_missing(cases, settings, path, progress)
         if row["spec"] == _spec_json(settings.spec)
         and row["text"] in settings.texts
-        and row["learning_rate"] == peaks.get(row["method"])
+        and row["learning_rate"] == peaks.get(row["method"], None if searched else only)
         and not (searched and row["seed"] == SEARCH_SEED and SEARCH_SEED not in seeds)
     ]
     return LossComparison(compared, searched, {row["method"]: row["learning_rate"] for row in compared})
@@ -299,7 +311,12 @@ def _train(case: TrainingCase, settings: ConvergenceSettings, corpus: Path, rank
     group = dist.new_group(list(range(world)))
     model = build_stage(case.spec, 0, case.spec.layers, case.seed)
     work = StepWorkload(case.spec, settings.rows, settings.seq_len)
-    exchange = METHODS[case.method](model, MethodContext(group, settings.dense_steps, work, None, settings.steps))
+    context = MethodContext(group, settings.dense_steps, work, None, settings.steps)
+    name = case.method
+    if name.startswith(_AUTO_AT):
+        link = (0.0, 8 / rate_bits_per_s(name.removeprefix(_AUTO_AT)))
+        name, context = AUTO, replace(context, choice=ChoiceRequest(link, LOSS_BUDGET, settings.steps))
+    exchange = METHODS[name](model, context)
     optimizer = functools.partial(torch.optim.AdamW, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     trainee = BenchTrainer(exchange, optimizer, world, settings.clip_norm)
     curve: list[tuple[int, float]] = []
@@ -332,4 +349,5 @@ def _train(case: TrainingCase, settings: ConvergenceSettings, corpus: Path, rank
         cpu_s=float(per_step[0]),
         sent_bytes=float(per_step[1]) if counted else None,
         late_sent_bytes=float(per_step[2]) if counted else None,
+        choice=None if exchange.planned is None else exchange.planned.codec.label,
     )

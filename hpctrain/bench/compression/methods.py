@@ -6,11 +6,9 @@ The synchronisations of hpctrain are set up by the functions that workers use.
 from __future__ import annotations
 
 import math
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.bench.compression.bench_trainer import GradientSync
-from hpctrain.bench.planner.search import uniform_topology
+from hpctrain.bench.compression.planned_codec import USUAL_CHOICE, ChoiceRequest, StepWorkload, choose_codec
 from hpctrain.compress.build import build_reduce_scatters, build_reducer
 from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups
 from hpctrain.compress.collectives.reduce_scatter import residuals_of
@@ -33,24 +31,12 @@ from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.model.imported.model import blocks_of
 from hpctrain.parallel.fsdp import apply_sharding, flat_gradient_layouts, track_collectives
 from hpctrain.parallel.gradient_reducer import LocalSgdReducer
-from hpctrain.planner import make_plan
-from hpctrain.probe.measure.figures import fit_alpha_beta
-from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.codec_spec import CodecSpec
-from hpctrain.records.plan.compression import BUCKET_BYTES, MODES, Quantized, make_codec
+from hpctrain.records.plan.compression import MODES, Quantized, make_codec
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.low_rank import WARMUP_SHARE, PowerSgd
 from hpctrain.records.plan.rotated import RotatedIntegers
-from hpctrain.records.run.run import Run
-from hpctrain.records.topology.topology import Device, Node
-from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes_per_s, launch_seconds, matmul_flops
 
-SIZES = (1, 2**16, 2**20, BUCKET_BYTES // 4)
-"""Numbers of fp32 values in the all-reduces with which a link is measured. The largest is a bucket of gradients."""
-REPEATS = 9
-"""All-reduces of each size. Where processes share cores, single ones take up to four times as long as others."""
-STEPS = 10_000
-"""Number of steps of the run for which the method auto asks the planner; with so many, the warm-up does not matter."""
 AUTO = "auto"
 """Name of the method whose codec the planner chooses."""
 ONE_BUCKET_MB = 1 << 14
@@ -101,71 +87,6 @@ CODEC_METHODS: dict[str, dict[str, Any]] = {
 """Name of a method -> the `compression` of a run file; each mode has at least one method."""
 
 
-class StepWorkload(NamedTuple):
-    """What one process computes in a training step: the model, and the sequences of its batch."""
-
-    spec: DecoderSpec
-    rows: int
-    """Sequences of a process in a step."""
-    seq_len: int
-
-
-def choose_codec(group: dist.ProcessGroup, work: StepWorkload) -> CodecSpec:
-    """Return the codec that the planner chooses under `compression: {mode: auto}` if each process of the group holds a
-    whole replica. All ranks get the same codec. All-reduces in the group measure the link; the devices are measured as
-    by a probe. Collective."""
-    cost = _link_cost(group)
-    # All processes measure at the same time, as in a probe: those that share cores then measure their real share.
-    dist.barrier(group)
-    measured: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(measured, (_device(), cost), group=group)
-    # Every rank makes the same plan: from the devices of all ranks, and from the link as the first rank measured it.
-    return _planned([device for device, _ in measured], work, measured[0][1])
-
-
-def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
-    """Return (alpha in seconds, beta in seconds per byte) of the link between neighbouring ranks, from the times of
-    ring all-reduces, in which all processes send at once. Collective."""
-    world = dist.get_world_size(group)
-    points = []
-    for numbers in SIZES:
-        values = torch.zeros(numbers)
-        taken = []
-        for _ in range(REPEATS):
-            dist.barrier(group)
-            start = time.perf_counter()
-            dist.all_reduce(values, group=group)
-            taken.append(time.perf_counter() - start)
-        # A ring all-reduce sends 2·(n−1) messages, each an n-th of the values.
-        points.append((values.nbytes / world, statistics.median(taken) / (2 * (world - 1))))
-    return fit_alpha_beta(points)
-
-
-def _device() -> Device:
-    """Return the measured device of this process. It has no memory size, because memory does not matter for the choice
-    of a codec."""
-    timer = DeviceTimer(torch.device("cpu"))
-    return Device(
-        id="cpu0",
-        type="cpu",
-        flops={"fp32": matmul_flops(timer, torch.float32)},
-        memory_bytes_per_s=copy_bytes_per_s(timer),
-        launch_s=launch_seconds(timer),
-        codec_s=codec_seconds(timer),
-    )
-
-
-def _planned(devices: Sequence[Device], work: StepWorkload, cost: tuple[float, float]) -> CodecSpec:
-    world = len(devices)
-    run = Run.model_validate({
-        "steps": STEPS, "model": {"dims": work.spec.model_dump(exclude={"family"}, exclude_none=True)},
-        "data": {"train": ["."], "seq_len": work.seq_len}, "batch": {"global": world * work.rows},
-        "parallel": {"mode": "fixed", "dp": world, "micro_batch": work.rows}, "compression": {"mode": "auto"},
-    })  # fmt: skip
-    nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[device]) for number, device in enumerate(devices)]
-    return make_plan(run, work.spec, uniform_topology(nodes, "cpu", *cost)).compression[-1]
-
-
 @dataclass(frozen=True)
 class MethodContext:
     """The process group and the settings with which a method is set up."""
@@ -180,6 +101,8 @@ class MethodContext:
     run_steps: int = 0
     """Steps of a training whose losses are compared; 0 where times are measured. Low-rank methods have a tenth of them
     as warm-up steps, if that is more than `dense_steps`."""
+    choice: ChoiceRequest = USUAL_CHOICE
+    """For what the method auto asks the planner."""
 
     @property
     def low_rank_dense_steps(self) -> int:
@@ -307,7 +230,7 @@ def _codec_spec(settings: dict[str, Any], context: MethodContext) -> CodecSpec:
 def _auto(model: nn.Module, context: MethodContext) -> GradientSync:
     """Return the gradient synchronisation of whole (unsharded) replicas with the codec that the planner chooses for the
     link and the devices."""
-    chosen = choose_codec(context.group, context.work)
+    chosen = choose_codec(context.group, context.work, context.choice)
     return _codec(chosen.codec.to_json(), chosen)(model, context)
 
 

@@ -28,7 +28,8 @@ from hpctrain.bench.compression.bench_trainer import (
     open_pipeline,
 )
 from hpctrain.bench.compression.launch import LaunchResult, LaunchSettings, LaunchSpec, Samples
-from hpctrain.bench.compression.methods import LEVEL_METHODS, METHODS, MethodContext, StepWorkload
+from hpctrain.bench.compression.methods import LEVEL_METHODS, METHODS, MethodContext
+from hpctrain.bench.compression.planned_codec import StepWorkload
 from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage

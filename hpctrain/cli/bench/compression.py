@@ -236,16 +236,16 @@ def _measure_convergence(
     """
     import tempfile
 
-    from hpctrain.bench.compression.convergence import REFERENCE, compare
+    from hpctrain.bench.compression.convergence import REFERENCE, auto_at, compare
     from hpctrain.bench.compression.convergence_summary import summarise, write_page
     from hpctrain.bench.compression.methods import AUTO, LEVEL_METHODS, METHODS
     from hpctrain.bench.compression.pareto import write_pareto
     from hpctrain.bench.record import machine_and_versions
     from hpctrain.lab.spec import rate_bits_per_s
 
-    # Mode auto chooses by the measured link; there is none here, as the time on a network is simulated.
-    there = {name: method for name, method in METHODS.items() if name != AUTO and name not in LEVEL_METHODS}
+    there = {name: method for name, method in METHODS.items() if name not in LEVEL_METHODS}
     chosen = _known(methods, there) or [name for name in there if name != ALONE]
+    chosen = [auto_at(rates[0]) if name == AUTO else name for name in chosen]
     bits = {rate_bits_per_s(rate): rate for rate in rates}
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as temporary:
         path = (output or Path(temporary)) / TRAININGS_FILE
@@ -256,7 +256,7 @@ def _measure_convergence(
     for text in (*settings.texts, "all") if len(settings.texts) > 1 else settings.texts:
         rows = [row for row in done.rows if text in ("all", row["text"])]
         summary[text] = summarise(rows, REFERENCE, list(bits))
-        for table in _convergence_tables(summary[text], text, bits, REFERENCE, done.learning_rates):
+        for table in _convergence_tables(summary[text], text, bits, REFERENCE, done):
             people.print(table)
     if output is not None:
         write_page(output / PAGE_FILE, done.rows, list(bits))
@@ -338,8 +338,12 @@ def _loss(loss: float | None) -> str:
 
 
 def _convergence_tables(
-    summaries: Sequence[Any], text: str, names: dict[float, str], reference: str, learning_rates: dict[str, float]
+    summaries: Sequence[Any], text: str, names: dict[float, str], reference: str, done: Any
 ) -> Iterator[Table]:
+    choices: dict[str, dict[str, None]] = {}
+    for row in done.rows:
+        if "choice" in row:
+            choices.setdefault(row["method"], {})[row["choice"]] = None
     on = "all texts" if text == "all" else f"the text {text}"
     table = Table(
         "method", "learning rate", "loss", f"gap to {reference}, %", "trainings", "diverged", "bytes a step",
@@ -347,7 +351,8 @@ def _convergence_tables(
     )  # fmt: skip
     for summary in summaries:
         table.add_row(
-            summary.method, f"{learning_rates[summary.method]:g}",
+            ": ".join([summary.method, *([" or ".join(choices[summary.method])] if summary.method in choices else [])]),
+            f"{done.learning_rates[summary.method]:g}",
             _band(summary.loss, "{:.4f}"), _band(summary.gap_pct, "{:+.2f}"),
             str(summary.loss.seeds if summary.loss else 0), str(summary.diverged),
             *("" if sent is None else format_si(sent, "B") for sent in (summary.sent_bytes, summary.late_sent_bytes)),

@@ -158,7 +158,7 @@ def test_a_process_that_fails_is_told_with_its_last_words_and_ends_the_others(tm
         (["--text", "code"], "--text: not without --lab, --convergence or --pieces"),
         (["--convergence", "--preset", "huge"], "0.13m, 0.68m"),
         (["--pieces", "--convergence"], "--convergence: not with --pieces"),
-        (["--convergence", "--method", "auto"], "there are: none, ddp_fp32"),
+        (["--convergence", "--method", "int4_in_nodes"], "there are: none, ddp_fp32"),
         (["--lab", "missing.yaml"], "missing.yaml"),
     ],
 )

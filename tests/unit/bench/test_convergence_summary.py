@@ -160,7 +160,7 @@ def case(method: str, seed: int, learning_rate: float = 2e-3, **changes: Any) ->
 def test_a_row_for_each_training_as_soon_as_it_is_done(tmp_path: Path) -> None:
     make_text(tmp_path / "mixed", 20_000)
     path = tmp_path / "rows.jsonl"
-    cases = [case("dense", 1), case("ddp_fp32", 1), case("dense", 2), case("dense", 1, 1e-2)]
+    cases = [case("dense", 1), case("ddp_fp32", 1), case("dense", 2), case("dense", 1, 1e-2), case("auto_1gbit", 1)]
     train_cases(0, 1, cases, TINY, tmp_path, path, {"mixed": "abc"})
     rows = RowStore(path, TINY.shared()).rows
     assert [{key: row[key] for key in case.key()} for case, row in zip(cases, rows, strict=True)] == [
@@ -174,6 +174,7 @@ def test_a_row_for_each_training_as_soon_as_it_is_done(tmp_path: Path) -> None:
     assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], abs=1e-5), "one worker's gradient is the sum"
     assert rows[0]["loss"] != rows[2]["loss"], "another seed is another training"
     assert rows[0]["loss"] != rows[3]["loss"], "so is another learning rate"
+    assert [row.get("choice") for row in rows] == [None] * 4 + ["none"], "for one replica the planner chooses no codec"
 
 
 def stored(path: Path, *cases: tuple[TrainingCase, float]) -> RowStore:
