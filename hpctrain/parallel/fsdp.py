@@ -27,7 +27,6 @@ from hpctrain.compress.collectives.reduce_scatter import (
     ReduceScatter,
     Residuals,
     ShardedParameter,
-    SplitReduceScatter,
     residuals_of,
 )
 from hpctrain.compress.collectives.sums_in_flight import SumsInFlight
@@ -161,10 +160,11 @@ def track_collectives(
         scatters: for each `fully_shard` module, the reduce-scatter within a shard group; None: torch's own.
         in_flight: gets the sums that go on while the rank computes; None: the rank waits for each sum.
     """
-    for part, scatter in zip(sharded_parts(module), scatters, strict=True):
+    for part, pieces, scatter in zip(sharded_parts(module), flat_gradient_layouts(module), scatters, strict=True):
         part.set_custom_all_gather(_AllGather(count, f"gather weights of stage {index}"))
         operation = f"sum gradients of stage {index} over replicas"
-        summing = _ReduceScatter(count, sums_replicate_axis, replicate_degree, scatter, operation, in_flight)
+        numbers = sum(piece.owned for piece in pieces)
+        summing = _ReduceScatter(count, sums_replicate_axis, replicate_degree, scatter, operation, in_flight, numbers)
         part.set_custom_reduce_scatter(summing)
         if replicate_degree > 1:
             part.set_all_reduce_hook(summing.finish_all_reduce)
@@ -198,6 +198,7 @@ class _ReduceScatter(DefaultReduceScatter):
         scatter: the codec's reduce-scatter; None: torch's own.
         operation: text that `ACTIVITY` records meanwhile.
         in_flight: gets the sum if it can go on while the rank computes; None: the rank waits for each sum.
+        numbers: count of numbers that each rank owns, padding included, if the gradient has all parameters.
     """
 
     count: CountBytes
@@ -206,6 +207,7 @@ class _ReduceScatter(DefaultReduceScatter):
     scatter: ReduceScatter | None
     operation: str
     in_flight: SumsInFlight | None
+    numbers: int
 
     def __post_init__(self) -> None:
         self._replicate_activity = ACTIVITY.doing(self.operation, waits="dp")
@@ -220,8 +222,10 @@ class _ReduceScatter(DefaultReduceScatter):
     ) -> Any:
         part, work = output_tensor.nbytes, None
         all_reduced = self.replicate_degree > 1 and self.sums_replicate_axis()
-        if self.in_flight is not None and isinstance(self.scatter, SplitReduceScatter) and not all_reduced:
-            self.count(self.in_flight.begin(self.scatter, output_tensor, input_tensor, group, self.operation))
+        if self.in_flight is not None and self.scatter is not None and not all_reduced:
+            complete = output_tensor.numel() == self.numbers
+            begun = self.in_flight.begin(self.scatter, output_tensor, input_tensor, group, self.operation, complete)
+            self.count(begun)
             return None
         if self.in_flight is not None and all_reduced:
             self.in_flight.wait()  # the all-reduce reads the sums of earlier micro-batches, too

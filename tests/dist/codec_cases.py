@@ -259,6 +259,10 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
             found[f"in flight, {mode}"] = beside_waiting({"mode": mode}, rank, gate)
         for mode in ("none", "int4"):
             found[f"in flight, {mode} by level"] = beside_waiting({"mode": mode}, rank, gate, nodes)
+        for name in SPARSE_SCATTERS:
+            # The sizes of a module's messages arrive before the next module is begun, and an index before anything.
+            alone = () if "tagc" in name else (2,)
+            found[f"in flight, {name}"] = beside_waiting(SPARSE_SCATTERS[name], rank, gate, alone=alone)
         for name in ROUNDED:
             found[f"messages, {name}"] = beside_full(name, rank)
         for mode in Quantized.modes():

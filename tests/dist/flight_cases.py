@@ -3,6 +3,7 @@ by the cases beside it, on four ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -94,13 +95,14 @@ def changed(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     return [key for key in one if not torch.equal(one[key], other[key])]
 
 
-def begins_alone(stage: Stage, rows: list[Tensor], gate: dist.ProcessGroup) -> None:
-    """Begin two sums on the first ranks before the other ranks begin any: who waited would wait for ever."""
+def begins_alone(stage: Stage, rows: list[Tensor], gate: dist.ProcessGroup, modules: Sequence[int]) -> None:
+    """Begin sums of these modules on the first ranks before the other ranks begin any: who waited would wait for
+    ever."""
     first = dist.get_rank() < (1 if stage.groups is None else 2)  # the ranks of a node wait for each other
     if not first:
         dist.barrier(gate)
     with stage.in_flight:
-        for index in (2, 0):
+        for index in modules:
             output = torch.empty(rows[index].numel() // stage.world)
             stage.in_flight.begin(stage.scatters[index], output, rows[index], stage.group, SUM)
             assert not output.any(), "no sum yet"
@@ -109,10 +111,17 @@ def begins_alone(stage: Stage, rows: list[Tensor], gate: dist.ProcessGroup) -> N
 
 
 def beside_waiting(
-    codec: dict[str, Any], rank: int, gate: dist.ProcessGroup, groups: LevelGroups | None = None
+    codec: dict[str, Any],
+    rank: int,
+    gate: dist.ProcessGroup,
+    groups: LevelGroups | None = None,
+    alone: Sequence[int] = (2, 0),
 ) -> dict[str, Any]:
     """Steps of both forms of the sums, one of them with a gradient that is not finite; a state that is taken over; an
-    error while sums are on their way."""
+    error while sums are on their way.
+
+    `alone`: modules whose sums a rank can begin before the others do.
+    """
     world = dist.get_world_size()
     waits, goes_on = Stage(codec, groups), Stage(codec, groups)
     differ, kept, infinite = 0.0, [], []
@@ -128,21 +137,22 @@ def beside_waiting(
         differ += unequal(expected, found) + abs(waits.sent - goes_on.sent)
         infinite.append(largest([float(not part.isfinite().all()) for part in found]))
         kept += changed(waits.state(), goes_on.state())
-    begins_alone(goes_on, rows[0], gate)
+    begins_alone(goes_on, rows[0], gate, alone)
     before, error = goes_on.state(), ""
+    kept_back = [key for key in before if key.startswith("residual.")]
     with patch.object(OverlappedWork, "wait", side_effect=RuntimeError("a rank is lost")):
         try:
             goes_on.overlapped(rows)
         except RuntimeError as raised:
             error = str(raised)
     again = Stage(codec, groups).load(goes_on.state())
-    touched = [key for key in changed(before, again.state()) if key.startswith("residual.")]
+    touched = changed(*({key: state[key] for key in kept_back} for state in (before, again.state())))
     differ += unequal(again.waiting(rows), goes_on.overlapped(rows))
     return {
         "differ": largest([differ]),
         "infinite": infinite,
         "residuals differ": kept,
-        "residuals": len(before),
+        "residuals": len(kept_back),
         "under way": most_under_way(events, "wait"),
         "error": error,
         "touched": touched,

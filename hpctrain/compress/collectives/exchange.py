@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.compress.collectives.overlapped_work import PendingWork, begin_all_to_all
 
 # torch 2.13 warns about the old name; torch 2.12 does not have the new one.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -59,6 +60,54 @@ def counts_between(positions: Tensor, borders: Sequence[int]) -> list[int]:
     return counts
 
 
+class Exchange(PendingWork):
+    """An all-to-all of messages of unequal size that this rank has begun: the sizes are on their way, then the
+    messages.
+
+    A rank can begin to send messages only when it knows the sizes of those that it gets. It does so in `begin_last` or
+    `wait`, and not when the sizes arrive: other collectives of the group would then begin before it on some ranks, and
+    after it on others.
+    """
+
+    def __init__(self, messages: list[Tensor], group: dist.ProcessGroup) -> None:
+        """Begin to send the sizes. Collective over the group.
+
+        Args:
+            messages: uint8, by receiving rank; the message to this rank itself may be empty.
+            group: the ranks.
+        """
+        self._group = group
+        self._outgoing = torch.cat(messages)
+        self._sizes = [message.numel() for message in messages]
+        there = torch.tensor(self._sizes, dtype=torch.int64, device=self._outgoing.device)
+        self._sizes_here = torch.empty_like(there)
+        self._work = begin_all_to_all(self._sizes_here, there, group)
+        self._received: list[Tensor] | None = None
+        self.sent_bytes = sum(self._sizes) - self._sizes[dist.get_rank(group)] + (len(messages) - 1) * _SIZE_BYTES
+        """Bytes that this rank sends to others."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self._received is not None and self._work.has_ended
+
+    def begin_last(self) -> None:
+        if self._received is None:
+            self._work.wait()
+            expected: list[int] = self._sizes_here.tolist()
+            incoming = self._outgoing.new_empty(sum(expected))
+            self._work = begin_all_to_all(incoming, self._outgoing, self._group, expected, self._sizes)
+            self._received = list(incoming.split(expected))
+
+    def wait(self) -> None:
+        self.begin_last()
+        self._work.wait()
+
+    def messages(self) -> list[Tensor]:
+        """Return the received messages, by sending rank, after a call of `wait`."""
+        assert self._received is not None, "`wait` receives them"
+        return self._received
+
+
 def exchange(messages: list[Tensor], group: dist.ProcessGroup) -> tuple[list[Tensor], int]:
     """Send each rank its message and receive the messages of all ranks: an all-to-all. Collective over the group.
 
@@ -69,19 +118,10 @@ def exchange(messages: list[Tensor], group: dist.ProcessGroup) -> tuple[list[Ten
     Returns:
         The received messages, by sending rank, and the bytes that this rank sent to others.
     """
-    outgoing = torch.cat(messages)
-    sizes = [message.numel() for message in messages]
-    sizes_there = torch.tensor(sizes, dtype=torch.int64, device=outgoing.device)
-    sizes_here = torch.empty_like(sizes_there)
-    with ACTIVITY.doing("all-to-all over dp, sizes", waits="dp"):
-        dist.all_to_all_single(sizes_here, sizes_there, group=group)
-    expected: list[int] = sizes_here.tolist()
-    incoming = outgoing.new_empty(sum(expected))
+    under_way = Exchange(messages, group)
     with ACTIVITY.doing("all-to-all over dp, sparse", waits="dp"):
-        dist.all_to_all_single(incoming, outgoing, expected, sizes, group=group)
-    others = len(messages) - 1
-    sent = sum(sizes) - sizes[dist.get_rank(group)] + others * _SIZE_BYTES
-    return list(incoming.split(expected)), sent
+        under_way.wait()
+    return under_way.messages(), under_way.sent_bytes
 
 
 def gather(message: Tensor, group: dist.ProcessGroup) -> tuple[list[Tensor], int]:

@@ -19,7 +19,6 @@ from hpctrain.compress.collectives.reduce_scatter import (
     LevelBytes,
     ReduceScatter,
     ScatterUnderWay,
-    SplitReduceScatter,
 )
 
 
@@ -35,7 +34,7 @@ class LevelGroups(NamedTuple):
     """The ranks with this rank's place within their nodes, one of each node."""
 
 
-class LevelReduceScatter(SplitReduceScatter):
+class LevelReduceScatter(ReduceScatter):
     """The reduce-scatter of one `fully_shard` module by level.
 
     Within a node, each rank gets the sums of the parts that the ranks with its place own, in all nodes. It then sends
@@ -46,9 +45,7 @@ class LevelReduceScatter(SplitReduceScatter):
     returns.
     """
 
-    def __init__(
-        self, within: ReduceScatter, between: SplitReduceScatter, groups: LevelGroups, scratch: Scratch
-    ) -> None:
+    def __init__(self, within: ReduceScatter, between: ReduceScatter, groups: LevelGroups, scratch: Scratch) -> None:
         """Create the reduce-scatter before the first step.
 
         Args:
@@ -82,22 +79,13 @@ def scatters_by_level(
     """Return reduce-scatters by level for the `fully_shard` modules of a stage.
 
     Args:
-        scatters: for each module, what sums among the nodes; None: exact sums.
+        scatters: for each module, what sums among the nodes; None: exact sums. A plan has no codec that selects numbers
+            here, because its selection is over whole parameters.
         groups: the ranks of both levels.
         dtype: dtype of the numbers in messages within a node; None: fp32.
-
-    Raises:
-        ValueError: a codec selects numbers, which cannot be done by level.
     """
-    within, exact = DenseReduceScatter(dtype or torch.float32), DenseReduceScatter()
-    scratch = Scratch()
-    by_level: list[ReduceScatter | None] = []
-    for scatter in scatters:
-        between = scatter or exact
-        if not isinstance(between, SplitReduceScatter):
-            raise ValueError(f"{type(between).__name__} cannot sum by level")
-        by_level.append(LevelReduceScatter(within, between, groups, scratch))
-    return by_level
+    within, exact, scratch = DenseReduceScatter(dtype or torch.float32), DenseReduceScatter(), Scratch()
+    return [LevelReduceScatter(within, scatter or exact, groups, scratch) for scatter in scatters]
 
 
 def take_level_bytes(scatters: Sequence[ReduceScatter | None]) -> LevelBytes | None:

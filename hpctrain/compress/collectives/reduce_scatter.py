@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.compress.codecs.buffers import BufferPool
-from hpctrain.compress.collectives.overlapped_work import OverlappedWork, begin_all_to_all
+from hpctrain.compress.collectives.overlapped_work import PendingWork, begin_all_to_all
 
 
 class LevelBytes(NamedTuple):
@@ -78,13 +78,45 @@ class StepState:
         return {} if self.holder is None else self.holder.metrics()
 
 
+@dataclass(frozen=True)
+class ScatterUnderWay:
+    """A reduce-scatter whose messages are on their way."""
+
+    sent_bytes: int
+    """Bytes that this rank sends."""
+    work: PendingWork
+    """The collectives to wait for before `write_sums` is called."""
+    write_sums: Callable[[Tensor], None]
+    """Function that writes this rank's sums to the output, [part], fp32, and stores the next residuals, if there are
+    any. Without collectives."""
+
+
 class ReduceScatter(ABC):
-    """Interface of a reduce-scatter of the flat gradient of one `fully_shard` module."""
+    """Interface of a reduce-scatter of the flat gradient of one `fully_shard` module, in two halves, between which the
+    rank may compute: the messages are on their way.
+
+    All ranks begin reduce-scatters in one order. They end them in this order, too, but each rank when it likes to.
+    Before the next one begins, `PendingWork.begin_last` of the one before must have been called.
+    """
 
     residuals: Residuals | None = None
     """Residuals that the reduce-scatters of one stage share; None if the codec has none."""
 
     @abstractmethod
+    def begin(self, gradient: Tensor, group: dist.ProcessGroup) -> ScatterUnderWay:
+        """Encode a flat gradient and start to send it. Collective over the group.
+
+        If the codec has residuals (`residuals`), the last reduce-scatter of this object must have ended. Residuals
+        change only in `write_sums`: a reduce-scatter that never ends leaves them as they were.
+
+        Args:
+            gradient: [world · part], fp32; nobody writes to it before `write_sums` has returned.
+            group: the ranks.
+
+        Raises:
+            HpctrainError, CheckpointError, RuntimeError: as of `__call__`.
+        """
+
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         """Sum the gradients of all ranks, and write the part of the sum that this rank owns. Collective over the group.
 
@@ -100,45 +132,8 @@ class ReduceScatter(ABC):
             HpctrainError: the codec selects or quantises numbers, and the gradient lacks parameters of the module.
             CheckpointError: a loaded residual or variance profile is of another size.
             ValueError: with mode topk or adaptive, a message of another rank is about a gradient of another size.
-            RuntimeError: the collective failed.
+            RuntimeError: a collective failed.
         """
-
-
-@dataclass(frozen=True)
-class ScatterUnderWay:
-    """A reduce-scatter whose messages are on their way."""
-
-    sent_bytes: int
-    """Bytes that this rank sends."""
-    work: OverlappedWork
-    """The collective to wait for before `write_sums` is called."""
-    write_sums: Callable[[Tensor], None]
-    """Function that writes this rank's sums to the output, [part], fp32, and stores the next residuals, if there are
-    any. Without collectives."""
-
-
-class SplitReduceScatter(ReduceScatter):
-    """Interface of a reduce-scatter in two halves, between which the rank may compute: the messages are on their way.
-
-    All ranks begin reduce-scatters in one order. They end them in this order, too, but each rank when it likes to.
-    """
-
-    @abstractmethod
-    def begin(self, gradient: Tensor, group: dist.ProcessGroup) -> ScatterUnderWay:
-        """Encode a flat gradient and start to send it. Collective over the group.
-
-        If the codec has residuals (`residuals`), the last reduce-scatter of this object must have ended. Residuals
-        change only in `write_sums`: a reduce-scatter that never ends leaves them as they were.
-
-        Args:
-            gradient: [world · part], fp32; nobody writes to it before the collective has ended.
-            group: the ranks.
-
-        Raises:
-            HpctrainError, CheckpointError, RuntimeError: as of `__call__`.
-        """
-
-    def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         under_way = self.begin(gradient, group)
         under_way.work.wait()
         under_way.write_sums(output)
@@ -245,7 +240,7 @@ def residuals_of(scatters: Sequence[ReduceScatter | None]) -> Residuals | None:
     return next((scatter.residuals for scatter in scatters if scatter is not None and scatter.residuals), None)
 
 
-class DenseReduceScatter(SplitReduceScatter):
+class DenseReduceScatter(ReduceScatter):
     """Reduce-scatter that sends every number once, in fp32 or bf16, straight to the rank that owns its sum.
 
     The owner adds up in fp32, in an order that never changes. gloo's own reduce-scatter is an all-reduce after which

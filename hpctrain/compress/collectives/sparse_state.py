@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
-from hpctrain.compress.codecs.buffers import Scratch
+from hpctrain.compress.codecs.buffers import BufferPool
 from hpctrain.compress.codecs.sparse_message import ValueCode
 from hpctrain.compress.collectives.reduce_scatter import Residuals, ResidualStats
 from hpctrain.compress.select.selectors import seed_of, select_with_values
@@ -256,7 +256,8 @@ class SparseState(Residuals):
         self._sent = self._of = 0
         self._square = 0.0
         """Squared norm of this rank's gradients of compressed parameters, before compression."""
-        self.scratch = Scratch()
+        self.buffers = BufferPool(bounded=True)
+        """Memory of sums that have begun and not ended."""
 
     def begin(self, device: torch.device) -> int:
         """Begin a step, unless one is under way; return the step's number, counted from 1.

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.base.errors import HpctrainError
 from hpctrain.compress.codecs.buffers import Scratch
-from hpctrain.compress.collectives.reduce_scatter import ScatterUnderWay, SplitReduceScatter
+from hpctrain.compress.collectives.reduce_scatter import ReduceScatter, ScatterUnderWay
 
 SUMS_IN_FLIGHT = 2
 """Largest count of a rank's reduce-scatters whose messages are on their way at a time."""
@@ -24,8 +23,10 @@ class SumsInFlight:
 
     def __init__(self) -> None:
         self._queue: list[_SumInFlight] = []
-        self._sums: dict[SplitReduceScatter, Tensor] = {}
+        self._sums: dict[ReduceScatter, Tensor] = {}
         """Reduce-scatter of a module -> where the step's sums of its gradients are added up, [part]."""
+        self._incomplete: set[ReduceScatter] = set()
+        """Reduce-scatters whose gradient lacked parameters in this step."""
         self._later = Scratch()
         """Memory for the sums of a micro-batch that is not the first one."""
 
@@ -39,35 +40,45 @@ class SumsInFlight:
             self._drop()
 
     def begin(
-        self, scatter: SplitReduceScatter, output: Tensor, gradient: Tensor, group: ProcessGroup, operation: str
+        self,
+        scatter: ReduceScatter,
+        output: Tensor,
+        gradient: Tensor,
+        group: ProcessGroup,
+        operation: str,
+        complete: bool = True,
     ) -> int:
         """Begin a reduce-scatter of a `fully_shard` module; return the bytes that this rank sends. First, wait for the
         oldest reduce-scatters if too many are on their way.
 
         torch makes the module's first output of a step the gradient, and adds further outputs to it at once. So the
-        first output later gets the sums of all micro-batches, and further outputs stay zeros.
+        first output later gets the sums of all micro-batches, and further outputs stay zeros. Of a gradient that lacks
+        parameters, only torch knows which ones: the rank then waits for the sum, and for further ones of the module.
 
         Args:
             scatter: the reduce-scatter of this module alone.
             output: [part], fp32; zeros until the sum has ended.
-            gradient: as of `SplitReduceScatter.begin`.
+            gradient: as of `ReduceScatter.begin`.
             group: the ranks.
             operation: text that `ACTIVITY` records while the rank waits for the messages.
+            complete: whether the gradient has all parameters of the module.
 
         Raises:
-            HpctrainError: a parameter of the module took part in some micro-batches only, or the codec sends integers
-                and the gradient lacks parameters of the module.
+            HpctrainError: the codec selects or quantises numbers, and the gradient lacks parameters of the module.
             CheckpointError: a loaded residual is of another size.
             RuntimeError: a collective failed.
         """
-        sums = self._sums.setdefault(scatter, output)
-        if sums.numel() != output.numel():
-            raise HpctrainError(
-                f"{operation}: found a gradient of {output.numel()} numbers, in an earlier micro-batch one of "
-                f"{sums.numel()}; allowed: parameters that take part in every micro-batch"
-            )
+        if not complete or scatter in self._incomplete:
+            self._incomplete.add(scatter)
+            self.wait()
+            with ACTIVITY.doing(operation, waits="dp"):
+                return scatter(output, gradient, group)
+        if self._queue:
+            with ACTIVITY.doing(self._queue[-1].operation, waits="dp"):
+                self._queue[-1].under_way.work.begin_last()
         while len(self._queue) >= SUMS_IN_FLIGHT or self._needs_residual(scatter):
             self._end_oldest()
+        sums = self._sums.setdefault(scatter, output)
         under_way = scatter.begin(gradient, group)
         output.zero_()
         self._queue.append(_SumInFlight(scatter, sums, output is sums, under_way, operation))
@@ -106,8 +117,9 @@ class SumsInFlight:
         """Forget all sums. Residuals stay as they were before those that have not ended."""
         self._queue.clear()
         self._sums.clear()
+        self._incomplete.clear()
 
-    def _needs_residual(self, scatter: SplitReduceScatter) -> bool:
+    def _needs_residual(self, scatter: ReduceScatter) -> bool:
         """Return whether the reduce-scatter can begin only when its last one has ended, which until then uses the
         buffer of the residual."""
         return scatter.residuals is not None and any(flight.scatter is scatter for flight in self._queue)
@@ -126,7 +138,7 @@ class SumsInFlight:
 class _SumInFlight:
     """A reduce-scatter whose messages are on their way."""
 
-    scatter: SplitReduceScatter
+    scatter: ReduceScatter
     sums: Tensor
     """[part]: where the sums of the step's micro-batches are added up."""
     is_first: bool

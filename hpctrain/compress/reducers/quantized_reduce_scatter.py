@@ -17,16 +17,16 @@ from hpctrain.compress.codecs.integers import BlockCode
 from hpctrain.compress.collectives.overlapped_work import begin_all_to_all
 from hpctrain.compress.collectives.reduce_scatter import (
     FlatGradientLayout,
+    ReduceScatter,
     ScatterUnderWay,
     ShardedParameter,
-    SplitReduceScatter,
 )
 from hpctrain.compress.reducers.integer_residuals import IntegerResiduals
 
 _FULL_BYTES = 4
 
 
-class QuantizedReduceScatter(SplitReduceScatter):
+class QuantizedReduceScatter(ReduceScatter):
     """The reduce-scatter of one `fully_shard` module of a stage, by integers; exempt parameters are summed exactly.
 
     Each rank owns a part of the sums. Each rank sends each owner the numbers of the owner's part, rounded; with

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpctrain.compress.codecs.buffers import Scratch
 from hpctrain.compress.codecs.sparse_message import decode, encode, rounded
 from hpctrain.compress.collectives.exchange import balanced_borders, counts_between, exchange, gather
 from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
@@ -47,6 +48,7 @@ class SparseReducer(CodecReducer):
         self._state = self.holder = state
         self._feedback = state.feedback
         self._settings = settings
+        self._scratch = Scratch()
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
@@ -157,7 +159,7 @@ class SparseReducer(CodecReducer):
         outgoing = [nothing if owner == self._rank else self._message(parts, owner) for owner in range(self._world)]
         incoming, sent = exchange(outgoing, self._group)
         start, end = parts.borders[self._rank : self._rank + 2]
-        total = self._state.scratch.take((end - start,), parts.values[0]).zero_()
+        total = self._scratch.take((end - start,), parts.values[0]).zero_()
         # The messages are added in rank order, because the sum must not depend on which message arrived first.
         for source, message in enumerate(incoming):
             if source == self._rank:

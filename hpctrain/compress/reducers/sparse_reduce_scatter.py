@@ -15,14 +15,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.compress.codecs.sparse_message import ALIGNMENT, ValueCode, decode, encode, rounded
-from hpctrain.compress.collectives.exchange import exchange
-from hpctrain.compress.collectives.reduce_scatter import FlatGradientLayout, ReduceScatter, ShardedParameter
+from hpctrain.compress.collectives.exchange import Exchange
+from hpctrain.compress.collectives.reduce_scatter import (
+    FlatGradientLayout,
+    ReduceScatter,
+    ScatterUnderWay,
+    ShardedParameter,
+)
 from hpctrain.compress.collectives.sparse_state import SparseSettings, SparseState
 from hpctrain.compress.reducers.sparse import OwnerParts, message_scales
 
@@ -60,71 +67,105 @@ class SparseReduceScatter(ReduceScatter):
         self._first = first
         self._settings = settings
 
-    def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
+    def begin(self, gradient: Tensor, group: dist.ProcessGroup) -> ScatterUnderWay:
         world, rank = dist.get_world_size(group), dist.get_rank(group)
-        rows = self._flat.rows(gradient, world)
-        step = self.residuals.begin(gradient.device)
-        stretches = [rows[:, start:end] for start, end in (*self._compressed, *self._exempt)]
-        energies: list[float] = torch.stack(torch._foreach_norm(stretches)).double().square().tolist()
-        wanted = self.residuals.wanted(step, self._first, len(self._compressed))
-        finite = all(math.isfinite(energy) for energy in energies)
-        choice, whole = None, rows
-        if finite and wanted is not None:
-            choice = self._choose(rows, wanted, energies, step)
-            messages = [self._message(choice, rows[owner], owner) for owner in range(world)]
-        elif finite:
-            whole = self._corrected(rows) if self.residuals.feedback.is_flush_step(step) else rows
-            messages = [_bytes(row) for row in whole]
+        given = self._given(gradient, world)
+        wanted = self.residuals.wanted(given.step, self._first, len(self._compressed))
+        choice = None
+        if given.is_finite and wanted is not None:
+            scales = message_scales(given.energies[: len(wanted)], self._sizes)
+            selected = self._select(given, wanted)
+            choice = _Choice(selected, scales, self._compressed, world, self._settings.values)
+            messages = [self._message(choice, given.rows[owner], owner) for owner in range(world)]
+        elif given.is_finite:
+            flushes = self.residuals.feedback.is_flush_step(given.step)
+            messages = [_bytes(row) for row in (self._corrected(given.rows) if flushes else given.rows)]
         else:
             # Empty messages tell the owners that this gradient is not finite; other messages are never empty.
-            messages = [output.new_empty(0, dtype=torch.uint8)] * world
+            messages = [gradient.new_empty(0, dtype=torch.uint8)] * world
         own_message, messages[rank] = messages[rank], messages[rank][:0]
-        arrived, sent = exchange(messages, group)
+        exchange = Exchange(messages, group)
+        write_sums = partial(self._write_sums, given, choice, exchange, own_message, rank)
+        return ScatterUnderWay(exchange.sent_bytes, exchange, write_sums)
+
+    def _given(self, gradient: Tensor, world: int) -> GivenGradient:
+        """Return a flat gradient, [world · part], with what is known of it before the sum."""
+        rows = self._flat.rows(gradient, world)
+        stretches = [rows[:, start:end] for start, end in (*self._compressed, *self._exempt)]
+        energies: list[float] = torch.stack(torch._foreach_norm(stretches)).double().square().tolist()
+        return GivenGradient(rows, self.residuals.begin(gradient.device), energies)
+
+    def _write_sums(
+        self, given: GivenGradient, choice: _Choice | None, exchange: Exchange, own_message: Tensor, rank: int,
+        output: Tensor,
+    ) -> None:  # fmt: skip
+        """Write the sums of this rank's part to `output`, and what was not sent to the residuals.
+
+        Args:
+            given: this rank's gradient.
+            choice: the numbers that this rank selected of it; None: all.
+            exchange: the messages, which have arrived.
+            own_message: the message of this rank to itself.
+            rank: this rank.
+            output: [part]; written to.
+        """
+        arrived = exchange.messages()
         arrived[rank] = own_message
         if any(message.numel() == 0 for message in arrived):
-            self.residuals.not_finite()
-            output.fill_(math.nan)
-            return sent
+            self._give_up(None if choice is None else choice.selected, output)
+            return
         if choice is None:
             self._add_whole(output, arrived)
-            self._forget(step)
+            self._forget(given.step)
             count = sum(self._sizes)
         else:
             self._add(output, arrived, choice.of(rank), rank)
-            self._keep(choice, rank)
-            count = sum(positions.numel() for positions in choice.positions)
-        self.residuals.record_sent(count, sum(self._sizes), sum(energies[: len(self._compressed)]))
-        if self.residuals.counts.watches(step):
-            self.residuals.counts.observe(step, self._copies(rows), self._first)
-        return sent
+            self._keep(choice.selected, choice.selected.positions, choice.read(rank))
+            count = sum(positions.numel() for positions in choice.selected.positions)
+        self._record(given, count)
+        if self.residuals.counts.watches(given.step):
+            memory, copies = self._copies(given.rows)
+            self.residuals.counts.observe(given.step, copies, self._first)
+            self.residuals.buffers.give_back(memory)
 
-    def _copies(self, rows: Tensor) -> list[Tensor]:
-        """Return a copy of each compressed parameter's gradient, [world · owned], fp32; `owned` is the count of the
-        parameter's numbers, with padding, of which each rank owns the sum. The next call overwrites the memory of the
-        copies.
+    def _record(self, given: GivenGradient, count: int) -> None:
+        """Record the figures of a sum for which this rank sent `count` numbers of the compressed parameters."""
+        self.residuals.record_sent(count, sum(self._sizes), sum(given.energies[: len(self._compressed)]))
+
+    def _give_up(self, selected: SelectedNumbers | None, output: Tensor) -> None:
+        """Write NaN to `output`, because some rank's gradient is not finite."""
+        self.residuals.not_finite()
+        if selected is not None:
+            self.residuals.buffers.give_back(selected.memory)
+        output.fill_(math.nan)
+
+    def _copies(self, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return a buffer of the state's `buffers`, and in it a copy of each compressed parameter's gradient, [world ·
+        owned], fp32; `owned` is the count of the parameter's numbers, with padding, of which each rank owns the sum.
 
         Args:
             rows: [world, numbers], the flat gradient by owner.
         """
         world = rows.shape[0]
-        memory = self.residuals.scratch.take((world * sum(self._owned),), rows)
+        memory = self.residuals.buffers.take(world * sum(self._owned), rows)
         parts = memory.split([world * owned for owned in self._owned])
         for part, (start, end) in zip(parts, self._compressed, strict=True):
             part.view(world, -1).copy_(rows[:, start:end])
-        return list(parts)
+        return memory, list(parts)
 
     def _keys(self) -> list[str]:
         return [str(self._first + index) for index in range(len(self._compressed))]
 
-    def _choose(self, rows: Tensor, wanted: list[int], energies: list[float], step: int) -> _Choice:
-        add_to, settings = self.residuals.feedback.add_to, self._settings
-        corrected = [add_to(key, copy) for key, copy in zip(self._keys(), self._copies(rows), strict=True)]
+    def _select(self, given: GivenGradient, wanted: list[int]) -> SelectedNumbers:
+        """Select about `wanted` numbers of each compressed parameter, out of the gradient plus the residual."""
+        memory, copies = self._copies(given.rows)
+        add_to = self.residuals.feedback.add_to
+        corrected = [add_to(key, copy) for key, copy in zip(self._keys(), copies, strict=True)]
         selected = [
-            settings.select(a, k, step, self._first + index)
+            self._settings.select(a, k, given.step, self._first + index)
             for index, (a, k) in enumerate(zip(corrected, wanted, strict=True))
         ]
-        scales = message_scales(energies[: len(wanted)], self._sizes)
-        return _Choice(corrected, selected, scales, self._compressed, rows.shape[0], settings.values)
+        return SelectedNumbers(memory, corrected, *map(list, zip(*selected, strict=True)))
 
     def _message(self, choice: _Choice, row: Tensor, owner: int) -> Tensor:
         """Return the message to an owner, uint8: its exempt numbers, the scales of the parameters, its selected
@@ -162,11 +203,17 @@ class SparseReduceScatter(ReduceScatter):
                 part += more
             output.index_add_(0, positions, values * scales.repeat_interleave(lengths))
 
-    def _keep(self, choice: _Choice, rank: int) -> None:
-        for key, a, positions, read in zip(
-            self._keys(), choice.corrected, choice.positions, choice.read(rank), strict=True
-        ):
-            self.residuals.feedback.store_residual(key, a, positions, read)
+    def _keep(self, selected: SelectedNumbers, positions: Sequence[Tensor], read: Sequence[Tensor]) -> None:
+        """Store what was not sent in the residuals.
+
+        Args:
+            selected: the selected numbers; its memory is free afterwards.
+            positions: for each compressed parameter, the positions of the numbers that arrived.
+            read: for each compressed parameter, these numbers as their owners read them.
+        """
+        for key, a, places, values in zip(self._keys(), selected.corrected, positions, read, strict=True):
+            self.residuals.feedback.store_residual(key, a, places, values)
+        self.residuals.buffers.give_back(selected.memory)
 
     def _corrected(self, rows: Tensor) -> Tensor:
         """Return the gradient plus this rank's residuals of the compressed parameters, as a new tensor.
@@ -175,8 +222,10 @@ class SparseReduceScatter(ReduceScatter):
             rows: [owner, numbers]: the flat gradient, by the rank that owns the part.
         """
         whole = rows.clone()
-        for key, copy, (start, end) in zip(self._keys(), self._copies(rows), self._compressed, strict=True):
+        memory, copies = self._copies(rows)
+        for key, copy, (start, end) in zip(self._keys(), copies, self._compressed, strict=True):
             whole[:, start:end] = self.residuals.feedback.add_to(key, copy).view(rows.shape[0], -1)
+        self.residuals.buffers.give_back(memory)
         return whole
 
     def _forget(self, step: int) -> None:
@@ -191,30 +240,58 @@ class SparseReduceScatter(ReduceScatter):
             output += _cut(message, output.numel())[0]
 
 
+class GivenGradient(NamedTuple):
+    """This rank's gradient of a sum."""
+
+    rows: Tensor
+    """[world, numbers]: the flat gradient, by the rank that owns the sums."""
+    step: int
+    """Number of the step, counted from 1."""
+    energies: list[float]
+    """Squared norm of each parameter's gradient, the compressed parameters first."""
+
+    @property
+    def is_finite(self) -> bool:
+        return all(map(math.isfinite, self.energies))
+
+
+class SelectedNumbers(NamedTuple):
+    """The numbers that a rank selected of each compressed parameter of a `fully_shard` module."""
+
+    memory: Tensor
+    """Buffer of `SparseState.buffers` that holds `corrected`."""
+    corrected: list[Tensor]
+    """Gradient plus residual of each parameter, [world · n]; a rank owns n numbers of the parameter."""
+    positions: list[Tensor]
+    """Positions in the parameter, [k], int64, ascending."""
+    values: list[Tensor]
+    """The numbers at these positions, [k], fp32."""
+
+
 class _Choice:
     """The selected numbers of one `fully_shard` module's parameters, by the rank that owns them."""
 
     def __init__(
-        self, corrected: list[Tensor], selected: list[tuple[Tensor, Tensor]], scales: list[float],
-        stretches: list[tuple[int, int]], world: int, code: ValueCode,
+        self, selected: SelectedNumbers, scales: list[float], stretches: list[tuple[int, int]], world: int,
+        code: ValueCode,
     ) -> None:  # fmt: skip
         """Divide the selected values by their scales and cut them by owner.
 
         Args:
-            corrected: gradient plus residual of each parameter, [world · n]; a rank owns n numbers of the parameter.
-            selected: positions and values to send of each parameter; the values are overwritten.
+            selected: the numbers to send; the values are overwritten.
             scales: for each parameter, what its values are divided by on the wire.
             stretches: start and end of each parameter in an owner's part.
             world: number of owners.
             code: precision of the values on the wire.
         """
-        self.corrected = corrected
-        self.positions = [places for places, _ in selected]
+        self.selected = selected
         self.scales = scales
         self._code = code
         self._parts = [
             OwnerParts(places, values.div_(scale), [owner * (end - start) for owner in range(world + 1)], start)
-            for (places, values), scale, (start, end) in zip(selected, scales, stretches, strict=True)
+            for places, values, scale, (start, end) in zip(
+                selected.positions, selected.values, scales, stretches, strict=True
+            )
         ]
         """For each parameter, the positions within the owner's part and the values, divided by the scale."""
 
