@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.gradients import local_gradients, local_part
 from hpctrain.parallel.pipeline import Pipeline
+from hpctrain.records.plan.plan import Plan
 
 Early = Literal["always", "never", "faster"]
 """When sums begin before the end of the pipeline: in every step, in none, or if steps are then shorter."""
@@ -23,6 +24,17 @@ TRIAL_BLOCKS = 6
 """Blocks of steps that are compared, half of them with early sums and half with late ones."""
 TRIED_STEPS = WARM_STEPS + TRIAL_BLOCKS * BLOCK_STEPS
 """Number of first steps of a worker, after which it begins all sums in one way, early or late."""
+
+
+def when_sums_begin(plan: Plan, device_type: str) -> Early:
+    """Return when the workers of a plan begin the sums of gradients whose reducer is not torch's `fully_shard`."""
+    if plan.dp == 1 or (plan.shards > 1 and not plan.codec_reduces_replicate_axis):
+        return "never"
+    # On CUDA, the stream of a rank that encodes would wait for other replicas while stages of its own replica wait for
+    # the rank.
+    if device_type != "cpu" and not plan.codec.exact and len(plan.stages) > plan.pp:
+        return "never"
+    return "faster" if plan.pp > 1 else "always"
 
 
 class EarlyOrLate:

@@ -16,7 +16,7 @@ from hpctrain.compress.collectives.reduce_scatter import LevelBytes, residual_me
 from hpctrain.compress.reducers.levels import LevelReducer, NodeLevel, ReplicatedNodeLevel
 from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
-from hpctrain.parallel.early_sums import Early, EarlyOrLate, EarlySums
+from hpctrain.parallel.early_sums import Early, EarlyOrLate, EarlySums, when_sums_begin
 from hpctrain.parallel.fsdp import ShardedStage
 from hpctrain.parallel.gradients import local_part
 from hpctrain.parallel.pipeline import Pipeline
@@ -34,19 +34,16 @@ def build_plan_reducer(plan: Plan, mesh: DeviceMesh, pipeline: Pipeline, early: 
         mesh: the plan's mesh.
         pipeline: this rank's part of the pipeline; `reduce` gets the gradients in the order of its parameters.
         early: whether to begin with a stage's sums while the pipeline goes on, where the codec can do so. faster: as
-            `EarlyOrLate` finds out; without stage messages always.
+            `when_sums_begin` says.
     """
     if plan.shards > 1 and not plan.codec_reduces_replicate_axis:
         return ShardedReducer(pipeline.stages)
     reducer = _replica_reducer(plan, mesh, pipeline)
-    # On CUDA, the stream of a rank that encodes would wait for other replicas while stages of its own replica wait for
-    # the rank.
-    alone = len(pipeline.stages) == 1 or pipeline.device.type == "cpu" or plan.codec.exact
-    if plan.dp > 1 and early != "never" and alone:
+    usual = when_sums_begin(plan, pipeline.device.type)
+    if early != "never" and usual != "never":
         pp = plan.stage_owner()[pipeline.stages[0].stage_index]
         order = completion_order(schedule_of(plan, 0)[0].ranks[pp])
-        choice = EarlyOrLate() if early == "faster" and plan.pp > 1 else None
-        EarlySums(reducer, pipeline, order, choice)
+        EarlySums(reducer, pipeline, order, EarlyOrLate() if early == usual == "faster" else None)
     return reducer
 
 

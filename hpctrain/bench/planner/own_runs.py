@@ -21,7 +21,7 @@ from hpctrain.bench.ranks import leave_process_group, run_ranks
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.launch import small_run
 from hpctrain.launch.probe import ProbeRequest, probe_local
-from hpctrain.parallel.early_sums import TRIED_STEPS
+from hpctrain.parallel.early_sums import TRIED_STEPS, when_sums_begin
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.calibration import WARMUP_STEPS, fit_profile, merge_profiles
 from hpctrain.planner.simulate.predict import predict
@@ -76,7 +76,7 @@ class Trained:
 def tried_steps(plan: Plan) -> int:
     """Return the number of first steps in which workers of the plan try early and late sums of gradients, which later
     steps no longer do; 0 if the plan has no such trial."""
-    return TRIED_STEPS if plan.pp > 1 and plan.dp > 1 and plan.zero == 0 else 0
+    return TRIED_STEPS if when_sums_begin(plan, "cpu") == "faster" else 0
 
 
 @dataclass(frozen=True)

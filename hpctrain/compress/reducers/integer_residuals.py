@@ -61,7 +61,14 @@ class IntegerResiduals(Residuals):
         buffer = self._residuals[key].next = self._pool.take(length, like)
         return buffer
 
-    def write(self, key: Hashable, messages: Tensor, exempt: int | None = None) -> Tensor:
+    def measure(self, key: Hashable) -> Tensor:
+        """Return the squared L2 norm of the gradients in the buffer that `begin` returned, which `stats` uses. Call it
+        before `write`."""
+        residual = self._residuals[key]
+        residual.square = torch.dot(residual.next, residual.next)
+        return residual.square
+
+    def write(self, key: Hashable, messages: Tensor, exempt: int | None = None) -> None:
         """Add the residual of the sum `key` to the gradients in the buffer that `begin` returned, and encode the buffer
         as messages, one part of it for each rank.
 
@@ -71,18 +78,13 @@ class IntegerResiduals(Residuals):
             key: key of the sum, as given to `begin`.
             messages: [ranks, bytes of a part], uint8; written to.
             exempt: rank whose part is not encoded, and stays unrounded in the buffer; None: all parts are encoded.
-
-        Returns:
-            Squared L2 norm of the gradients, before the residual was added.
         """
         residual = self._residuals[key]
-        residual.square = torch.dot(residual.next, residual.next)
         if self.feedback:
             residual.next += residual.current
         for rank, (part, message) in enumerate(zip(self.parts(key, len(messages)), messages, strict=True)):
             if rank != exempt:
                 self.code.write(part, message, errors=self.feedback)
-        return residual.square
 
     def parts(self, key: Hashable, ranks: int) -> Tensor:
         """Return the buffer that `begin` returned for the sum `key`, as a view [ranks, part]."""

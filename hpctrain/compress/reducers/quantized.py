@@ -46,6 +46,8 @@ class QuantizedBucketCodec(BucketCodec):
         numbers = self._residuals.begin(tuple(bucket), bucket, sizes, length, tensors[0])
         torch._foreach_copy_(unflatten_like(numbers[: sum(sizes)], tensors), tensors)
         numbers[sum(sizes) :] = 0
+        if self._residuals.feedback:
+            self._residuals.measure(tuple(bucket))
         self._residuals.write(tuple(bucket), outgoing)
 
     def reduce_part(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:

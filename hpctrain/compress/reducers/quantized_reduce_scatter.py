@@ -113,7 +113,8 @@ class QuantizedReduceScatter(ReduceScatter):
         heads = self._heads(outgoing)
         _copy(heads[:, 1:].split(self._exempt_sizes, 1), rows, self._part.exempt)
         messages = outgoing[:, _FULL_BYTES * self._head :]
-        square = self.residuals.write(self._number, messages, exempt=rank)
+        square = self.residuals.measure(self._number)
+        self.residuals.write(self._number, messages, exempt=rank)
         parts[:, numbers:] = 0  # padding leaves no residual
         # The flag tells each owner whether any number of the part is not finite, although the owner receives only some
         # of them. A finite number divided by a small scale may be too large for a message.

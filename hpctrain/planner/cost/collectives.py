@@ -268,7 +268,7 @@ def shard_collective_times(
             return pieces * rings.all_reduce_s(size / pieces) / 2 + COPY_PASSES * size / speed
 
         # Gradients are compressed within the backward pass only if one group shards over all replicas; see decision 45.
-        width = work.codec.dense_bytes / FULL_BYTES if shards == len(placement) else 1.0
+        width = work.codec.number_bytes(shards, work.spec.dim) / FULL_BYTES if shards == len(placement) else 1.0
         within = MESSAGES[work.intra_node].number_bytes / FULL_BYTES if work.intra_node != "flat" else 1.0
         part, summed = work.framework.summed_bytes * parameters / shards, work.framework.summed_bytes * parameters
         rings = [groups[rank] for groups in scatters]
@@ -276,14 +276,16 @@ def shard_collective_times(
             sizes = [summed * within, summed * width / rings[0].size]
         else:
             sizes = [summed * (width if shards == len(placement) else within)]
-        beside = shards == len(placement) and sums_beside(work, placement[0][0].kind)
+        beside = work.codec.beside_share(shards) if shards == len(placement) else 0.0
         times.append(
             ShardCollectiveTimes(
                 gather=seconds(work.gathered_bytes * parameters, gathers[rank]),
                 scatter=sum(map(seconds, sizes, rings)),
                 copies=pieces * across[rank].all_reduce_s(part / pieces),
                 pieces=pieces,
-                beside_s=_beside_s(rings[-1], sizes[-1], pieces, bytes_per_s) if beside else 0.0,
+                beside_s=beside * _beside_s(rings[-1], sizes[-1], pieces, bytes_per_s)
+                if sums_beside(work, placement[0][0].kind)
+                else 0.0,
             )
         )
     return times
@@ -303,12 +305,12 @@ def _beside_s(group: RingGroup, size_bytes: float, pieces: int, bytes_per_s: flo
 
 def sums_beside(work: Workload, kind: str) -> bool:
     """Return whether the reduce-scatters of a state that is sharded over all replicas go on while a rank on a CPU
-    computes; by level, these are the ones between nodes. With codecs that select numbers, a rank waits for them.
+    computes; by level, these are the ones between nodes.
 
     Args:
         kind: kind of the devices: cuda or cpu.
     """
-    return kind == "cpu" and work.framework.shard_prefetch and work.codec.sharded_sums == "all"
+    return kind == "cpu" and work.framework.shard_prefetch and work.codec.sharded_sums != "none"
 
 
 def _reduce_scatter_groups(placement_links: PlacementLinks, work: Workload, shards: int) -> list[list[RingGroup]]:

@@ -192,7 +192,8 @@ def _try(priced: CostModel, layout: Layout, steps: int, exact: _CodecTrial | Non
     if layout.shards < layout.dp:
         sums = priced.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage, layout.shards)
         longest = max(sums, key=lambda stage: stage.seconds)
-        hidden = overlapped_s(priced, layout, longest.wire_s, sums.index(longest))
+        if not prediction.late_sums:
+            hidden = overlapped_s(priced, layout, longest.wire_s, sums.index(longest))
     mean_step_s = prediction.total
     if exact is not None and codec.has_state:
         # Warm-up steps are summed exactly, after the backward pass.

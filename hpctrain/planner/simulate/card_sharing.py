@@ -10,7 +10,7 @@ from hpctrain.planner.devices.placement_links import PlacementLinks
 
 
 class SumWindow(NamedTuple):
-    """When the messages of a pipeline rank's sums pass, in seconds from the start of the step."""
+    """When the messages of one of a pipeline rank's sums pass, in seconds from the start of the step."""
 
     start_s: float
     end_s: float
@@ -34,7 +34,7 @@ class CardSharing:
         links: the links of the placement.
         replica: number of the replica.
         rank_of_stage: [stage] -> its pipeline rank.
-        windows: [pipeline rank] -> when the messages of its sums pass.
+        windows: [pipeline rank] -> when the messages of its sums pass, in order.
         lanes: [message] -> its lane (see `StageDurations`).
     """
 
@@ -43,7 +43,7 @@ class CardSharing:
         links: PlacementLinks,
         replica: int,
         rank_of_stage: Sequence[int],
-        windows: Sequence[SumWindow],
+        windows: Sequence[Sequence[SumWindow]],
         lanes: Sequence[int],
     ) -> None:
         hops = list(pairwise(rank_of_stage))
@@ -85,11 +85,11 @@ class CardSharing:
 
 
 def _shared_spans(
-    links: PlacementLinks, replica: int, hop: tuple[int, int], windows: Sequence[SumWindow]
+    links: PlacementLinks, replica: int, hop: tuple[int, int], windows: Sequence[Sequence[SumWindow]]
 ) -> list[_SharedSpan]:
     """Return the times in which messages between two pipeline ranks of a replica share cards or uplinks with sums, in
     order, without overlap."""
-    sharing = [(rank, windows[rank]) for rank in links.ranks_beside(replica, *hop)]
+    sharing = [(rank, window) for rank in links.ranks_beside(replica, *hop) for window in windows[rank]]
     borders = sorted({border for _, window in sharing for border in window})
     spans = []
     for start_s, end_s in pairwise(borders):

@@ -35,8 +35,10 @@ class StageSum(NamedTuple):
 class RankSum(NamedTuple):
     """When the all-reduces of a pipeline rank's gradients pass, in seconds from the start of the step."""
 
-    messages: SumWindow
-    """When messages pass that need not wait for the rank's last backward; empty if all do."""
+    messages: tuple[SumWindow, ...]
+    """When messages pass that need not wait for the rank's last backward, by stage; empty if all wait for it."""
+    start_s: float
+    """When the first messages begin."""
     end_s: float
     """When all gradients are summed."""
 
@@ -50,6 +52,8 @@ class StepSums(NamedTuple):
     """By replica, [stage] -> seconds from the start of the step until the stage's last backward ends."""
     share_cards: bool = False
     """Whether stage messages may be delayed."""
+    are_late: bool = False
+    """Whether all messages wait for the ranks' last backwards, because the step is then shorter."""
 
     @property
     def end_s(self) -> float:
@@ -123,7 +127,7 @@ def settle_sums(
     early = StepSums(rank_sums(layout, sums, ends), ends)
     if layout.pp == 1:
         return early
-    late = StepSums(rank_sums(layout, [stage.begun_late() for stage in sums], ends), ends)
+    late = StepSums(rank_sums(layout, [stage.begun_late() for stage in sums], ends), ends, are_late=True)
     if early.end_s >= late.end_s:
         return late
     early = sums_beside_messages(cost, layout, sums, ends, replicas, delayed_ends)
@@ -165,15 +169,16 @@ def rank_sums(
     done = [max(seconds) for seconds in zip(*ends, strict=True)]
     ranks = []
     for rank, held in enumerate(layout.stages_by_rank):
-        starts, wire_end = [], 0.0
-        for stage in sorted(held, key=done.__getitem__):
-            starts.append(max(wire_end, done[stage] - sums[stage].hidden_s))
-            wire_end = starts[-1] + sums[stage].wire_s
-        last = max(done[stage] for stage in held)
-        start = starts[0] if any(sums[stage].wire_s > 0 for stage in held) else last
-        wire_end = max(start, wire_end + (carried[rank] if carried else 0.0))
+        windows: list[SumWindow] = []
+        last = wire_end = max(done[stage] for stage in held)
+        for stage in sorted((stage for stage in held if sums[stage].wire_s > 0), key=done.__getitem__):
+            start = max(windows[-1].end_s if windows else 0.0, done[stage] - sums[stage].hidden_s)
+            windows.append(SumWindow(start, start + sums[stage].wire_s))
+        if windows:
+            wire_end = windows[-1].end_s + (carried[rank] if carried else 0.0)
+            windows[-1] = windows[-1]._replace(end_s=wire_end)
         end = max(wire_end, last) + sum(sums[stage].late_s for stage in held)
-        ranks.append(RankSum(SumWindow(start, wire_end), end))
+        ranks.append(RankSum(tuple(windows), windows[0].start_s if windows else last, end))
     return ranks
 
 

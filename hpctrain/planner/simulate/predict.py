@@ -36,6 +36,8 @@ class Prediction:
     layout: Layout
     terms: dict[str, float]
     """Term -> seconds; 'total' is the sum of all other terms."""
+    late_sums: bool
+    """Whether workers begin all sums of gradients after the pipeline, because steps are then shorter."""
 
     @property
     def total(self) -> float:
@@ -104,7 +106,7 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
         [runs[place].durations for place in places],
         [lines[place] for place in places],
         [wait + by_rank.end_s - end for by_rank, end in zip(summed.ranks, ends, strict=True)],
-        [wait + by_rank.messages.start_s for by_rank in summed.ranks],
+        [wait + by_rank.start_s for by_rank in summed.ranks],
         [end - max(line.rank_end(rank) for line in alone) for rank, end in enumerate(ends)],
         _update(cost, layout),
     )
@@ -148,7 +150,7 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
         "data_parallel": done - pipeline + sharding,
         "optimizer": _update(cost, layout),
     }
-    return Prediction(layout, terms | {"total": sum(terms.values())})
+    return Prediction(layout, terms | {"total": sum(terms.values())}, summed.are_late)
 
 
 def largest_increase(before: dict[str, float], after: dict[str, float]) -> str:

@@ -49,7 +49,9 @@ class RankRow(Document):
     """Seconds a step of each of `stages` in forward passes and the loss. Collectives of tensor parallelism are
     included, and those of sharding."""
     backward_s: list[float]
-    """Seconds a step of each of `stages` in backward passes, with the same collectives."""
+    """Seconds a step of each of `stages` in backward passes, with the same collectives. Of the sums of gradients, only
+    what the rank does for them within these passes counts: coding, and waits. Sums that end later count as waits
+    alone."""
     wait_pp_s: float
     """Seconds a step in which the rank waited for messages between stages."""
     wait_dp_s: float
@@ -61,8 +63,8 @@ class RankRow(Document):
     wait_device_s: float
     """Seconds a step in which the host waited for the rank's GPU; 0 on a CPU."""
     hidden_dp_s: float
-    """Seconds a step in which sums over replicas were under way while the rank computed; 0 on a GPU, where the host
-    does not see their end, and for sharded gradients (zero 1 to 3)."""
+    """Seconds a step in which sums over replicas were under way while the rank computed, without those in which it
+    waited for stage messages; 0 on a GPU, where the host does not see their end."""
     memory_bytes: float
     """Peak memory in bytes, the largest of the steps, as in `memory_bytes_max` of metrics.jsonl."""
     wait_tp_s: float | None = None

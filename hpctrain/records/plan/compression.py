@@ -142,6 +142,7 @@ class _Selected(_Sparse):
     a sketch of them)."""
 
     sharded_sums = "selected"
+    reduce_scatter_share = 1.0  # numbers are selected once, as in sums of two replicas (`passes`)
 
     def all_to_all_share(self, world: int, dim: float) -> float:
         return 0.0 if world == 2 else 0.5  # two ranks send all numbers to each other
@@ -257,7 +258,17 @@ class Tagc(_Sparse):
     def number_bytes(self, world: int, dim: float) -> float:
         # With auto, a number for each position that any rank sends; fewer where ranks select the same positions.
         share = min(1.0, self.density * world) if self.ratio == "auto" else 1 / self.ratio
-        return FULL_BYTES * share + (1 / 2 if self.index == "4bit" else 1 / 8)
+        return FULL_BYTES * share + self._index_bytes
+
+    def beside_share(self, world: int) -> float:
+        # Ranks agree on the index first. With a sketch and the union, they then tell each other what they have decoded.
+        waits = self.ratio != "auto" and self.index == "union"
+        return 0.0 if waits else 1 - self._index_bytes / self.number_bytes(world, 0)
+
+    @property
+    def _index_bytes(self) -> float:
+        """Return the bytes of the index for each number of the gradient."""
+        return 1 / 2 if self.index == "4bit" else 1 / 8
 
     def all_to_all_share(self, world: int, dim: float) -> float:
         # Only the union's bitmaps go to owners and back; sums of bits and of numbers are all-reduces.

@@ -239,6 +239,15 @@ class GradientCodec(CompressionSettings):
         """
         return 0.0
 
+    def beside_share(self, world: int) -> float:
+        """Return the share of the bytes of a sharded state's sums that are sent while a rank on a CPU computes. For the
+        others, each rank waits until all ranks have begun the sum.
+
+        Args:
+            world: number of ranks over which the state is sharded.
+        """
+        return 1.0
+
     def rounds(self, buckets: int, world: int) -> float:
         """Return how many collectives a reduction needs one after the other. It is a mean over steps for a codec that
         does not reduce in every step.

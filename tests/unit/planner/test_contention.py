@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from conftest import run_of, topology_of
@@ -293,6 +294,16 @@ def test_sums_beside_stage_messages_share_their_cards(case):
     assert least - 1e-12 <= settled.end_s <= most, "workers keep what is faster"
     nothing = settle_sums(cost, layout, [StageSum(0.0, 0.0, 0.0)] * stages, alone, range(layout.dp), delayed)
     assert (nothing.ends, nothing.end_s) == (alone, max(map(max, alone)))
+    assert predict(cost, layout, whole=True).late_sums == settled.are_late == (settled.end_s == most)
+
+
+def test_messages_between_two_sums_of_a_rank_have_the_card_to_themselves():
+    """The second of two stages of a rank ends long after the sum of the first one."""
+    layout = SimpleNamespace(stages_by_rank=[[0, 1], [2]])
+    sums = [StageSum(1.0, 0.5, 0.25), StageSum(2.0, 0.0, 0.0), StageSum(0.0, 0.0, 4.0)]
+    first, second = rank_sums(layout, sums, [[8.0, 3.0, 2.0], [7.0, 2.0, 2.5]], [0.125, 0.0])
+    assert first == ((SumWindow(3.0, 5.0), SumWindow(7.5, 8.625)), 3.0, 8.875)
+    assert second == ((), 2.5, 6.5)
 
 
 def test_a_message_takes_twice_as_long_beside_one_sum(topology):
@@ -301,7 +312,7 @@ def test_a_message_takes_twice_as_long_beside_one_sum(topology):
     links = cost.placement_links(layout.placement)
 
     def sent(*windows, begin=10.0, seconds=4.0):
-        cards = CardSharing(links, 0, layout.rank_of_stage, [SumWindow(*window) for window in windows], (0, 1))
+        cards = CardSharing(links, 0, layout.rank_of_stage, [[SumWindow(*window)] for window in windows], (0, 1))
         return cards.sent_s(1, begin, seconds), [cards.carried_s(rank) for rank in (0, 1)]
 
     assert sent((0, 9), (14, 20)) == (14.0, [0.0, 0.0]), "before and after it"

@@ -121,7 +121,9 @@ def test_a_choice_of_sharded_gradients_is_not_sent_for_each_micro_batch(plan, ru
         (1, {}, 1e-7, False),  # gradients are summed when the backward has ended
         (2, {}, 1e-10, False),  # the processor is at work on messages all the time
         (2, {"compression": {"mode": "int8"}}, 1e-7, True),
-        (2, {"compression": {"mode": "topk"}, "rows": 8}, 1e-7, False),  # a rank waits for each of its rounds
+        (2, {"compression": {"mode": "topk"}, "rows": 8}, 1e-7, True),
+        (2, {"compression": {"mode": "tagc"}, "rows": 8}, 1e-7, True),
+        (2, {"compression": {"mode": "tagc", "ratio": 4}, "rows": 8}, 1e-7, False),  # ranks tell what they decoded
         (2, {"parallel": fixed(dp=2, pp=2, zero=2, schedule="interleaved_zero_bubble")}, 1e-7, False),
     ],
 )
