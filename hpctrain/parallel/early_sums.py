@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.gradients import local_gradients, local_part
+from hpctrain.parallel.mesh import reducer_sums_copies
 from hpctrain.parallel.pipeline import Pipeline
 from hpctrain.records.plan.plan import Plan
 
@@ -28,7 +29,7 @@ TRIED_STEPS = WARM_STEPS + TRIAL_BLOCKS * BLOCK_STEPS
 
 def when_sums_begin(plan: Plan, device_type: str) -> Early:
     """Return when the workers of a plan begin the sums of gradients whose reducer is not torch's `fully_shard`."""
-    if plan.dp == 1 or (plan.shards > 1 and not plan.codec_reduces_replicate_axis):
+    if plan.dp == 1 or (plan.shards > 1 and not reducer_sums_copies(plan, device_type)):
         return "never"
     # On CUDA, the stream of a rank that encodes would wait for other replicas while stages of its own replica wait for
     # the rank.
@@ -73,7 +74,9 @@ class EarlyOrLate:
 
 class EarlySums:
     """Begins the sum of a stage's gradients when the stage's last backward of a step is done, as the observer of the
-    stages of this rank. If gradients are plain tensors, buckets of them are sent even within the last backward."""
+    stages of this rank. If gradients are plain tensors, buckets of them are sent even within the last backward. If the
+    state is sharded, the sum of a `fully_shard` module over the replicate axis begins when the one within the shard
+    group has ended."""
 
     def __init__(
         self, reducer: Reducer, pipeline: Pipeline, order: Sequence[int], choice: EarlyOrLate | None = None
@@ -86,28 +89,33 @@ class EarlySums:
         """
         self._reducer = reducer
         self._choice = choice
-        members = pipeline.gradients_of_stages()
+        members = pipeline.gradients_of_units()
+        units = [(stage, unit) for stage in order for unit in range(len(members[stage]))]
+        groups = [members[stage][unit] for stage, unit in units]
         parameters = [parameter for _, parameter in pipeline.parameters()]
-        self._groups = {stage: number for number, stage in enumerate(order)}
-        self._parameters = [[parameters[index] for index in members[stage]] for stage in order]
+        self._groups = {key: number for number, key in enumerate(units)}
+        self._parameters = [[parameters[index] for index in group] for group in groups]
+        self._stages = frozenset(order)
         self._incomplete = set(order)
         """Stages whose last backward of the present step is still to come."""
         # With tensor parallelism, gradients may still have to be summed over tp; shards are no leaves of autograd.
         hooks = not any(isinstance(parameter, DTensor) for parameter in parameters)
-        reducer.overlap([local_part(parameter) for parameter in parameters], [members[stage] for stage in order], hooks)
+        reducer.overlap([local_part(parameter) for parameter in parameters], groups, hooks)
         for stage in pipeline.stages:
             stage.observer = self
 
     def action_ended(self) -> None:
         self._reducer.proceed()
 
-    def gradients_complete(self, stage: int) -> None:
+    def gradients_complete(self, stage: int, unit: int) -> None:
         if self._choice is None or self._choice.early:
-            number = self._groups[stage]
+            number = self._groups[stage, unit]
             self._reducer.group_done(number, local_gradients(self._parameters[number]))
+
+    def backward_done(self, stage: int) -> None:
         self._incomplete.discard(stage)
         if not self._incomplete:
-            self._incomplete.update(self._groups)
+            self._incomplete.update(self._stages)
             if self._choice is not None:
                 self._choice.step_ended(time.perf_counter())
                 self._reducer.defer(not self._choice.early)

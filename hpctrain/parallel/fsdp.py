@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +32,7 @@ from hpctrain.compress.collectives.reduce_scatter import (
 )
 from hpctrain.compress.collectives.sums_in_flight import SumsInFlight
 from hpctrain.model.imported.model import blocks_of
+from hpctrain.parallel.mesh import reducer_sums_copies
 from hpctrain.parallel.stage import InstrumentedStage
 from hpctrain.parallel.tracked_work import TrackedWork
 from hpctrain.records.plan.codec_spec import CodecSpec
@@ -117,9 +119,7 @@ def shard_group(module: nn.Module) -> dist.ProcessGroup:
 
 
 def _fsdp_param_groups_of(part: FSDPModule) -> list[Any]:
-    """Return torch's records of the parameters that a `fully_shard` module gathers together; empty if it has none of
-    its own.
-    """
+    """Return torch's records of the parameters that a `fully_shard` module gathers together; [] if it has none."""
     state: Any = fully_shard.state(part)  # type: ignore[attr-defined]
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
@@ -144,6 +144,7 @@ def track_collectives(
     sums_replicate_axis: Callable[[], bool],
     scatters: Sequence[ReduceScatter | None],
     in_flight: SumsInFlight | None,
+    ended: Callable[[int], None] = lambda part: None,
 ) -> None:
     """Report the bytes of the stage's sharding collectives to `count` from now on.
 
@@ -159,12 +160,17 @@ def track_collectives(
         sums_replicate_axis: returns whether an all-reduce over the replicate axis follows the next reduce-scatter.
         scatters: for each `fully_shard` module, the reduce-scatter within a shard group; None: torch's own.
         in_flight: gets the sums that go on while the rank computes; None: the rank waits for each sum.
+        ended: called with the number of a module, as soon as a sum that goes on has ended after which the sums over
+            replicas that share the state are complete.
     """
-    for part, pieces, scatter in zip(sharded_parts(module), flat_gradient_layouts(module), scatters, strict=True):
+    layouts = flat_gradient_layouts(module)
+    for number, (part, pieces, scatter) in enumerate(zip(sharded_parts(module), layouts, scatters, strict=True)):
         part.set_custom_all_gather(_AllGather(count, f"gather weights of stage {index}"))
         operation = f"sum gradients of stage {index} over replicas"
         numbers = sum(piece.owned for piece in pieces)
-        summing = _ReduceScatter(count, sums_replicate_axis, replicate_degree, scatter, operation, in_flight, numbers)
+        summing = _ReduceScatter(
+            count, sums_replicate_axis, replicate_degree, scatter, operation, in_flight, numbers, partial(ended, number)
+        )
         part.set_custom_reduce_scatter(summing)
         if replicate_degree > 1:
             part.set_all_reduce_hook(summing.finish_all_reduce)
@@ -199,6 +205,7 @@ class _ReduceScatter(DefaultReduceScatter):
         operation: text that `ACTIVITY` records meanwhile.
         in_flight: gets the sum if it can go on while the rank computes; None: the rank waits for each sum.
         numbers: count of numbers that each rank owns, padding included, if the gradient has all parameters.
+        ended: called when such a sum has ended of which `sums_replicate_axis` said that it is the last one.
     """
 
     count: CountBytes
@@ -208,6 +215,7 @@ class _ReduceScatter(DefaultReduceScatter):
     operation: str
     in_flight: SumsInFlight | None
     numbers: int
+    ended: Callable[[], None]
 
     def __post_init__(self) -> None:
         self._replicate_activity = ACTIVITY.doing(self.operation, waits="dp")
@@ -221,14 +229,15 @@ class _ReduceScatter(DefaultReduceScatter):
         async_op: bool = False,
     ) -> Any:
         part, work = output_tensor.nbytes, None
-        all_reduced = self.replicate_degree > 1 and self.sums_replicate_axis()
-        if self.in_flight is not None and self.scatter is not None and not all_reduced:
+        if self.in_flight is not None and self.scatter is not None:
             complete = output_tensor.numel() == self.numbers
-            begun = self.in_flight.begin(self.scatter, output_tensor, input_tensor, group, self.operation, complete)
+            ended = self.ended if self.sums_replicate_axis() else None
+            begun = self.in_flight.begin(
+                self.scatter, output_tensor, input_tensor, group, self.operation, complete, ended
+            )
             self.count(begun)
             return None
-        if self.in_flight is not None and all_reduced:
-            self.in_flight.wait()  # the all-reduce reads the sums of earlier micro-batches, too
+        all_reduced = self.replicate_degree > 1 and self.sums_replicate_axis()
         with ACTIVITY.doing(self.operation, waits="dp"):
             if self.scatter is None:
                 self.count(input_tensor.nbytes - part)
@@ -276,7 +285,7 @@ class ShardedStage(InstrumentedStage):
         """For each `fully_shard` module, the reduce-scatter over the replicas that share the state; None:
         torch's own.
         """
-        replicate_degree = 1 if plan.codec_reduces_replicate_axis else plan.dp // plan.shards
+        replicate_degree = 1 if reducer_sums_copies(plan, self.device.type) else plan.dp // plan.shards
         track_collectives(
             self.submod,
             self.stage_index,
@@ -285,6 +294,7 @@ class ShardedStage(InstrumentedStage):
             lambda: self._sums_replicate_axis,
             self.reduce_scatters,
             in_flight if self.device.type == "cpu" else None,
+            self._unit_complete,
         )
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False) -> Any:
@@ -300,10 +310,21 @@ class ShardedStage(InstrumentedStage):
             self._free()
         return result
 
-    def gradients_complete(self) -> None:
+    def backward_done(self) -> None:
         if self.observer is not None:
-            self._in_flight.wait()  # the observer sums these gradients over the replicate axis
-        super().gradients_complete()
+            self.observer.backward_done(self.stage_index)
+
+    def parameters_of_units(self) -> list[list[nn.Parameter]]:
+        parts = [
+            [member.sharded_param for gathered in _fsdp_param_groups_of(part) for member in gathered.fsdp_params]
+            for part in sharded_parts(self.submod)
+        ]
+        return parts[::-1]  # the stage itself comes last in a backward pass, and first among its modules
+
+    def _unit_complete(self, part: int) -> None:
+        """Tell the observer that the sums of module number `part` of `sharded_parts` have ended in the shard group."""
+        if self.observer is not None:
+            self.observer.gradients_complete(self.stage_index, len(self.reduce_scatters) - 1 - part)
 
     def _action_ended(self) -> None:
         self._in_flight.proceed()
@@ -324,7 +345,7 @@ class ShardedStage(InstrumentedStage):
         if self._zero == 1:
             super().perform_reduce_grad(grad_scale_factor)
         else:
-            self.gradients_complete()
+            self.backward_done()
 
     def _backward(self, backward_type: str, bwd_kwargs: Any, last_backward: bool) -> Any:
         sharded, self.submod = self.submod, self._plain
@@ -367,7 +388,7 @@ def _reduce_scatters(module: nn.Module, plan: Plan, mesh: DeviceMesh, device_typ
     """Return the reduce-scatter over the replicas that share a state, for each `fully_shard` module of a stage; None:
     torch's own."""
     parts, group = flat_gradient_layouts(module), shard_group(module)
-    if plan.codec_reduces_replicate_axis:
+    if reducer_sums_copies(plan, device_type):
         within = CodecSpec() if plan.intra_node == "flat" else plan.compression[0]
         return build_reduce_scatters(within, parts, group, device_type)
     if plan.level_replicas == 1:

@@ -19,6 +19,7 @@ from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.early_sums import Early, EarlyOrLate, EarlySums, when_sums_begin
 from hpctrain.parallel.fsdp import ShardedStage
 from hpctrain.parallel.gradients import local_part
+from hpctrain.parallel.mesh import reducer_sums_copies
 from hpctrain.parallel.pipeline import Pipeline
 from hpctrain.parallel.stage import InstrumentedStage
 from hpctrain.records.plan.local_sgd import LocalSteps
@@ -36,7 +37,7 @@ def build_plan_reducer(plan: Plan, mesh: DeviceMesh, pipeline: Pipeline, early: 
         early: whether to begin with a stage's sums while the pipeline goes on, where the codec can do so. faster: as
             `when_sums_begin` says.
     """
-    if plan.shards > 1 and not plan.codec_reduces_replicate_axis:
+    if plan.shards > 1 and not reducer_sums_copies(plan, pipeline.device.type):
         return ShardedReducer(pipeline.stages)
     reducer = _replica_reducer(plan, mesh, pipeline)
     usual = when_sums_begin(plan, pipeline.device.type)
@@ -51,7 +52,7 @@ def _replica_reducer(plan: Plan, mesh: DeviceMesh, pipeline: Pipeline) -> Reduce
     names = [name for name, _ in pipeline.parameters()]
     local = [local_part(parameter) for _, parameter in pipeline.parameters()]
     shapes = [part.shape for part in local]
-    if plan.level_replicas == 1:
+    if plan.shards == plan.level_replicas == 1:
         group = mesh.get_group("dp")
         if isinstance(plan.codec, LocalSteps) and plan.dp > 1:
             return _local_sgd(plan, group, mesh.get_local_rank("dp"), local, plan.codec)

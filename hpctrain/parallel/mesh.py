@@ -71,12 +71,23 @@ def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -
     return mesh
 
 
+def reducer_sums_copies(plan: Plan, device_type: str) -> bool:
+    """Return whether a reducer of hpctrain sums over the replicate axis, with hybrid sharding. On CUDA, torch's
+    `fully_shard` does so in plans whose sums are exact: it has a stream for these sums.
+
+    Args:
+        device_type: type of the ranks' devices, as 'cuda'.
+    """
+    is_hybrid = 1 < plan.shards < plan.dp
+    return is_hybrid and (plan.codec_reduces_replicate_axis or device_type == "cpu")
+
+
 def sharding_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
     """Return the part of the plan's mesh that `fully_shard` gets: [dp], or with hybrid sharding [replicate, shard].
 
-    With hybrid sharding and a codec that is not exact, the result is [shard]: the codec sums over the replicate axis,
-    and with both axes torch would sum over the replicate axis as well.
+    With hybrid sharding and a reducer that sums over the replicate axis, the result is [shard]: with both axes torch
+    would sum over the replicate axis as well.
     """
     if plan.shards == plan.dp:
         return mesh["dp"]
-    return mesh["shard"] if plan.codec_reduces_replicate_axis else mesh["replicate", "shard"]
+    return mesh["shard"] if reducer_sums_copies(plan, mesh.device_type) else mesh["replicate", "shard"]

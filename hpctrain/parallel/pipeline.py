@@ -198,15 +198,17 @@ class Pipeline:
         named = [item for stage in self.stages for item in stage.submod.named_parameters()]
         return [(name, parameter) for name, parameter in named if id(parameter) not in followers]
 
-    def gradients_of_stages(self) -> dict[int, list[int]]:
-        """Return stage -> indices, in the list that `parameters` returns, of the stage's parameters whose gradients are
-        complete after the stage's last backward pass. A gradient to which other stages' copies of the weight are added
-        is in no list."""
+    def gradients_of_units(self) -> dict[int, list[list[int]]]:
+        """Return stage -> for each of its units, in the order in which their gradients are complete, indices of the
+        unit's parameters in the list that `parameters` returns. A unit is a stage or, if the state is sharded, a
+        `fully_shard` module. A gradient to which other stages' copies of the weight are added is in no list."""
         index_of = {parameter: index for index, (_, parameter) in enumerate(self.parameters())}
         for leader in self._tied.leaders:
             del index_of[leader]
         return {
-            stage.stage_index: [index_of[weight] for weight in stage.submod.parameters() if weight in index_of]
+            stage.stage_index: [
+                [index_of[weight] for weight in unit if weight in index_of] for unit in stage.parameters_of_units()
+            ]
             for stage in self.stages
         }
 

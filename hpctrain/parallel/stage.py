@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from hpctrain.base.activity import ACTIVITY
@@ -113,8 +113,16 @@ class StageObserver(Protocol):
     def action_ended(self) -> None:
         """Take note that the stage has ended a forward or backward pass of a micro-batch."""
 
-    def gradients_complete(self, stage: int) -> None:
-        """Take note that the last backward pass of the step has added to the gradients of a stage.
+    def gradients_complete(self, stage: int, unit: int) -> None:
+        """Take note that nothing adds to the gradients of a unit any more in this step.
+
+        Args:
+            stage: number of the stage.
+            unit: number of the unit in `InstrumentedStage.parameters_of_units`.
+        """
+
+    def backward_done(self, stage: int) -> None:
+        """Take note that a stage has done its last backward pass of the step.
 
         Args:
             stage: number of the stage.
@@ -234,12 +242,17 @@ class InstrumentedStage(PipelineStage):
             grad_scale_factor: number by which torch's method of this name divides the gradients.
         """
         super().perform_reduce_grad(grad_scale_factor)
-        self.gradients_complete()
+        self.backward_done()
 
-    def gradients_complete(self) -> None:
+    def backward_done(self) -> None:
         """Tell the observer that the last backward pass of the step has added to this stage's gradients."""
         if self.observer is not None:
-            self.observer.gradients_complete(self.stage_index)
+            self.observer.gradients_complete(self.stage_index, 0)
+            self.observer.backward_done(self.stage_index)
+
+    def parameters_of_units(self) -> list[list[nn.Parameter]]:
+        """Return the parameters of each unit of the stage, which get complete gradients together."""
+        return [list(self.submod.parameters())]
 
     def _action_ended(self) -> None:
         if self.observer is not None:

@@ -49,7 +49,7 @@ class Departures:
         self._step, self._send = trainer.pipeline.step, dist.all_reduce
         trainer.pipeline.step = self.step  # type: ignore[method-assign]
         (self._stage,) = trainer.pipeline.stages
-        self._complete, self._stage.gradients_complete = self._stage.gradients_complete, self.complete
+        self._complete, self._stage.backward_done = self._stage.backward_done, self.complete
         dist.all_reduce = self.all_reduce
 
     def step(self, *rows: torch.Tensor) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from cases import EVEN, FOUR, HALF, SEED, SEQ, SPEC, WHOLE, batch, deviation, job_loss, make_plan, my_rows, whole
+from gloo_calls import early_sums, sums_and_actions
 from processes import largest, launch, process_group
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -29,20 +30,27 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.checkpoint.state import collect, prepare_moments
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.model.build import build_stage
+from hpctrain.parallel.early_sums import Early
 from hpctrain.parallel.gradient_reducer import build_plan_reducer
 from hpctrain.parallel.gradients import local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 
+WIDE = SPEC.model_copy(update={"dim": 64, "vocab": 320})
 
-def open_plan(plan: Plan, rank: int, compute: torch.dtype | None = None) -> tuple[Pipeline, Coordinate, Reducer]:
+
+def open_plan(
+    plan: Plan, rank: int, compute: torch.dtype | None = None, early: Early = "faster", spec: DecoderSpec = SPEC
+) -> tuple[Pipeline, Coordinate, Reducer]:
     coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
     schedule, _ = schedule_of(plan, coordinate.dp)
-    inputs = PipelineInputs(plan, SPEC, schedule, SEQ, SEED, torch.device("cpu"), compute)
+    inputs = PipelineInputs(plan, spec, schedule, SEQ, SEED, torch.device("cpu"), compute)
     pipeline = build_pipeline(inputs, mesh, coordinate)
-    return pipeline, coordinate, build_plan_reducer(plan, mesh, pipeline)
+    return pipeline, coordinate, build_plan_reducer(plan, mesh, pipeline, early)
 
 
 def model_bytes() -> int:
@@ -172,7 +180,7 @@ def delay(pipeline: Pipeline, where: str) -> None:
 
 def waiting(plan: Plan, rank: int, late: tuple[int, ...], where: str) -> tuple[str, bool]:
     """Where rank 0 stood the longest in a step in which others were late, and whether it said that it waits."""
-    pipeline, coordinate, _ = open_plan(plan, rank)
+    pipeline, coordinate, reducer = open_plan(plan, rank)
     rows = my_rows(plan, coordinate, batch(SPEC, 0))
     places: Counter[tuple[str, bool]] = Counter()
     dist.barrier()
@@ -182,7 +190,32 @@ def waiting(plan: Plan, rank: int, late: tuple[int, ...], where: str) -> tuple[s
         delay(pipeline, where)
     with watched(places):
         pipeline.step(*rows)
+        reducer.reduce(local_gradients([p for _, p in pipeline.parameters()]))
     return places.most_common(1)[0][0]
+
+
+def between_pairs(zero: int, codec: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Steps of two pairs whose copies are summed as soon as possible, beside steps in which they are summed last: how
+    many more sums begin before the end of the last action, and how many gradients differ."""
+    plan = make_plan(1, 4, 1, WHOLE, FOUR, zero=zero, shard=2, compression=[CodecSpec.model_validate({"codec": codec})])
+    grads: list[list[Tensor]] = []
+    begun: list[list[int]] = []
+    for late in (True, False):
+        pipeline, coordinate, reducer = open_plan(plan, rank, early="always", spec=WIDE)
+        reducer.defer(late)
+        begun.append([])
+        grads.append([])
+        for step in range(3):
+            with sums_and_actions(pipeline) as events:
+                pipeline.step(*my_rows(plan, coordinate, batch(WIDE, step)))
+            reducer.reduce(local_gradients([p for _, p in pipeline.parameters()]))
+            begun[-1].append(early_sums(events))
+            grads[-1] += [whole(p.grad) for _, p in pipeline.parameters()]
+            for _, parameter in pipeline.parameters():
+                parameter.grad = None
+    differ = sum(not torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    more = [after - before for before, after in zip(*begun, strict=True)]
+    return {"differ": largest([float(differ)]), "more": more, "blocks": WIDE.layers}
 
 
 WAITS = [(1, "start"), (1, "end"), (2, "backward"), (3, "forward")]
@@ -208,6 +241,8 @@ def four(folder: Path, rank: int, world: int) -> dict[str, Any]:
         for zero in (1, 2, 3):
             found[f"pairs {zero}"] = traffic(make_plan(1, 4, 1, WHOLE, FOUR, zero=zero, shard=2), rank)
             found[f"bf16 {zero}"] = half_precision(zero, rank)
+        for mode in ("none", "bf16", "int8"):
+            found[f"copies {mode}"] = between_pairs(2, {"mode": mode}, rank)
         pairs = make_plan(1, 4, 1, WHOLE, FOUR, zero=1, shard=2)
         found["waiting for the other pair"] = waiting(pairs, rank, (2, 3), "end")
     return found

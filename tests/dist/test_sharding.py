@@ -104,4 +104,15 @@ def test_a_replica_that_waits_for_another_says_so(case: str, operation: str, of_
 
 @pytest.mark.slow
 def test_a_pair_that_waits_for_the_other_pair_says_so(of_four: dict[str, dict[str, Any]]) -> None:
-    assert of_four["waiting for the other pair"] == [SUM, True]
+    operation, waits = of_four["waiting for the other pair"]
+    assert operation.startswith("all-reduce over dp, bucket ")
+    assert waits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["none", "bf16", "int8"])
+def test_copies_of_a_block_are_summed_when_its_shards_are(mode: str, of_four: dict[str, dict[str, Any]]) -> None:
+    """At the latest when the second block after it begins its own sum."""
+    found = of_four[f"copies {mode}"]
+    assert min(found["more"]) >= found["blocks"] - 1
+    assert found["differ"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -47,6 +48,7 @@ class SumsInFlight:
         group: ProcessGroup,
         operation: str,
         complete: bool = True,
+        ended: Callable[[], None] | None = None,
     ) -> int:
         """Begin a reduce-scatter of a `fully_shard` module; return the bytes that this rank sends. First, wait for the
         oldest reduce-scatters if too many are on their way.
@@ -62,6 +64,8 @@ class SumsInFlight:
             group: the ranks.
             operation: text that `ACTIVITY` records while the rank waits for the messages.
             complete: whether the gradient has all parameters of the module.
+            ended: called when the sum has ended and is added to those of earlier micro-batches; not called if the rank
+                waits for the sum here.
 
         Raises:
             HpctrainError: the codec selects or quantises numbers, and the gradient lacks parameters of the module.
@@ -81,7 +85,7 @@ class SumsInFlight:
         sums = self._sums.setdefault(scatter, output)
         under_way = scatter.begin(gradient, group)
         output.zero_()
-        self._queue.append(_SumInFlight(scatter, sums, output is sums, under_way, operation))
+        self._queue.append(_SumInFlight(scatter, sums, output is sums, under_way, operation, ended))
         return under_way.sent_bytes
 
     def proceed(self) -> None:
@@ -132,6 +136,8 @@ class SumsInFlight:
         flight.under_way.write_sums(output)
         if not flight.is_first:
             flight.sums.add_(output)
+        if flight.ended is not None:
+            flight.ended()
 
 
 @dataclass(frozen=True)
@@ -146,3 +152,5 @@ class _SumInFlight:
     under_way: ScatterUnderWay
     operation: str
     """What `ACTIVITY` records while the rank waits."""
+    ended: Callable[[], None] | None
+    """Function to call when the sum has ended."""

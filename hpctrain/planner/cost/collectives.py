@@ -164,6 +164,24 @@ def overlapped_share(work: Workload, stages: int, tp: int, part: ModelPart | Non
     return overlap * (1 - late)
 
 
+def overlapped_copies_share(work: Workload, kind: str, pieces: int) -> float:
+    """Return the share of the messages between the copies of a state that is sharded within nodes which may be sent
+    before a stage's last backward ends; 0 if they all wait for its end.
+
+    On a CPU, at ZeRO levels 2 and 3, the sum of a module between nodes begins when its sum within the node has ended,
+    at the latest when the second module after it begins its own. In fp16, codecs with state wait until the loss scale
+    is removed.
+
+    Args:
+        kind: kind of the devices: cuda or cpu.
+        pieces: number of the stage's modules that have a sum each.
+    """
+    waits = work.precision == "fp16" and work.codec.has_state
+    if kind != "cpu" or not work.framework.shard_prefetch or work.memory_options.zero < 2 or waits:
+        return 0.0
+    return work.codec.overlap * max(0.0, 1 - 2 / pieces)
+
+
 def flat_copy_share(work: Workload, stages: int, tp: int) -> float:
     """Return which share of two copies the reducer makes: of the gradients into flat buckets, and of the sums back.
 
@@ -203,6 +221,8 @@ class ShardCollectiveTimes(NamedTuple):
     """Seconds of the reduce-scatter of all gradients."""
     copies: float
     """Seconds of the all-reduce between the shard groups; each shard group holds a copy of the whole state."""
+    early_copies_s: float = 0.0
+    """Part of `copies`: seconds of messages that need not wait for the rank's last backward."""
     pieces: int = 1
     """Number of parts of the stage that have a collective each."""
     beside_s: float = 0.0
@@ -234,12 +254,13 @@ class ShardCollectiveTimes(NamedTuple):
         return waits[0], waits[1], waits[2], waits[3]
 
     def per_step(self, zero: int) -> float:
-        """Return the seconds of the ZeRO collectives that run once, at the end of the step.
+        """Return the seconds of the ZeRO collectives that run once, at the end of the step, without `early_copies_s`.
 
         Args:
             zero: ZeRO level.
         """
-        return self.copies + (self.gather if zero < 3 else 0.0) + (self.scatter if zero == 1 else 0.0)
+        late_copies = self.copies - self.early_copies_s
+        return late_copies + (self.gather if zero < 3 else 0.0) + (self.scatter if zero == 1 else 0.0)
 
 
 def shard_collective_times(
@@ -261,7 +282,7 @@ def shard_collective_times(
     times = []
     for share, rank in zip(shares, owner, strict=True):
         parameters = work.parameters(share, tp)
-        pieces = share.blocks + (share.first or share.last)
+        pieces = share.pieces
         bytes_per_s = min(placement[replica][rank].bytes_per_s for replica in placement.representatives)
 
         def seconds(size: float, rings: RingGroup, pieces: int = pieces, speed: float = bytes_per_s) -> float:

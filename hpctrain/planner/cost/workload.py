@@ -66,6 +66,11 @@ class ModelPart(NamedTuple):
     last: bool
     """Whether the stage holds the last norm and the head."""
 
+    @property
+    def pieces(self) -> int:
+        """Number of the stage's modules that have collectives of their own if the state is sharded."""
+        return self.blocks + (self.first or self.last)
+
 
 @dataclass(frozen=True)
 class Workload:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from hpctrain.planner.cost.collectives import (
     ShardCollectiveTimes,
     begins_early,
+    overlapped_copies_share,
     overlapped_share,
     shard_collective_times,
 )
@@ -69,9 +70,13 @@ def shard_collective_seconds(cost: CostModel, layout: Layout) -> list[ShardColle
     times = shard_collective_times(
         cost.placement_links(placement), work, layout.model_parts, layout.rank_of_stage, layout.shards
     )
-    if layout.shards < layout.dp and not work.codec.exact:
+    if layout.shards < layout.dp and (not work.codec.exact or _kind(layout) == "cpu"):
         sums = cost.all_reduce_times(placement, layout.model_parts, layout.rank_of_stage, layout.shards)
-        return [stage._replace(copies=copies.seconds) for stage, copies in zip(times, sums, strict=True)]
+        early = [overlapped_copies_share(work, _kind(layout), stage.pieces) > 0 for stage in times]
+        return [
+            stage._replace(copies=copies.seconds, early_copies_s=copies.wire_s if begins else 0.0)
+            for stage, copies, begins in zip(times, sums, early, strict=True)
+        ]
     if work.codec.reduce_scatter_share:
         numbers = [work.parameters(share, layout.tp) for share in layout.model_parts]
         return [
@@ -100,7 +105,14 @@ def stage_sums(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTim
         else:
             by_stage = [StageSum(0.0, 0.0, time.seconds) for time in sums]
     else:
-        by_stage = [StageSum(0.0, 0.0, times.per_step(layout.memory_options.zero)) for times in sharded]
+        by_stage = [
+            StageSum(
+                times.early_copies_s,
+                overlapped_s(cost, layout, times.early_copies_s, stage),
+                times.per_step(layout.memory_options.zero),
+            )
+            for stage, times in enumerate(sharded)
+        ]
     for stage in {layout.rank_of_stage.index(rank) for rank in ends}:
         by_stage[stage] = by_stage[stage]._replace(late_s=by_stage[stage].late_s + tied)
     return by_stage
@@ -194,12 +206,16 @@ def after_rank_s(stages: Sequence[StageSum]) -> float:
 
 def overlapped_s(cost: CostModel, layout: Layout, wire_s: float, stage: int = 0) -> float:
     """Return the seconds of an all-reduce's messages that pass during the stage's backward of a replica's last
-    micro-batch; 0 where `overlapped_share` is 0, and for a backward that is split.
+    micro-batch; 0 where no share of them does, and for a backward that is split.
 
     Args:
         wire_s: seconds of the all-reduce's messages.
     """
-    share = overlapped_share(cost.work, len(layout.blocks), layout.tp, layout.model_parts[stage])
+    part = layout.model_parts[stage]
+    if layout.shards > 1:
+        share = overlapped_copies_share(cost.work, _kind(layout), part.pieces)
+    else:
+        share = overlapped_share(cost.work, len(layout.blocks), layout.tp, part)
     # Of a schedule with split backwards, only the first stage has whole ones.
     if share == 0.0 or (stage and layout.schedule in SPLIT_BACKWARD_SCHEDULES):
         return 0.0
@@ -208,3 +224,8 @@ def overlapped_s(cost: CostModel, layout: Layout, wire_s: float, stage: int = 0)
         for replica in layout.placement.representatives
     )
     return min(wire_s * share, *backward)
+
+
+def _kind(layout: Layout) -> str:
+    """Return the kind of the devices: cuda or cpu."""
+    return layout.placement[0][0].kind

@@ -7,7 +7,7 @@ from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.layout.partition import why_no_layout
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
-from hpctrain.planner.simulate.gradient_sums import overlapped_s, shard_collective_seconds
+from hpctrain.planner.simulate.gradient_sums import overlapped_s, shard_collective_seconds, stage_sums
 from hpctrain.planner.simulate.predict import lower_bound, predict, simulate_step
 from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule, why_no_schedule
@@ -149,3 +149,30 @@ def test_sums_of_a_sharded_state_on_cpus_pass_during_the_backward(plan, run, top
     assert lower_bound(cost, layout) <= total * (1 + 1e-9)
     plain = plan(nodes, dims=DIMS, **({"parallel": fixed(dp=4, zero=zero)} | asked))
     assert plain.predicted.bound_s <= plain.predicted.step_time_s["total"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("zero", "asked", "hides"),
+    [
+        (2, {}, True),
+        (3, {}, True),
+        (2, {"compression": {"mode": "int8"}}, True),
+        (3, {"compression": {"mode": "topk"}}, False),
+        (1, {}, False),  # a stage's shards are summed when its backward has ended
+        (2, {"compression": {"mode": "int8"}, "precision": "fp16"}, False),
+    ],
+)
+def test_copies_of_a_state_within_nodes_are_summed_module_by_module(plan, run, topology, zero, asked, hides):
+    nodes = topology((1, 1), devices=2, default=SLOW_LINK)
+    found = scene(plan, run, nodes, parallel=fixed(dp=4, zero=zero, shard="node"), **asked)
+    cost, layout = found.cost, found.layout
+    (times,) = shard_collective_seconds(cost, layout)
+    (copies,) = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage, layout.shards)
+    assert times.copies == copies.seconds
+    (summed,) = stage_sums(cost, layout, [times])
+    assert (summed.hidden_s > 0) == hides
+    assert summed.wire_s + summed.late_s == pytest.approx(times._replace(early_copies_s=0.0).per_step(zero))
+    backward = cost.stage(layout.unit(0, 0), layout.micro_batch, layout.model_parts[0]).backward
+    # Of five modules, the sums of the last two begin at the end.
+    assert summed.hidden_s == pytest.approx(min(backward, 3 / 5 * cost.work.codec.overlap * summed.wire_s))
+    assert lower_bound(cost, layout) <= predict(cost, layout).total * (1 + 1e-9)
