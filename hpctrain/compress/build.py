@@ -20,7 +20,7 @@ from hpctrain.compress.collectives.sparse_state import ErrorFeedback, SparseSett
 from hpctrain.compress.reducers.power_sgd import PowerSgdReducer
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.reducers.quantized_reduce_scatter import QuantizedReduceScatter, QuantizedStage
-from hpctrain.compress.reducers.reduce_scatter_all_gather import Bf16BucketCodec, ReduceScatterAllGather
+from hpctrain.compress.reducers.reduce_scatter_all_gather import Bf16BucketCodec, BucketCodec, ReduceScatterAllGather
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.compress.reducers.sparse import SparseReducer
 from hpctrain.compress.reducers.sparse_reduce_scatter import SparseReduceScatter
@@ -32,6 +32,8 @@ from hpctrain.records.plan.compression import (
     MIN_COMPRESSED_ELEMENTS,
     Adaptive,
     Bf16,
+    Codec,
+    Mixed,
     NoCompression,
     Quantized,
     Reset,
@@ -39,6 +41,7 @@ from hpctrain.records.plan.compression import (
     TopK,
 )
 from hpctrain.records.plan.gradient_codec import Layers
+from hpctrain.records.plan.layer_groups import in_attention, layer_group
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.low_rank import PowerSgd
 from hpctrain.records.plan.rotated import RotatedIntegers
@@ -56,21 +59,19 @@ def build_reducer(
         spec: the codec and its settings.
     """
     codec = spec.codec
-    layers: Layers = getattr(codec, "layers", "all")
     chosen = [
-        index
-        for index, (name, shape) in enumerate(zip(names, shapes, strict=True))
-        if is_compressible(shape, name, layers)
+        index for index, (name, shape) in enumerate(zip(names, shapes, strict=True)) if compresses(codec, shape, name)
     ]
     if not chosen or dist.get_world_size(group) == 1:
         return DenseReducer(group)
     match codec:
         case NoCompression() | LocalSteps():
             return DenseReducer(group)
-        case Bf16():
-            return ReduceScatterAllGather(group, chosen, Bf16BucketCodec())
-        case Quantized() | RotatedIntegers():
-            return ReduceScatterAllGather(group, chosen, QuantizedBucketCodec(build_block_code(codec), codec.has_state))
+        case Bf16() | Quantized() | RotatedIntegers():
+            return ReduceScatterAllGather(group, dict.fromkeys(chosen, _bucket_codec(codec)))
+        case Mixed():
+            codecs = {str(one.layers): _bucket_codec(one) for one in codec.groups}
+            return ReduceScatterAllGather(group, {index: codecs[layer_group(names[index])] for index in chosen})
         case TopK() | Adaptive():
             state = _sparse_state(codec, group, chosen, [math.prod(shapes[index]) for index in chosen])
             return SparseReducer(group, state, _sparse_settings(codec))
@@ -78,6 +79,19 @@ def build_reducer(
             return TagcReducer(group, chosen, codec, _feedback(codec))
         case PowerSgd():
             return PowerSgdReducer(group, chosen, codec)
+
+
+def compresses(codec: Codec, shape: Sequence[int], name: str) -> bool:
+    """Return whether a codec sends the gradient of a parameter, as `is_compressible` describes."""
+    if isinstance(codec, Mixed):
+        return any(is_compressible(shape, name, one.layers) for one in codec.groups)
+    return is_compressible(shape, name, getattr(codec, "layers", "all"))
+
+
+def _bucket_codec(codec: Bf16 | Quantized | RotatedIntegers) -> BucketCodec:
+    if isinstance(codec, Bf16):
+        return Bf16BucketCodec()
+    return QuantizedBucketCodec(build_block_code(codec), codec.has_state)
 
 
 def build_block_code(codec: Quantized | RotatedIntegers) -> BlockCode:
@@ -144,7 +158,7 @@ def build_reduce_scatters(
             ]
         case TopK() | Adaptive() | Tagc():
             return _sparse_reduce_scatters(codec, parts, group, exact)
-        case PowerSgd() | LocalSteps():
+        case PowerSgd() | LocalSteps() | Mixed():
             raise ValueError(f"compression {codec.mode} cannot sum the gradients of a sharded state")
 
 
@@ -184,18 +198,14 @@ def is_compressible(shape: Sequence[int], name: str, layers: Layers) -> bool:
     if layers == "all":
         return True
     if layers == "non_attention":
-        return not _in_attention(name)
+        return not in_attention(name)
     if layers == "non_attention_linear":
-        return not _in_attention(name) or any(part in _ATTENTION_OUTPUTS for part in name.split("."))
+        return not in_attention(name) or any(part in _ATTENTION_OUTPUTS for part in name.split("."))
+    if isinstance(layers, str):
+        return layers == layer_group(name)
     return any(fnmatchcase(name, pattern) for pattern in layers)
 
 
 _ATTENTION_OUTPUTS = frozenset({"wo", "o_proj", "out_proj", "c_proj", "dense", "o", "proj"})
 """Names of the projection after an attention: in hpctrain's own models, in Llama, OPT, GPT-2, GPT-NeoX and BERT, T5,
 and vision models."""
-
-
-def _in_attention(name: str) -> bool:
-    """Return whether a parameter belongs to a self-attention or cross-attention, by the name of its module. Models of
-    your own count too: their attentions have names such as 'self_attn' or 'EncDecAttention'."""
-    return any("attention" in part or "attn" in part for part in name.lower().split("."))

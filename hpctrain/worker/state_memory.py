@@ -20,11 +20,10 @@ from hpctrain.checkpoint.memory.restore import RestoredState, finish_everywhere,
 from hpctrain.checkpoint.memory.segment import BUCKET_BYTES, IndexEntry
 from hpctrain.checkpoint.memory.snapshots import LiveSource, SnapshotRing, SnapshotSource, check_snapshot
 from hpctrain.checkpoint.state import collect
-from hpctrain.compress.build import is_compressible
+from hpctrain.compress.build import compresses
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.fsdp import padded_shards
 from hpctrain.parallel.pipeline import Pipeline
-from hpctrain.records.plan.gradient_codec import Layers
 from hpctrain.records.plan.levels import part_shape
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.plan import Plan
@@ -161,11 +160,10 @@ class StateMemory:
     def _compressed(self) -> list[tuple[int, IndexEntry]]:
         """Return (its number among all of this rank's parameters, its entry of the index) for each parameter whose
         gradient the codec may compress."""
-        layers: Layers = getattr(self.plan.codec, "layers", "all")
         index = describe(self.pipeline.parameters(), self.optimizer, self.clip_norm, self._padded(), BUCKET_BYTES)
         entries = enumerate(index.entries)
         ranks = self.plan.part_replicas
-        return [(n, e) for n, e in entries if is_compressible(part_shape(e.chunk_shape, ranks), e.name, layers)]
+        return [(n, e) for n, e in entries if compresses(self.plan.codec, part_shape(e.chunk_shape, ranks), e.name)]
 
     @staticmethod
     def _unusable(segments: Sequence[MappedSegment], error: Exception) -> MemoryUnusableError:

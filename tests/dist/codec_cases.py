@@ -35,7 +35,7 @@ from real_text import TEXT
 from scatter_cases import conserved, representable
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
-from wire_cases import dense_wire, exact_sums, pairs_of_ranks
+from wire_cases import MIXED, dense_wire, exact_sums, mixed_wire, pairs_of_ranks
 
 from hpctrain.checkpoint.state import collect
 from hpctrain.compress.build import build_reducer
@@ -81,6 +81,12 @@ BY_LEVEL: dict[str, dict[str, Any]] = {
     "exact, int4": {"codec": {"mode": "int4"}, "intra": "none"},
     "bf16, power_sgd": {"codec": {"mode": "power_sgd", "rank": 2, "warmup_steps": 0}, "intra": "bf16"},
     "bf16, exact, zero 1": {"codec": {"mode": "none"}, "intra": "bf16", "zero": 1},
+    "bf16, mixed, zero 2, hybrid": {
+        "codec": {"mode": "mixed", "groups": [{"mode": "bf16", "layers": group} for group in MIXED]},
+        "intra": "bf16",
+        "zero": 2,
+        "shard": 2,
+    },
     "exact, int8, zero 3": {"codec": {"mode": "int8"}, "intra": "none", "zero": 3},
     "bf16, bf16, zero 2, hybrid": {"codec": {"mode": "bf16"}, "intra": "bf16", "zero": 2, "shard": 2},
 }
@@ -244,6 +250,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
         for mode in ("bf16", *Quantized.modes(), ROTATED):
             found[f"dense, {mode}"] = dense_wire(mode, rank)
         found["dense, int4, by level"] = dense_wire("int4", rank, pairs_of_ranks(rank, world))
+        found["mixed"] = mixed_wire(rank)
         for name, further in BY_LEVEL.items():
             found[f"by level, {name}"] = sharded(rank=rank, **further)
         found["exact sums"] = exact_sums(rank)
@@ -272,8 +279,9 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
         found[f"parts, {ROTATED}"] = conserved({"mode": ROTATED}, rank, world)
         found["integers, zero 1"] = sharded({"mode": "int4"}, rank, zero=1, **stages)
         found["integers, zero 3"] = sharded({"mode": "int8"}, rank, zero=3)
-        for mode in ("bf16", "int8"):
-            found[f"whole, four stages, {mode}"] = sharded({"mode": mode}, rank, **stages)
+        groups = [{"mode": "int8", "layers": group} for group in MIXED]
+        for codec in ({"mode": "bf16"}, {"mode": "int8"}, {"mode": "mixed", "groups": groups}):
+            found[f"whole, four stages, {codec['mode']}"] = sharded(codec, rank, **stages)
         found["sharded in pairs"] = sharded({"mode": "bf16"}, rank, zero=1, shard=2)
         found["lost rank"] = lost_rank(rank)
     return found | training(folder, rank, world)

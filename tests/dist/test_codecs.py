@@ -106,6 +106,18 @@ def test_dense_sums_leave_beside_the_backward_pass_and_integers_keep_what_roundi
 
 
 @pytest.mark.slow
+def test_codecs_by_layer_group_sum_as_a_reducer_for_each_group_does(found: dict[str, Any]) -> None:
+    case = found["mixed"]
+    assert case["unequal"] == 0, "beside or behind the backward pass, resumed or in one go"
+    assert case["state"] == 0
+    assert case["kept"] == case["kept alone"] != []
+    assert all(".feed_forward." in name for name in case["kept"]), "the other groups have codecs without residuals"
+    mixed, alone = case["bytes"]
+    assert mixed < min(alone)
+    assert 0 < case["ratio"] < 1
+
+
+@pytest.mark.slow
 def test_exact_sums_beside_the_backward_pass_stay_where_they_were_sent_from(found: dict[str, Any]) -> None:
     case = found["exact sums"]
     assert case["unequal"] == 0
@@ -122,7 +134,7 @@ def test_gradients_of_a_sharded_state_travel_in_bf16(found: dict[str, Any]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "most"), [("bf16", 2**-7), ("int8", 2**-5)])
+@pytest.mark.parametrize(("mode", "most"), [("bf16", 2**-7), ("int8", 2**-5), ("mixed", 2**-5)])
 def test_stages_are_rounded_one_after_the_other(mode: str, most: float, found: dict[str, Any]) -> None:
     assert 0 < found[f"whole, four stages, {mode}"]["far"] <= most
 
@@ -254,6 +266,7 @@ def test_only_what_copies_exchange_is_compressed_where_nodes_share_a_state(found
         ("exact, int8, zero 3", 0.02, 1.0, (2 * 0.254 / 4, 0.16)),
         # Within a node all weights are gathered too, once a step.
         ("bf16, bf16, zero 2, hybrid", 2**-6, 0.5 + 2 * 0.25, (0.25, 0.31)),
+        ("bf16, mixed, zero 2, hybrid", 2**-6, 0.5 + 2 * 0.25, (0.25, 0.31)),
     ],
 )
 def test_a_node_sends_what_it_has_summed(

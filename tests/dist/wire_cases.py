@@ -11,13 +11,17 @@ import torch.distributed as dist
 from processes import largest
 from torch import Tensor, nn
 
-from hpctrain.compress.build import build_block_code
+from hpctrain.compress.build import build_block_code, build_reducer
 from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups
 from hpctrain.compress.reducers.levels import LevelReducer, ReplicatedNodeLevel
 from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
 from hpctrain.compress.reducers.reduce_scatter_all_gather import Bf16BucketCodec, ReduceScatterAllGather
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
+from hpctrain.model.build import build_stage
+from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.compression import Quantized, make_codec
+from hpctrain.records.plan.layer_groups import layer_group
 from hpctrain.records.plan.rotated import RotatedIntegers
 
 STEPS = 5
@@ -74,7 +78,7 @@ class Trainee:
             self.reducer.overlap(self.parameters)
 
     def _over(self, group: dist.ProcessGroup) -> ReduceScatterAllGather:
-        return ReduceScatterAllGather(group, self.chosen, self.wire, BUCKET_BYTES)
+        return ReduceScatterAllGather(group, dict.fromkeys(self.chosen, self.wire), BUCKET_BYTES)
 
     def step(self, rank: int, step: int, bad: bool = False) -> tuple[list[Tensor], list[Tensor], int]:
         """Gradients of this rank, their sums, and buckets that left before the backward pass was over."""
@@ -159,6 +163,58 @@ def dense_wire(mode: str, rank: int, groups: LevelGroups | None = None) -> dict[
         "others are not": largest([float(not all(tensor.isfinite().all() for tensor in broken[4:]))]),
         "touched": largest([float(first in state and not torch.equal(state[first], after[first]))]),
     }
+
+
+MIXED = {"embedding_head": "bf16", "attention": "rotated_int2", "feed_forward": "int4"}
+"""Layer group -> mode of its codec."""
+
+
+def mixed_wire(rank: int) -> dict[str, Any]:
+    """Sums with a codec for each layer group, beside the backward pass, against those of a reducer for each group by
+    itself behind it; and a reducer that takes over half-way."""
+    spec = DecoderSpec(layers=2, dim=64, heads=4, vocab=320)
+    models = [build_stage(spec, 0, spec.layers, seed=0) for _ in range(2)]
+    names, parameters = zip(*models[0].named_parameters(), strict=True)
+    shapes = [parameter.shape for parameter in parameters]
+    parts = [{"mode": mode, "layers": group} for group, mode in MIXED.items()]
+
+    def reducer(codec: dict[str, Any]) -> Reducer:
+        return build_reducer(dist.group.WORLD, names, shapes, CodecSpec.model_validate({"codec": codec}))
+
+    beside, later = (reducer({"mode": "mixed", "groups": parts}) for _ in range(2))
+    beside.overlap(list(parameters))
+    alone = [reducer(part) for part in parts]
+    unequal, sent_bytes = 0, []
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            later.load_state({key: tensor.clone() for key, tensor in beside.state().items()})
+        tokens = torch.randint(320, (2, 17), generator=torch.Generator().manual_seed(100 * step + rank))
+        gradients: list[list[Tensor]] = []
+        for model in models:
+            model.zero_grad(set_to_none=True)
+            torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+        own = [[gradient.clone() for gradient in gradients[1]] for _ in range(len(alone) + 1)]
+        sent_bytes.append((beside.reduce(gradients[0]), [one.reduce(own[n]) for n, one in enumerate(alone)]))
+        # Each reducer sums all gradients; those of other groups exactly, whose last bits depend on their buckets.
+        for index, (name, gradient) in enumerate(zip(names, gradients[0], strict=True)):
+            expected = own[list(MIXED).index(layer_group(name))][index]
+            unequal += not (torch.equal if gradient.dim() > 1 else torch.allclose)(gradient, expected)
+        if step >= STEPS // 2:
+            later.reduce(own[-1])
+            unequal += sum(not torch.equal(a, b) for a, b in zip(gradients[0], own[-1], strict=True))
+    beside_state, states = beside.state(), [one.state() for one in alone]
+    return {
+        "unequal": largest([float(unequal)]),
+        "state": largest([
+            float(not torch.equal(tensor, next(state[key] for state in states if key in state)))
+            for key, tensor in beside_state.items()
+        ]),
+        "kept": sorted(names[int(key.removeprefix("residual."))] for key in beside_state),
+        "kept alone": sorted(names[int(key.removeprefix("residual."))] for state in states for key in state),
+        "bytes": sent_bytes[-1],
+        "ratio": beside.metrics().get("residual_norm_ratio"),
+    }  # fmt: skip
 
 
 def exact_sums(rank: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from hpctrain.planner.make import IdleDevices
 from hpctrain.planner.simulate.engine import PathSegment, critical_path
 from hpctrain.planner.simulate.predict import simulate_step
 from hpctrain.records.format.node_name import DeviceId, compress_node_set
+from hpctrain.records.plan.codec_spec import CodecFigures
 from hpctrain.records.plan.gradient_codec import IntraNode
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.prediction import LEAST_USEFUL_BOUND, Rejected
@@ -192,7 +193,7 @@ def _compression(plan: Plan) -> list[Table | str]:
     for entry in spec.compared:
         table.add_row(
             _levels(entry.codec.label, entry.intra_node),
-            "" if entry.codec.loss_gap is None else entry.codec.loss_gap.figure,
+            _gap(entry),
             *("" if value is None else form(value) for value, form in (
                 (entry.sent_bytes, format_bytes), (entry.wire_s, format_seconds), (entry.processor_s, format_seconds),
                 (entry.hidden_s, format_seconds), (entry.step_s, format_seconds),
@@ -200,6 +201,12 @@ def _compression(plan: Plan) -> list[Table | str]:
             entry.verdict,
         )  # fmt: skip
     return [table, *words]
+
+
+def _gap(entry: CodecFigures) -> str:
+    if entry.predicted_gap is not None:
+        return f"{100 * entry.predicted_gap:+.3g} %, assumed"
+    return "" if entry.codec.loss_gap is None else entry.codec.loss_gap.figure
 
 
 def _levels(label: str, intra_node: IntraNode | None) -> str:

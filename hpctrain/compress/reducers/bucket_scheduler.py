@@ -4,7 +4,7 @@ pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ class BucketScheduler:
         send: Callable[[int, list[Tensor]], None],
         bucket_bytes: int = BUCKET_BYTES,
         make_room: Callable[[], bool] = lambda: True,
+        kinds: Sequence[Hashable] = (),
     ) -> None:
         """Create the scheduler before the first step.
 
@@ -33,10 +34,13 @@ class BucketScheduler:
             bucket_bytes: largest size of a bucket; a larger gradient is a bucket of its own.
             make_room: makes room for a bucket if that needs no wait for other ranks, and returns whether there is room.
                 Before `send_remaining`, no bucket is sent while it returns False.
+            kinds: for each gradient, something that the gradients of a bucket have in common, as their codec; empty:
+                all gradients may share buckets.
         """
         self._send = send
         self._bucket_bytes = bucket_bytes
         self._make_room = make_room
+        self._kinds = kinds
         self.is_deferred = False
         """Whether buckets wait for `send_remaining`, in spite of `overlap`."""
         self._sent = 0
@@ -71,8 +75,7 @@ class BucketScheduler:
         grouped = frozenset(index for group in self._groups for index in group)
         last = [index for index in range(len(parameters)) if index not in grouped]
         for group in [*self._groups, last]:
-            buckets = bucket_indices([parameters[index] for index in group], self._bucket_bytes)
-            self.buckets += [[group[member] for member in bucket] for bucket in buckets]
+            self.buckets += self._bucket_indices(group, parameters)
         self._additions, self._expected = [0] * len(parameters), None
         for index in grouped if hooks else ():
             parameters[index].register_post_accumulate_grad_hook(lambda _, index=index: self._count_addition(index))
@@ -104,7 +107,7 @@ class BucketScheduler:
             RuntimeError: a gradient was added to after it was sent.
         """
         if not self.buckets:
-            self.buckets = bucket_indices(gradients, self._bucket_bytes)
+            self.buckets = self._bucket_indices(range(len(gradients)), gradients)
         for bucket in self.buckets[self._sent :]:
             self._send_bucket([gradients[index] for index in bucket])
         self._sent = 0
@@ -114,6 +117,19 @@ class BucketScheduler:
         elif any(now > then for now, then in zip(self._additions, self._expected, strict=True)):
             raise RuntimeError("the backward pass added to a gradient more often than in the first step")
         self._additions = [0] * len(self._parameters)
+
+    def _bucket_indices(self, group: Sequence[int], gradients: Sequence[Tensor]) -> list[list[int]]:
+        """Return the buckets of a group of gradients, the one first whose gradients a backward pass finishes first."""
+        by_kind: dict[Hashable, list[int]] = {}
+        for index in group:
+            by_kind.setdefault(self._kinds[index] if self._kinds else None, []).append(index)
+        buckets = [
+            [members[member] for member in bucket]
+            for members in by_kind.values()
+            for bucket in bucket_indices([gradients[index] for index in members], self._bucket_bytes)
+        ]
+        place = {index: number for number, index in enumerate(group)}
+        return sorted(buckets, key=lambda bucket: place[bucket[-1]], reverse=True)
 
     def _count_addition(self, index: int) -> None:
         self._additions[index] += 1

@@ -278,7 +278,7 @@ def _reducer_of(
     ]
     if codec.values_bits is None or not coded:
         return DenseReducer(group)
-    return ReduceScatterAllGather(group, coded, QuantizedBucketCodec(IntegerCode(codec.values_bits)))
+    return ReduceScatterAllGather(group, dict.fromkeys(coded, QuantizedBucketCodec(IntegerCode(codec.values_bits))))
 
 
 def equal_parts(sizes: Sequence[int], count: int) -> list[list[int]]:

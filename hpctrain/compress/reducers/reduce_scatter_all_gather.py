@@ -5,7 +5,7 @@ ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
@@ -84,19 +84,20 @@ class ReduceScatterAllGather(CodecReducer):
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, chosen: Sequence[int], codec: BucketCodec, bucket_bytes: int = BUCKET_BYTES
+        self, group: dist.ProcessGroup, codecs: Mapping[int, BucketCodec], bucket_bytes: int = BUCKET_BYTES
     ) -> None:
         """Create the reducer before the first step.
 
         Args:
             group: the replicas.
-            chosen: indices of the gradients that `codec` encodes; the others are summed exactly.
-            codec: encodes, adds up and decodes the buckets.
+            codecs: index of a gradient, ascending -> the codec that encodes, adds up and decodes its bucket. A bucket
+                has gradients of one codec. The others are summed exactly.
             bucket_bytes: largest size of a bucket.
         """
-        super().__init__(group, chosen)
-        self._codec = self.holder = codec
-        self._scheduler = BucketScheduler(self._send, bucket_bytes, self._make_room)
+        super().__init__(group, list(codecs))
+        self._codecs = codecs
+        self.holder = StateByGradient(codecs)
+        self._scheduler = BucketScheduler(self._send, bucket_bytes, self._make_room, list(codecs.values()))
         self._is_chosen: list[list[bool]] = []
         """For each group of `overlap`, which of its gradients the codec sends."""
         self._in_reduce_scatter: list[_BucketInFlight] = []
@@ -179,27 +180,30 @@ class ReduceScatterAllGather(CodecReducer):
         """
         self._make_room(wait=True)
         numbers = sum(tensor.numel() for tensor in tensors)
-        part_multiple = self._world * self._codec.part_multiple
-        part_bytes = self._codec.bytes_of(-(-numbers // part_multiple) * self._codec.part_multiple)
+        bucket, codec = self._bucket(number)
+        part_multiple = self._world * codec.part_multiple
+        part_bytes = codec.bytes_of(-(-numbers // part_multiple) * codec.part_multiple)
         outgoing, incoming = (
             self._pool.take(self._world * part_bytes, tensors[0], torch.uint8).view(self._world, -1) for _ in range(2)
         )
-        self._codec.encode(self._bucket(number), tensors, outgoing)
+        codec.encode(bucket, tensors, outgoing)
         work = dist.all_to_all_single(incoming.flatten(), outgoing.flatten(), group=self._group, async_op=True)
         overlapped = OverlappedWork(work, outgoing.device)
         self._in_reduce_scatter.append(_BucketInFlight(number, tensors, outgoing, incoming, overlapped))
         self._sent_bytes += 2 * (self._world - 1) * part_bytes
 
-    def _bucket(self, number: int) -> list[int]:
-        """Return the indices of a bucket's gradients in the list that `reduce` gets."""
-        return [self._chosen[index] for index in self._scheduler.buckets[number]]
+    def _bucket(self, number: int) -> tuple[list[int], BucketCodec]:
+        """Return the indices of a bucket's gradients in the list that `reduce` gets, and their codec."""
+        bucket = [self._chosen[index] for index in self._scheduler.buckets[number]]
+        return bucket, self._codecs[bucket[0]]
 
     def _start_all_gather(self) -> None:
         """Add up this rank's part of the bucket with the oldest all-to-all, and start the all-gather of the sums."""
         flight = self._in_reduce_scatter.pop(0)
         with ACTIVITY.doing(f"all-to-all over dp, bucket {flight.number}", waits="dp"):
             flight.work.wait()
-        part = self._codec.reduce_part(self._bucket(flight.number), flight.incoming, self._rank)
+        bucket, codec = self._bucket(flight.number)
+        part = codec.reduce_part(bucket, flight.incoming, self._rank)
         work = all_gather(flight.outgoing.flatten(), part, group=self._group, async_op=True)
         self._in_all_gather.append(replace(flight, work=OverlappedWork(work, part.device), part=part))
 
@@ -207,8 +211,42 @@ class ReduceScatterAllGather(CodecReducer):
         flight = self._in_all_gather.pop(0)
         with ACTIVITY.doing(f"all-gather over dp, bucket {flight.number}", waits="dp"):
             flight.work.wait()
-        self._codec.decode(self._bucket(flight.number), flight.outgoing, flight.tensors)
+        bucket, codec = self._bucket(flight.number)
+        codec.decode(bucket, flight.outgoing, flight.tensors)
         self._pool.give_back(flight.outgoing, flight.incoming)
+
+
+class StateByGradient(StepState):
+    """The state of several codecs, each of which encodes some of the gradients."""
+
+    def __init__(self, codecs: Mapping[int, StepState]) -> None:
+        """Create the state.
+
+        Args:
+            codecs: index of a gradient -> what holds its state, which may hold that of others, too.
+        """
+        self._codecs = codecs
+        self._holders = list(dict.fromkeys(codecs.values()))
+
+    def state(self) -> dict[str, Tensor]:
+        return {key: tensor for holder in self._holders for key, tensor in holder.state().items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        for holder in self._holders:
+            holder.load_state({key: tensor for key, tensor in state.items() if self._of(key) in (holder, None)})
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of the last reduction; of several codecs, the largest of each figure."""
+        figures: dict[str, float] = {}
+        for holder in self._holders:
+            figures |= {name: max(value, figures.get(name, value)) for name, value in holder.metrics().items()}
+        return figures
+
+    def _of(self, key: str) -> StepState | None:
+        """Return what holds an entry of the state by the number of its gradient, as in 'residual.3'; None if no
+        holder has the gradient."""
+        number = key.rpartition(".")[2]
+        return self._codecs.get(int(number)) if number.isdecimal() else None
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class IntegerRemainder(BucketCodec):
         self._padding = memory[sum(sizes) :]
         self._segments = list(memory.split(padded(BUCKET_BYTES // FULL_BYTES, world)))
         self._pieces = _pieces(sizes, [segment.numel() for segment in self._segments])
-        self._reducer = ReduceScatterAllGather(group, range(len(self._segments)), self)
+        self._reducer = ReduceScatterAllGather(group, dict.fromkeys(range(len(self._segments)), self))
         self._targets: Sequence[Tensor] = ()
         self._scratch = Scratch()
 

@@ -13,13 +13,14 @@ Several shard groups then all-reduce their parts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.planner.devices.placement_links import PlacementLinks, RingGroup
-from hpctrain.records.plan.compression import Codec
+from hpctrain.records.plan.compression import Codec, Mixed
 from hpctrain.records.plan.gradient_codec import FULL_BYTES, MESSAGES, Messages
+from hpctrain.records.plan.layer_groups import LayerGroup
 from hpctrain.records.topology.topology import CodecSeconds
 
 
@@ -98,6 +99,28 @@ def all_reduce_time(
     return AllReduceTime(sent_bytes, wire_s, gradients.numbers * number_s)
 
 
+def mixed_sum_time(
+    codec: Mixed, parameters: Mapping[LayerGroup, float], rings: RingGroup, pairs: RingGroup,
+    gradients: StageGradients, bucket_bytes: float,
+) -> AllReduceTime:  # fmt: skip
+    """Return the time to all-reduce the gradients of a stage whose layer groups have codecs of their own, one group
+    after the other.
+
+    Args:
+        parameters: layer group -> number of its parameters in the stage.
+        rings: as of `all_reduce_time`, like the arguments that follow.
+    """
+    taken, whole = NO_ALL_REDUCE, sum(parameters.values())
+    for group, count in parameters.items():
+        if count:
+            one = codec.codec_of(group)
+            part = gradients._replace(
+                numbers=gradients.numbers * count / whole, codec_s=None if one.exact else gradients.codec_s
+            )
+            taken = taken.followed_by(all_reduce_time(one, rings, pairs, part, bucket_bytes))
+    return taken
+
+
 def node_sum_time(
     intra_node: Messages, rings: RingGroup, gradients: StageGradients, bucket_bytes: float
 ) -> AllReduceTime:
@@ -135,15 +158,15 @@ def begins_early(work: Workload, stages: int) -> bool:
     """
     if work.memory_options.zero or (stages > 1 and not work.framework.early_sums):
         return False
-    return work.codec.overlap > 0 and not (work.precision == "fp16" and work.codec.has_state)
+    return work.codec.early_share > 0 and not (work.precision == "fp16" and work.codec.has_state)
 
 
 def overlapped_share(work: Workload, stages: int, tp: int, part: ModelPart | None = None) -> float:
     """Return the share of the messages of a stage's all-reduce that may be sent before the stage's last backward ends.
 
     If `begins_early` returns True, and gradients are not split over the devices of a tensor-parallel group, the share
-    is the codec's `overlap`, less the share of the gradients that are ready last: those of the embedding in the first
-    stage, and of the last bucket in others. Otherwise the share is 0.
+    is the codec's `early_share`, less the share of the gradients that are ready last: those of the embedding in the
+    first stage, and of the last bucket in others. Otherwise the share is 0.
     Of sums by level at most a half may be sent early: the all-gather within nodes comes last.
 
     Args:
@@ -160,7 +183,7 @@ def overlapped_share(work: Workload, stages: int, tp: int, part: ModelPart | Non
         size = work.parameters(part, tp)
         last = work.framework.bucket_bytes / work.framework.summed_bytes
         late = min(1.0, max(last, work.spec.embedding_parameters() * part.first) / size) if size else 1.0
-    overlap = work.codec.overlap if work.intra_node == "flat" else min(0.5, work.codec.overlap)
+    overlap = work.codec.early_share if work.intra_node == "flat" else min(0.5, work.codec.early_share)
     return overlap * (1 - late)
 
 

@@ -14,6 +14,7 @@ from hpctrain.planner.cost.collectives import (
     all_reduce_time,
     flat_copy_share,
     low_rank_width,
+    mixed_sum_time,
     node_sum_time,
 )
 from hpctrain.planner.cost.memory import MemoryModel
@@ -28,6 +29,7 @@ from hpctrain.planner.devices.links import (
 )
 from hpctrain.planner.devices.placement_links import PlacementLinks
 from hpctrain.planner.devices.tensor_parallel_group import GroupSpec, Placement, TensorParallelGroup
+from hpctrain.records.plan.compression import Mixed
 from hpctrain.records.plan.gradient_codec import MESSAGES, Messages
 from hpctrain.records.topology.topology import CodecSeconds
 
@@ -242,7 +244,11 @@ class CostModel:
             codec_s = None if codec.exact else slowest_codec(units)
             flop_s = 1 / min(unit.flops for unit in units)
             gradients = StageGradients(numbers, framework.summed_bytes, width, copy_s, codec_s, flop_s)
-            taken = all_reduce_time(codec, rings[rank], pairs[rank], gradients, framework.bucket_bytes)
+            if isinstance(codec, Mixed):
+                parts = self.work.group_parameters(share, tp)
+                taken = mixed_sum_time(codec, parts, rings[rank], pairs[rank], gradients, framework.bucket_bytes)
+            else:
+                taken = all_reduce_time(codec, rings[rank], pairs[rank], gradients, framework.bucket_bytes)
             if in_nodes is not None and self.work.intra_node != "flat":
                 whole = gradients._replace(numbers=replicas * numbers, codec_s=slowest_codec(units))
                 node_sum = node_sum_time(self.work.intra_node, in_nodes[rank], whole, framework.bucket_bytes)

@@ -12,6 +12,7 @@ from hpctrain.planner.devices.constants import HPCTRAIN_FRAMEWORK, Framework
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.compression import AutoCompression, Codec, NoCompression
 from hpctrain.records.plan.gradient_codec import FULL_BYTES, MESSAGES, IntraNode, Messages, TensorParallelSums
+from hpctrain.records.plan.layer_groups import LayerGroup
 from hpctrain.records.plan.low_rank import PowerSgd
 from hpctrain.records.run.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
@@ -266,6 +267,18 @@ class Workload:
             share: the part of the model that the stage holds.
         """
         return self.spec.stage_parameters(share.blocks, tp, first=share.first, last=share.last)
+
+    def group_parameters(self, share: ModelPart, tp: int) -> dict[LayerGroup, float]:
+        """Return layer group -> number of its parameters in a stage on one of `tp` devices; norms count with the
+        matrices beside them.
+
+        Args:
+            share: the part of the model that the stage holds.
+        """
+        ends = self.spec.end_parameters(tp, first=share.first, last=share.last)
+        blocks = self.parameters(share, tp) - ends
+        attention = self.spec.attention_share * blocks
+        return {"embedding_head": ends, "attention": attention, "feed_forward": blocks - attention}
 
     def least_block_parameters(self, tp: int) -> int:
         """Return the fewest parameters that one more block adds to any stage, on one of `tp` devices."""

@@ -15,13 +15,14 @@ from hpctrain.planner.cost.collectives import AllReduceTime, low_rank_width
 from hpctrain.planner.cost.model import CostModel, crosses_nodes
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.search.measured_gradients import adaptive_codec, priced_codec, why_loses_too_much
+from hpctrain.planner.search.codec_mixtures import fastest_mixture, gap_text, predicted_gap
+from hpctrain.planner.search.measured_gradients import adaptive_codec, energy_shares, priced_codec, why_loses_too_much
 from hpctrain.planner.search.node_sums import choose_node_sums
 from hpctrain.planner.simulate.gradient_sums import overlapped_s
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.plan.codec_spec import CodecFigures, CodecSpec
-from hpctrain.records.plan.compression import CODECS, Adaptive, Codec, NoCompression, make_codec
+from hpctrain.records.plan.compression import CODECS, Adaptive, Codec, Mixed, NoCompression, make_codec
 from hpctrain.records.plan.gradient_codec import MESSAGES, IntraNode, Messages
 from hpctrain.records.plan.low_rank import WARMUP_SHARE
 from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
@@ -131,7 +132,8 @@ def choose_codec(
     """Return the codec for a layout, and the predicted step with this codec.
 
     Codecs are tried in the order of `CODECS`, exact sums first. A codec is chosen if it shortens the run's mean step by
-    the share `MIN_GAIN`, or `MIN_LOSSY_GAIN` if the loss may be higher with it, against the codec chosen so far. So by
+    the share `MIN_GAIN`, or `MIN_LOSSY_GAIN` if the loss may be higher with it, against the codec chosen so far. Codecs
+    by layer group come last, with `MIN_GAIN` against a codec with which the loss may be higher, too. So by
     the cost model the mean step is never longer than with exact sums.
 
     Args:
@@ -139,7 +141,8 @@ def choose_codec(
         steps: steps of the run.
         loss_limit: share by which the loss may exceed that of exact sums; infinity: no limit.
         layers: figures of the run's layers, over all ranks, if steps were measured. Then mode adaptive is tried, too,
-            and a sparse codec with which too little of the gradients would arrive is not chosen.
+            a sparse codec with which too little of the gradients would arrive is not chosen, and the shares of energy
+            of layer groups are measured ones.
         node_sums: how the replicas of a node sum gradients first; auto: with each codec in the best way.
     """
     if layout.dp == 1:
@@ -152,6 +155,9 @@ def choose_codec(
     adaptive = adaptive_codec(layers, warmup_steps(steps))
     if adaptive is not None and adaptive.allowed_with(loss_limit):
         codecs.append(adaptive)
+    shares = energy_shares(cost.work, layers)
+    if mixture := fastest_mixture(cost, layout, candidate_codecs(steps, math.inf), loss_limit, shares):
+        codecs.append(mixture)
     chosen = 0
     for number, codec in enumerate(codecs):
         if why := _why_not(cost, layout, codec) or why_loses_too_much(codec, layers):
@@ -161,8 +167,10 @@ def choose_codec(
         one = tried[number] = replace(_try(priced, layout, steps, tried.get(0)), codec=codec)
         if number == 0:
             continue
-        worth = min_gain(codec.may_raise_loss)
         before = tried[chosen]
+        # The budget allows codecs by layer group as it allows one codec with which the loss may be higher.
+        alike = isinstance(codec, Mixed) and before.codec.may_raise_loss
+        worth = min_gain(codec.may_raise_loss and not alike)
         gain = 1 - one.mean_step_s / before.mean_step_s
         if gain >= worth:
             whys[chosen] = f"{codec.label} saves {gain:.1%} of a step"
@@ -173,8 +181,12 @@ def choose_codec(
             whys[number] = f"saves {gain:.1%} of a step with {before.codec.label}, taken from {worth:.0%} on"
     whys[chosen] = "chosen"
     compared = [_figures(codec, layout, tried.get(number), whys[number]) for number, codec in enumerate(codecs)]
-    winner = tried[chosen]
-    spec = CodecSpec(codec=winner.codec, reason=_reason(winner, tried[0]), compared=compared)
+    winner, reason = tried[chosen], _reason(tried[chosen], tried[0])
+    if mixture:
+        compared[-1] = compared[-1].model_copy(update={"predicted_gap": predicted_gap(mixture, shares)})
+        if winner.codec is mixture:
+            reason += f"; {gap_text(mixture, shares)}"
+    spec = CodecSpec(codec=winner.codec, reason=reason, compared=compared)
     return CodecDecision(spec, winner.prediction, winner.mean_step_s, winner.intra_node)
 
 

@@ -1,12 +1,14 @@
 """What was measured of a run's gradients, for mode auto with `lossy: true` or a `loss_budget`: whether a sparse codec
-would lose too much, and how many numbers mode adaptive would send."""
+would lose too much, how many numbers mode adaptive would send, and which share of the energy each layer group has."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.records.history.layer_figures import KEPT_DENSITY, LayerFigures
 from hpctrain.records.plan.compression import Adaptive, Codec, TopK
+from hpctrain.records.plan.layer_groups import LAYER_GROUPS, LayerGroup
 from hpctrain.records.plan.sparsity import sparsities
 
 LEAST_ENERGY_KEPT = 0.3
@@ -62,3 +64,24 @@ def priced_codec(codec: Codec, layers: Sequence[LayerFigures]) -> Codec:
         include={"layers", "feedback", "beta", "residual", "warmup_steps", "selector", "values"}
     )
     return TopK.model_validate({"mode": "topk", "density": density, **settings})
+
+
+def energy_shares(work: Workload, layers: Sequence[LayerFigures]) -> dict[LayerGroup, float]:
+    """Return layer group -> its share of the gradients' energy (the sum of the variances of their numbers), as
+    measured; of the model's parameters if it was not measured.
+
+    Args:
+        layers: figures of the run's layers, over all ranks; empty before they are measured.
+    """
+    energies: dict[LayerGroup, float] = dict.fromkeys(LAYER_GROUPS, 0.0)
+    for layer in layers:
+        if layer.gradient_variance is None or layer.attention_share is None:
+            continue
+        energy = layer.gradient_variance * layer.numbers
+        outside: LayerGroup = "feed_forward" if layer.layer.isdecimal() else "embedding_head"
+        energies["attention"] += layer.attention_share * energy
+        energies[outside] += (1 - layer.attention_share) * energy
+    if not all(energies.values()):
+        energies = work.group_parameters(ModelPart(work.spec.layers, first=True, last=True), 1)
+    whole = sum(energies.values())
+    return {group: energy / whole for group, energy in energies.items()}

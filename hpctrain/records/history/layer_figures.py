@@ -30,6 +30,8 @@ class LayerFigures(Part):
     energy_kept: float | None = None
     """Share of the squared norm of the gradients' sum that arrives if the largest 7 % of the numbers are sent in each
     measured step and the others are added to the next gradient. The sum is over 4 to 16 measured steps."""
+    attention_share: float | None = None
+    """Share that the parameters of attention have of the sum of the variances of the layer's numbers."""
     forward_s: float | None = None
     """Seconds of the block's forward passes in the last step that the line is about; only with `profile.layers`."""
     backward_s: float | None = None
@@ -56,6 +58,7 @@ def layers_of_ranks(ranks: Iterable[Sequence[LayerFigures]]) -> list[LayerFigure
             gradient_variance=_mean([(part.gradient_variance, part.numbers) for part in held]),
             gradient_density=_mean([(part.gradient_density, part.numbers) for part in held]),
             energy_kept=_mean([(part.energy_kept, part.numbers) for part in held]),
+            attention_share=_mean([(part.attention_share, part.numbers) for part in held]),
             forward_s=max((part.forward_s for part in held if part.forward_s is not None), default=None),
             backward_s=max((part.backward_s for part in held if part.backward_s is not None), default=None),
         )

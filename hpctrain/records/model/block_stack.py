@@ -65,6 +65,12 @@ class BlockStack(Part):
         micro-batch of `sequences` sequences. Selective recomputation keeps these outputs, as torch's selective
         activation checkpointing does."""
 
+    @property
+    def attention_share(self) -> float:
+        """Return the share of a block's parameters that its attention has; a third, as in a block with a feed-forward
+        layer four times as wide as the residual stream, if it is not known."""
+        return 1 / 3
+
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
         """Return the number of parameters that one of `tp` devices holds of the blocks [start, stop), with the
         embedding if the blocks begin with the model's first and the head if they end with the last. `stop` None: all

@@ -133,7 +133,15 @@ class DecoderSpec(EqualBlocks):
 
     @property
     def block_weights(self) -> int:
-        return 2 * self.dim * (self.query_width + self.key_value_width) + 3 * self.dim * self.hidden
+        return self._attention_weights + 3 * self.dim * self.hidden
+
+    @property
+    def attention_share(self) -> float:
+        return self._attention_weights / self.block_weights
+
+    @property
+    def _attention_weights(self) -> int:
+        return 2 * self.dim * (self.query_width + self.key_value_width)
 
     @property
     def block_norms(self) -> int:

@@ -44,6 +44,10 @@ class BiasedSpec(EqualBlocks):
     def block_weights(self) -> int:
         return 4 * self.dim * self.dim + 2 * self.dim * self.hidden
 
+    @property
+    def attention_share(self) -> float:
+        return 4 * self.dim * self.dim / self.block_weights
+
     def sequence_length_error(self, seq_len: int) -> str | None:
         if seq_len <= self.positions:
             return None

@@ -30,6 +30,8 @@ class CodecFigures(Part):
     """Part of `wire_s` that overlaps the backward pass, seconds."""
     step_s: float | None = None
     """Seconds of a whole step, as the mean over the run, warm-up steps included."""
+    predicted_gap: float | None = None
+    """With codecs by layer group: the predicted gap of the loss to that of exact sums, as 0.01 for 1 %."""
     verdict: str
     """'chosen', or why the codec was not chosen."""
 
@@ -47,7 +49,8 @@ class CodecSpec(Part):
     compared: list[CodecFigures] = []
     """With mode auto: the codecs that were compared, in this order: none, bf16, int8, int4, rotated integers of 4, 3
     and 2 bits, power_sgd, topk, adaptive. The lossy ones are there only if `lossy` or `loss_budget` allows them,
-    and adaptive only after steps in which gradients were measured."""
+    adaptive only after steps in which gradients were measured, and mixed, with a codec for each layer group, only with
+    a `loss_budget` that allows a faster one than each codec for all."""
 
     @model_validator(mode="after")
     def _only_gradients(self) -> CodecSpec:

@@ -27,6 +27,7 @@ from hpctrain.records.plan.gradient_codec import (
     Values,
     sparse_bytes,
 )
+from hpctrain.records.plan.layer_groups import LAYER_GROUPS, LayerGroup
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.low_rank import PowerSgd
 from hpctrain.records.plan.rotated import RotatedIntegers
@@ -71,8 +72,8 @@ class Bf16(GradientCodec):
     layers: Layers = "all"
     """Parameters that are compressed. all: all parameters. non_attention: all but those of attention, also of
     cross-attention. non_attention_linear: these and the projection after each attention, as in the paper on TAGC
-    (Polyakov et al. 2025). Or a list of patterns for names of parameters, with '*', such as
-    'layers.*.feed_forward.*'. Other parameters are summed exactly."""
+    (Polyakov et al. 2025). embedding_head, attention, feed_forward: one layer group. Or a list of patterns for names of
+    parameters, with '*', such as 'layers.*.feed_forward.*'. Other parameters are summed exactly."""
 
     @property
     def dense_bytes(self) -> float:
@@ -278,6 +279,54 @@ class Tagc(_Sparse):
         return 3  # exempt numbers, the index, the values
 
 
+_GroupCodec = Annotated[Bf16 | Quantized | RotatedIntegers, Field(discriminator="mode")]
+
+
+class Mixed(GradientCodec):
+    """Codecs by layer group: the gradients of each group are sent by a codec of its own."""
+
+    may_raise_loss = True
+
+    mode: Literal["mixed"]
+    """Each layer group has a codec of its own. Groups without one are summed exactly."""
+    groups: tuple[_GroupCodec, ...]
+    """The codecs: bf16, int8, int4 or rotated integers, with their settings. `layers` of each is another layer group:
+    embedding_head, attention or feed_forward."""
+
+    @model_validator(mode="after")
+    def _each_has_a_layer_group(self) -> Mixed:
+        if not self.groups:
+            raise ValueError(f"groups: found none; allowed: a codec for at least one of {', '.join(LAYER_GROUPS)}")
+        used = [codec.layers for codec in self.groups]
+        for number, codec in enumerate(self.groups):
+            if codec.layers not in LAYER_GROUPS or codec.layers in used[:number]:
+                raise ValueError(
+                    f"groups[{number}].layers: found {codec.layers}; allowed: {', '.join(LAYER_GROUPS)}, each once"
+                )
+            if codec.activations or codec.intra_node or codec.tensor_parallel:
+                raise ValueError(
+                    f"groups[{number}]: found activations, intra_node or tensor_parallel; these are no settings of a "
+                    "layer group; write them beside groups"
+                )
+        return self
+
+    def codec_of(self, group: LayerGroup) -> NoCompression | Bf16 | Quantized | RotatedIntegers:
+        """Return the codec of a layer group."""
+        return next((codec for codec in self.groups if codec.layers == group), NoCompression())
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{group} {self.codec_of(group).mode}" for group in LAYER_GROUPS)
+
+    @property
+    def early_share(self) -> float:
+        # Gradients that are summed exactly beside others are sent last.
+        return min(codec.overlap for codec in self.groups) if len(self.groups) == len(LAYER_GROUPS) else 0.0
+
+    def state_bytes(self, dim: int) -> float:
+        return max(codec.state_bytes(dim) for codec in self.groups)
+
+
 class AutoCompression(CompressionSettings):
     """Mode auto: the planner chooses the codec."""
 
@@ -321,13 +370,13 @@ class AutoCompression(CompressionSettings):
         return self.tensor_parallel or "auto"
 
 
-_AnyCodec = NoCompression | Bf16 | Quantized | RotatedIntegers | PowerSgd | TopK | Adaptive | Tagc | LocalSteps
-Codec = Annotated[_AnyCodec, Field(discriminator="mode")]
-Compression = Annotated[_AnyCodec | AutoCompression, Field(discriminator="mode")]
+_OneCodec = NoCompression | Bf16 | Quantized | RotatedIntegers | PowerSgd | TopK | Adaptive | Tagc | LocalSteps
+Codec = Annotated[_OneCodec | Mixed, Field(discriminator="mode")]
+Compression = Annotated[_OneCodec | Mixed | AutoCompression, Field(discriminator="mode")]
 
-CODECS: tuple[type[GradientCodec], ...] = get_args(_AnyCodec)
-"""Classes of all codecs. Mode auto tries its codecs in this order: none, bf16, int8, int4, rotated integers
-of 4, 3 and 2 bits, power_sgd, topk; then, if gradients were measured, adaptive."""
+CODECS: tuple[type[GradientCodec], ...] = get_args(_OneCodec)
+"""Classes of all codecs but `Mixed`, which consists of others. Mode auto tries its codecs in this order: none, bf16,
+int8, int4, rotated integers of 4, 3 and 2 bits, power_sgd, topk; then, if gradients were measured, adaptive."""
 MODES: dict[str, type[GradientCodec]] = {mode: codec for codec in CODECS for mode in codec.modes()}
 """Value of `compression.mode` -> class of the codec."""
 _ADAPTER: TypeAdapter[Codec] = TypeAdapter(Codec)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 from pydantic import BeforeValidator
 
 from hpctrain.records.format.document import Part
+from hpctrain.records.plan.layer_groups import LayerGroup
 from hpctrain.records.plan.loss_gaps import LOSS_GAPS, LossGap
 
 FULL_BYTES = 4
@@ -77,7 +78,7 @@ def _layers(value: object) -> object:
     raise ValueError(f"allowed: {', '.join(get_args(NamedLayers))}, or a list of patterns for names of parameters")
 
 
-NamedLayers = Literal["all", "non_attention", "non_attention_linear"]
+NamedLayers = Literal["all", "non_attention", "non_attention_linear", LayerGroup]
 Layers = Annotated[NamedLayers | list[str], BeforeValidator(_layers)]
 
 
@@ -228,6 +229,11 @@ class GradientCodec(CompressionSettings):
             dim: width of the model, and so the assumed side of its matrices.
         """
         return 2.0 * (world - 1) * (gradient_bytes / FULL_BYTES) * self.number_bytes(world, dim)
+
+    @property
+    def early_share(self) -> float:
+        """Return `overlap`, or what takes its place for codecs by layer group."""
+        return self.overlap
 
     def all_to_all_share(self, world: int, dim: float) -> float:
         """Return the share of the sent bytes that all-to-alls carry; the others travel around rings, by all-reduces and

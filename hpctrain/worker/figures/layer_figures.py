@@ -17,6 +17,7 @@ from hpctrain.model.imported.model import blocks_of
 from hpctrain.parallel.pipeline import Pipeline
 from hpctrain.parallel.stage import Mark, mark, seconds_between
 from hpctrain.records.history.layer_figures import KEPT_DENSITY, LayerFigures
+from hpctrain.records.plan.layer_groups import in_attention
 
 SAMPLE = 4096
 """Most numbers of a layer's gradient in a sample. For each parameter, one more is possible."""
@@ -43,12 +44,13 @@ class LayerWatch:
         blocks = {str(number): block for stage in pipeline.stages for number, block in _blocks(stage.submod)}
         block_of = {id(weight): name for name, block in blocks.items() for weight in block.parameters()}
         self._layers: dict[str, list[int]] = {}
+        self._in_attention = [in_attention(name) for name, _ in pipeline.parameters()]
         for index, (name, weight) in enumerate(pipeline.parameters()):
             self._layers.setdefault(block_of.get(id(weight), name.rpartition(".")[0] or name), []).append(index)
         self._times = BlockTimes(blocks, pipeline.device) if has_times else None
         self._numbers: dict[str, int] = {}
         self._history: SampledGradients | None = None
-        self._sample: tuple[Tensor, list[int]] | None = None
+        self._sample: tuple[Tensor, list[list[int]]] | None = None
 
     def recorded_times(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager that measures the time of each block during its `with` block, if asked for."""
@@ -66,7 +68,7 @@ class LayerWatch:
             stride = -(-self._numbers[name] // SAMPLE) | 1  # an odd one meets all columns of a matrix
             taken = [gradients[index].detach().reshape(-1)[::stride] for index in indices]
             parts += taken
-            sizes.append(sum(part.numel() for part in taken))
+            sizes.append([part.numel() for part in taken])
         self._sample = torch.cat(parts).float(), sizes
 
     def take(self) -> list[LayerFigures]:
@@ -77,7 +79,8 @@ class LayerWatch:
             sample, sizes = self._sample
             self._sample, values = None, sample.cpu()
             if self._history is None:
-                self._history = SampledGradients(sizes)
+                marks = [self._in_attention[index] for indices in self._layers.values() for index in indices]
+                self._history = SampledGradients(sizes, marks)
             if bool(values.isfinite().all()):
                 gradients = self._history.add(values)
         return [
@@ -95,13 +98,18 @@ def _blocks(module: nn.Module) -> Iterator[tuple[int, nn.Module]]:
 class SampledGradients:
     """Mean, variance and error feedback of the sampled numbers of each layer's gradient, over the sampled steps."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[Sequence[int]], in_attention: Sequence[bool]) -> None:
         """Begin without gradients.
 
         Args:
-            sizes: sampled numbers of each layer.
+            sizes: sampled numbers of each parameter of each layer.
+            in_attention: for each parameter of all layers, one after the other, whether it is one of attention.
         """
-        self._sizes, total = list(sizes), sum(sizes)
+        self._sizes, counts = [sum(layer) for layer in sizes], [count for layer in sizes for count in layer]
+        total = sum(counts)
+        self._in_attention = torch.tensor(in_attention, dtype=torch.bool).repeat_interleave(
+            torch.tensor(counts, dtype=torch.int64)
+        )
         self._mean, self._variance = torch.zeros(total), torch.zeros(total)
         self._seen = 0
         self._sum, self._residual = torch.zeros(total), torch.zeros(total)
@@ -131,9 +139,11 @@ class SampledGradients:
         return [self._figures(*layer) for layer in layers]
 
     def _tensors(self, sample: Tensor) -> tuple[Tensor, ...]:
-        return sample, self._variance, self._sum, self._residual
+        return sample, self._variance, self._in_attention, self._sum, self._residual
 
-    def _figures(self, sample: Tensor, variance: Tensor, total: Tensor, residual: Tensor) -> dict[str, float]:
+    def _figures(
+        self, sample: Tensor, variance: Tensor, in_attention: Tensor, total: Tensor, residual: Tensor
+    ) -> dict[str, float]:
         """Return the figures of a layer, and set the largest numbers of its residual to 0, in place, as if they were
         sent."""
         figures: dict[str, float] = {}
@@ -144,6 +154,8 @@ class SampledGradients:
             figures["gradient_density"] = (int((squares < ENERGY * squares[-1]).sum()) + 1) / len(sample)
         if self._seen > 1:
             figures["gradient_variance"] = float(variance.double().mean())
+            if (energy := float(variance.double().sum())) > 0:
+                figures["attention_share"] = float(variance[in_attention].double().sum()) / energy
         count = math.ceil(KEPT_DENSITY * len(sample))
         residual[residual.abs().topk(count).indices] = 0.0
         whole = float(total.double().square().sum())

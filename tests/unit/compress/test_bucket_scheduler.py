@@ -73,6 +73,17 @@ def test_a_gradient_leaves_with_the_last_of_its_additions() -> None:
         station.step([4, 3, 2, 1, 0], times=3)
 
 
+def test_gradients_of_different_kinds_share_no_bucket() -> None:
+    """Each kind has the buckets that it would have alone; they leave in the order in which their last gradients are
+    finished."""
+    scheduler = BucketScheduler(lambda number, tensors: None, 2 * 4 * NUMBERS, kinds=["a", "b", "a", "b", "a"])
+    scheduler.overlap(a_model())
+    assert scheduler.buckets == [[4, 2], [3, 1], [0]]
+    scheduler = BucketScheduler(lambda number, tensors: None, 2 * 4 * NUMBERS, kinds=["a", "b", "a", "b", "a"])
+    scheduler.overlap(a_model(), [[2, 3, 4], [0]])
+    assert scheduler.buckets == [[3], [4, 2], [0], [1]]
+
+
 def test_groups_leave_in_their_order_when_they_are_done() -> None:
     station = Station()
     station.parameters, station.sent = a_model(), []

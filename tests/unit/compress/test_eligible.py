@@ -9,6 +9,7 @@ from hpctrain.model.build import build_stage
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.plan.gradient_codec import Layers
+from hpctrain.records.plan.layer_groups import LAYER_GROUPS, layer_group
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,9 @@ def test_matrices_of_some_size(shape: tuple[int, ...], compressed: bool) -> None
         ("all", {"embedding", "attention", "feed_forward", "head"}),
         ("non_attention", {"embedding", "feed_forward", "head"}),
         ("non_attention_linear", {"embedding", "attention", "feed_forward", "head"}),
+        ("embedding_head", {"embedding", "head"}),
+        ("attention", {"attention"}),
+        ("feed_forward", {"feed_forward"}),
         (["*.feed_forward.*", "head.*"], {"feed_forward", "head"}),
         (["layers.1.*"], {"attention", "feed_forward"}),
     ],
@@ -58,6 +62,7 @@ def test_layers_of_the_models_built_here(layers: Layers, kinds: set[str]) -> Non
 )
 def test_all_attention_is_left_out_but_the_published_choice_has_its_outputs(name: str, part: str) -> None:
     assert is_compressible((64, 64), name, "non_attention") == (part == "other")
+    assert [group for group in LAYER_GROUPS if is_compressible((64, 64), name, group)] == [layer_group(name)]
     assert is_compressible((64, 64), name, "non_attention_linear") == (part != "inputs")
 
 

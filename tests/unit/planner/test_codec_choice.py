@@ -19,12 +19,17 @@ from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.search.codec_choice import MIN_GAIN, candidate_codecs
+from hpctrain.planner.search.codec_mixtures import mixed as mixed_codec
+from hpctrain.planner.search.codec_mixtures import predicted_gap
+from hpctrain.planner.search.measured_gradients import energy_shares
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.plan import gradient_codec
 from hpctrain.records.plan.compression import (
     BUCKET_BYTES,
     Bf16,
+    Mixed,
     NoCompression,
     Quantized,
     Tagc,
@@ -111,7 +116,7 @@ def test_what_costs_loss_is_chosen_only_where_that_is_allowed(plan, topology):
     ("budget", "steps", "expected"),
     [
         (0, 1000, "int4"),
-        (0.015, 1000, "rotated_int3"),
+        (0.01, 1000, "rotated_int3"),
         (0.007, 100_000, "power_sgd, rank auto, remainder int2"),
         (0.03, 1000, "rotated_int2"),
     ],
@@ -120,9 +125,47 @@ def test_a_loss_budget_allows_codecs_that_were_measured_within_it(plan, topology
     asked = {"compression": {"mode": "auto", "loss_budget": budget}, "parallel": fixed(dp=2), "dims": LARGE}
     made = plan(topology(default=(2e-4, 8e-7)), steps=steps, **asked)  # 10 Mbit/s
     within = [make_codec(settings).label for settings, gap in GAPS if budget > 0 and gap <= budget]
-    assert list(compared(made)) == DENSE + within
+    assert [label for label, each in compared(made).items() if each.codec.mode != "mixed"] == DENSE + within
     assert made.codec.label == expected
     assert plan(topology(default=FAST), steps=steps, **asked).codec.mode == "none"
+
+
+def test_layer_groups_get_codecs_of_their_own_where_the_budget_allows_few_bits_for_a_part(plan, topology):
+    """With 0.015, 2 bits for all (gap 0.02) are too few, and 3 bits (gap 0.01) more than are needed."""
+    parallel, slow, fast = fixed(dp=2), topology(default=(2e-4, 8e-7)), topology(default=FAST)
+
+    def made(budget: float, links) -> Plan:
+        compression = {"mode": "auto", "loss_budget": budget}
+        return plan(links, steps=1000, compression=compression, parallel=parallel, dims=LARGE)
+
+    chosen = made(0.015, slow)
+    figures = compared(chosen)
+    mixed = figures[chosen.codec.label]
+    assert isinstance(chosen.codec, Mixed)
+    assert {codec.mode for codec in chosen.codec.groups} > {"rotated_int2"}
+    assert 0.01 < mixed.predicted_gap <= 0.015
+    assert mixed.step_s <= (1 - MIN_GAIN) * figures["rotated_int3"].step_s
+    assert "predicted loss gap" in chosen.compression[-1].reason
+    assert Plan.from_json(chosen.to_json()) == chosen
+    for one in (made(0.03, slow), made(0.015, fast), made(0, slow)):
+        assert one.codec.mode != "mixed", "2 bits are allowed for all, or links are fast, or there is no budget"
+    assert all(each.codec.mode != "mixed" for each in compared(made(0, slow)).values())
+
+
+def test_measured_energy_decides_which_layer_group_gets_fewer_bits(topology, run):
+    shares = {"embedding_head": 0.5, "attention": 0.4, "feed_forward": 0.1}
+    work, _ = workload_of(run(parallel=fixed(dp=2), dims=LARGE), run(dims=LARGE).spec())
+    figures = [
+        LayerFigures(layer="0", numbers=100, gradient_variance=1.0, attention_share=0.8),
+        LayerFigures(layer="embedding", numbers=50, gradient_variance=2.0, attention_share=0.0),
+    ]
+    assert energy_shares(work, figures) == pytest.approx(shares)
+    by_size = energy_shares(work, figures[:1])
+    attention, feed_forward = 4 * 512**2, 3 * 512 * work.spec.hidden
+    assert by_size["attention"] / by_size["feed_forward"] == pytest.approx(attention / feed_forward)
+    two, three = (RotatedIntegers(mode=f"rotated_int{bits}") for bits in (2, 3))
+    codec = mixed_codec({"embedding_head": three, "attention": NoCompression(), "feed_forward": two})
+    assert predicted_gap(codec, shares) == pytest.approx(0.5 * 0.01 + 0.1 * 0.02)
 
 
 @pytest.mark.parametrize(("bits_per_s", "expected"), [(1e8, "int4"), (1e9, "int4"), (4e10, "none")])

@@ -46,6 +46,24 @@ def test_bytes_on_the_wire(settings: dict[str, Any], share: float) -> None:
     assert codec.wire_bytes(BYTES, 1) == 0
 
 
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ([], "groups: found none; allowed: a codec for at least one of embedding_head"),
+        (
+            [{"mode": "int4"}],
+            r"groups\[0\].layers: found all; allowed: embedding_head, attention, feed_forward, each once",
+        ),
+        ([{"mode": "int4", "layers": "attention"}] * 2, r"groups\[1\].layers: found attention"),
+        ([{"mode": "int4", "layers": "attention", "intra_node": "bf16"}], r"groups\[0\]: found .* beside groups"),
+        ([{"mode": "topk", "layers": "attention"}], "groups.*'bf16', 'int8', 'int4'"),
+    ],
+)
+def test_a_layer_group_has_one_codec_that_sends_buckets(groups: list[dict[str, Any]], words: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        make_codec({"mode": "mixed", "groups": groups})
+
+
 @given(
     rows=st.integers(8, 4096),
     columns=st.integers(8, 4096),

@@ -44,7 +44,8 @@ PLAN = {
     "pp": 2, "dp": 1, "tp": 1, "stages": [{"layers": [0, 3]}, {"layers": [3, 6]}],
     "replicas": [{"sequences": 8, "micro_batch": 2, "micro_batches": 4, "devices": [["a:cpu0"], ["b:cpu0"]]}],
     "ranks": ["a:cpu0", "b:cpu0"], "actions": {"0": {"0": ["0F0", "0B0"]}},
-    "predicted": {"step_time_s": {"total": 1.0}, "memory_bytes": {"a:cpu0": 1e9}}, "compression": [{}],
+    "predicted": {"step_time_s": {"total": 1.0}, "memory_bytes": {"a:cpu0": 1e9}},
+    "compression": [{"codec": {"mode": "mixed", "groups": [{"mode": "int4", "layers": "attention"}]}}],
 }  # fmt: skip
 GENERATION = {
     "number": 1, "attempt": 0, "plan": "generations/plan-000001.0000.json", "reason": "a node was lost",

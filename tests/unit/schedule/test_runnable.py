@@ -11,6 +11,7 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 from hpctrain.schedule.runnable import check_runnable
 
+MIXED = [{"codec": {"mode": "mixed", "groups": [{"mode": "int4", "layers": "attention"}]}}]
 PLACES = [f"n{index}:cpu0" for index in range(6)]
 HALVES = {0: {0: ["0F0", "0F1", "0B0", "0B1"], 1: ["1F0", "1I0", "1F1", "1W0", "1B1"]}}
 
@@ -60,6 +61,7 @@ def run(**values: Any) -> Run:
         (plan(recompute=("full", "none"), actions=HALVES), run()),
         (replicas("topk"), run()),
         (replicas("topk", zero=1, shard=2), run()),
+        (replicas("none", zero=1, shard=2, compression=MIXED), run(precision="fp16")),
         (replicas("bf16", zero=3), run()),
         (replicas("topk", zero=3), run()),
         (replicas("tagc", zero=3), run()),
@@ -84,6 +86,10 @@ def test_what_can_run_passes(found: Plan, asked: Run) -> None:
         (
             replicas("power_sgd", zero=1), run(),
             "compression.mode: found power_sgd with zero 1 over all replicas; .* adaptive or tagc, parallel.zero 0, or",
+        ),
+        (
+            replicas("none", zero=1, compression=MIXED), run(),
+            "compression.mode: found mixed with zero 1 over all replicas; .* adaptive or tagc, parallel.zero 0, or",
         ),
         (
             replicas("topk", micro_batches=2, zero=2), run(),

@@ -11,6 +11,8 @@ from hpctrain.records.history.layer_figures import KEPT_DENSITY, LayerFigures, l
 from hpctrain.worker.figures.layer_figures import DECAY, LEAST_WINDOW, WINDOW, SampledGradients
 
 SIZES = [300, 40]
+PARTS = [[100, 200], [40]]
+"""Sampled numbers of each parameter of each layer; only the first parameter is one of attention."""
 
 
 def gradients(count: int) -> list[torch.Tensor]:
@@ -21,26 +23,29 @@ def gradients(count: int) -> list[torch.Tensor]:
 
 def test_the_variance_is_that_over_the_steps() -> None:
     steps = gradients(int(1 / DECAY))  # so far each has the same weight
-    history = SampledGradients(SIZES)
+    history = SampledGradients(PARTS, [True, False, False])
     figures = [history.add(step) for step in steps]
     assert "gradient_variance" not in figures[0][0]
     whole = torch.stack(steps).var(0, correction=0)
     for (start, size), layer in zip([(0, 300), (300, 40)], figures[-1], strict=True):
         assert layer["gradient_variance"] == pytest.approx(float(whole[start : start + size].mean()), rel=1e-5)
+    first, second = figures[-1]
+    assert first["attention_share"] == pytest.approx(float(whole[:100].sum() / whole[:300].sum()), rel=1e-5)
+    assert second["attention_share"] == 0
 
 
 def test_the_density_is_the_share_of_numbers_with_most_of_the_norm() -> None:
     sample = torch.zeros(sum(SIZES))
     sample[:30] = 1.0  # 27 of them have 90 %
     sample[300] = -5.0
-    few, one = SampledGradients(SIZES).add(sample)
+    few, one = SampledGradients(PARTS, [True, False, False]).add(sample)
     assert few["gradient_density"] == pytest.approx(27 / 300)
     assert one["gradient_density"] == pytest.approx(1 / 40)
-    assert "gradient_density" not in SampledGradients(SIZES).add(torch.zeros(sum(SIZES)))[0]
+    assert "gradient_density" not in SampledGradients(PARTS, [True, False, False]).add(torch.zeros(sum(SIZES)))[0]
 
 
 def test_the_energy_kept_is_that_of_feedback_over_a_window() -> None:
-    steps, history = gradients(WINDOW + 1), SampledGradients(SIZES)
+    steps, history = gradients(WINDOW + 1), SampledGradients(PARTS, [True, False, False])
     figures = [history.add(step) for step in steps]
     assert "energy_kept" not in figures[LEAST_WINDOW - 2][0]
     assert "energy_kept" not in figures[WINDOW][0]  # a new window
