@@ -18,8 +18,9 @@ from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.bounds import knapsack
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.bounds.rank_times import PipelinePasses
-from hpctrain.planner.search import evaluate, layout_search, many_devices, option_search, space, state
+from hpctrain.planner.search import many_devices, option_search, space, state
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, OptionBounds
+from hpctrain.planner.simulate.predict import TimedLayout
 
 CASES = ("paper-32-1.3B", "unlike-32-7B", "mixed-32x3-3GBs-1.3B-64", "unlike-256-7B", "mixed-256x4-12.5GBs-7B-256")
 """Cases of `hpctrain bench plan` that are measured unless others are given."""
@@ -43,7 +44,7 @@ VARIANTS: dict[str, tuple[Replacement, ...]] = {
         (KnapsackBound, "bracket", lambda bound, low, high, memory=True: (low, high)),
     ),
     "waits of interleaved stages": ((knapsack, "cap_by_passes", lambda classes, caps, both, remaining_s: caps),),
-    "bound of a layout": ((evaluate, "lower_bound", always(0.0)), (layout_search, "lower_bound", always(0.0))),
+    "bound of a layout": ((TimedLayout, "bound_s", 0.0),),
     "none; search of up to 64": tuple(
         (module, "EXHAUSTIVE_DEVICES", 10**6) for module in (space, many_devices, option_search, state)
     ),

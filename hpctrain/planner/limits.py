@@ -131,7 +131,7 @@ class SearchLimits:
     max_other_dims: int = 6
     """Largest number of other degrees that are compared with the best plan's degrees, those with the smallest bound
     first."""
-    compared_placements: tuple[tuple[float, int], ...] = ((8, 10_000), (64, 8), (inf, 1))
+    compared_placements: tuple[tuple[float, int], ...] = ((8, 10_000), (64, 3), (inf, 1))
     """(largest number of devices, placements of each option of other degrees that are compared)."""
     other_dims_patience: int = 2
     """Number of options without a better plan after which other degrees are compared no further, for each choice of

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hpctrain.base.collector import collector_paused
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.planner.bounds.closed_form import ideal_step_s
 from hpctrain.planner.cost.memory_options import memory_options_of_plan
@@ -71,6 +72,7 @@ class PlanRequest:
 DEFAULT_REQUEST = PlanRequest()
 
 
+@collector_paused()
 def make_plan(
     run: Run,
     spec: Spec,

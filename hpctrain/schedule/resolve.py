@@ -33,7 +33,7 @@ def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:
     execution_order(schedule, stages)
 
 
-def inputs_of(action: Action, stages: int) -> tuple[tuple[int, str, int], ...]:
+def _inputs_of(action: Action, stages: int) -> tuple[tuple[int, str, int], ...]:
     """Return the actions that an action waits for, as (stage, kind, micro-batch); the kind 'B' stands for B or I.
 
     Args:
@@ -87,32 +87,48 @@ def _check_owners(schedule: Schedule) -> None:
                 )
 
 
-def execution_order(schedule: Schedule, stages: int) -> list[tuple[int, Action]]:
-    """Return (pipeline rank, action) pairs, sorted so that each action comes after the actions that it waits for.
+OrderedAction = tuple[int, Action, int]
+"""An action in an order in which a table can be executed: its pipeline rank, the action, and the place in this order of
+the action of another stage for which it waits; -1 if it waits for none."""
+
+
+def execution_order(schedule: Schedule, stages: int) -> list[OrderedAction]:
+    """Return the actions of a table, sorted so that each action comes after the actions that it waits for.
 
     Raises:
         ValueError: a rank would wait for ever, so that the table cannot be executed.
     """
-    order: list[tuple[int, Action]] = []
-    done: set[tuple[int, str, int]] = set()
-    position = [0] * len(schedule.ranks)
-    before = -1
+    order: list[OrderedAction] = []
+    number = 1 + max((action.micro_batch for row in schedule.ranks for action in row), default=-1)
+    # [stage][micro-batch] -> place of the forward, of the B or I, and of the I alone; -1 while it is missing.
+    forwards, backwards, inputs = ([[-1] * number for _ in range(stages)] for _ in range(3))
+    position, before, last = [0] * len(schedule.ranks), -1, stages - 1
     while len(order) > before:
         before = len(order)
         for rank, row in enumerate(schedule.ranks):
-            at = position[rank]
-            while at < len(row) and done.issuperset(inputs_of(row[at], stages)):
-                action = row[at]
-                done.add(action)
-                if action.kind == "I":
-                    done.add((action.stage, "B", action.micro_batch))
-                order.append((rank, action))
-                at += 1
-            position[rank] = at
+            for action in row[position[rank] :]:
+                stage, kind, index = action
+                needs = -1
+                if kind == "F":
+                    if stage and (needs := forwards[stage - 1][index]) < 0:
+                        break
+                    forwards[stage][index] = len(order)
+                elif kind == "W":
+                    if inputs[stage][index] < 0:
+                        break
+                else:
+                    if forwards[stage][index] < 0 or (stage < last and (needs := backwards[stage + 1][index]) < 0):
+                        break
+                    backwards[stage][index] = len(order)
+                    if kind == "I":
+                        inputs[stage][index] = len(order)
+                order.append((rank, action, needs))
+                position[rank] += 1
     for rank, row in enumerate(schedule.ranks):
         if position[rank] < len(row):
             action = row[position[rank]]
-            missing = next(need for need in inputs_of(action, stages) if need not in done)
+            done = {(stage, "B" if kind == "I" else kind, index) for _, (stage, kind, index), _ in order}
+            missing = next(need for need in _inputs_of(action, stages) if need not in done)
             raise ValueError(
                 f"pipeline rank {rank}: {action} waits for {Action(*missing)}, which never comes before it; "
                 "the table cannot be executed"

@@ -119,8 +119,6 @@ class MemoryModel:
         """Memory role, blocks of each stage -> peak bytes."""
         self._most = cache(self._find_most)
         """Memory role, bytes of memory -> the most blocks that fit."""
-        self._count = cache(work.parameters)
-        """Part of the model, tp -> parameters of a stage on one of the `tp` devices of its group."""
         self._mean_blocks = cache(work.mean_blocks)
         self._sizes_of = cache(self._activation_sizes)
 
@@ -161,7 +159,7 @@ class MemoryModel:
         work = self.work
         if memory_role.kind != "cpu" or isinstance(work.codec, LocalSteps):
             return 0.0
-        parameters = sum(self._count(share, memory_role.tp) for share in shares)
+        parameters = sum(self.work.parameters(share, memory_role.tp) for share in shares)
         piece = parameters / memory_role.shards
         alone, segment = memory_role.shards == memory_role.dp, work.state_outlives
         # Two of the rank's own state and, if no other node has its part, two of another rank's.
@@ -214,7 +212,7 @@ class MemoryModel:
         An embedding has no such copy, because it is no matrix product.
         """
         casts = self.work.casts_weights(sharded=memory_role.shards > 1)
-        return CAST_BYTES * self._count(share._replace(first=False), memory_role.tp) if casts else 0
+        return CAST_BYTES * self.work.parameters(share._replace(first=False), memory_role.tp) if casts else 0
 
     def _casts_until_backward(self, memory_role: _MemoryRole, share: ModelPart) -> float:
         """Return the bytes of the weights' low-precision copies that live until the backward pass.
@@ -227,7 +225,7 @@ class MemoryModel:
 
     def _whole_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         work = self.work
-        parameters = sum(self._count(share, memory_role.tp) for share in shares)
+        parameters = sum(self.work.parameters(share, memory_role.tp) for share in shares)
         total = float((work.framework.bytes_per_parameter + work.framework.accumulated_bytes) * parameters)
         if memory_role.dp > 1:
             # Buckets of gradients; a large embedding is a bucket of its own.
@@ -261,10 +259,10 @@ class MemoryModel:
             shares: the parts of the model in the device's stages.
         """
         work, zero = self.work, self.work.memory_options.zero
-        stages = [self._count(share, memory_role.tp) for share in shares]
+        stages = [self.work.parameters(share, memory_role.tp) for share in shares]
         parameters = sum(stages)
-        outside = max(self._count(share._replace(blocks=0), memory_role.tp) for share in shares)
-        piece = max(self._count(ModelPart(1, False, False), memory_role.tp), outside)
+        outside = max(self.work.parameters(share._replace(blocks=0), memory_role.tp) for share in shares)
+        piece = max(self.work.parameters(ModelPart(1, False, False), memory_role.tp), outside)
         at_work = max(stages) if memory_role.splits else min(parameters, 2 * piece)
         gradient_bytes = work.framework.gradient_bytes
         parts = work.framework.bytes_per_parameter * parameters / memory_role.shards

@@ -35,8 +35,9 @@ from hpctrain.records.topology.topology import CodecSeconds
 
 TENSORS_PER_BLOCK = 9
 """Number of weight tensors of a block that the optimizer is assumed to update, as in a decoder like Llama."""
-UnitKind = tuple[GroupSpec, float, float]
-"""The `GroupSpec` of a tensor-parallel group, and the largest alpha (s) and beta (s/byte) between its devices."""
+UnitKind = int
+"""Number of a kind of tensor-parallel groups: those with one `GroupSpec` and the same largest alpha and beta between
+their devices."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class CostModel:
         self.links = links
         self.constants = constants
         self.memory = MemoryModel(work)
+        self._kinds: dict[tuple[GroupSpec, float, float], UnitKind] = {}
         self.kind = cache(self._kind)
         """The kind of a tensor-parallel group; groups of one kind take equally long for everything."""
         self._placement_links: dict[int, PlacementLinks] = {}
@@ -105,7 +107,8 @@ class CostModel:
         for a, b in hops:
             alpha, beta = self.links.in_a_ring(a, b)
             costs.append((alpha, beta * (unit.contention if a.node != b.node else 1.0)))
-        return unit.group_spec, max(a for a, _ in costs), max(b for _, b in costs)
+        figures = unit.group_spec, max(a for a, _ in costs), max(b for _, b in costs)
+        return self._kinds.setdefault(figures, len(self._kinds))
 
     def module_times(self, unit: TensorParallelGroup, micro_batch: int) -> ModuleTimes:
         """Return the times of the model's parts on a tensor-parallel group, for micro-batches of `micro_batch`

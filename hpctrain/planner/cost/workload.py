@@ -266,7 +266,15 @@ class Workload:
         Args:
             share: the part of the model that the stage holds.
         """
-        return self.spec.stage_parameters(share.blocks, tp, first=share.first, last=share.last)
+        key = share, tp
+        if key not in self._parameters:
+            counted = self.spec.stage_parameters(share.blocks, tp, first=share.first, last=share.last)
+            self._parameters[key] = counted
+        return self._parameters[key]
+
+    @cached_property
+    def _parameters(self) -> dict[tuple[ModelPart, int], int]:
+        return {}
 
     def group_parameters(self, share: ModelPart, tp: int) -> dict[LayerGroup, float]:
         """Return layer group -> number of its parameters in a stage on one of `tp` devices; norms count with the

@@ -65,6 +65,7 @@ class PlacementLinks:
         self.replicate_ring_groups = cache(self._replicate_ring_groups)
         self.busiest_port_beta = cache(self._busiest_port_beta)
         self.lanes = cache(self._lanes)
+        self.message_costs = cache(self._message_costs)
         self.factor_beside = cache(self._factor_beside)
         self.ranks_beside = cache(self._ranks_beside)
 
@@ -134,6 +135,18 @@ class PlacementLinks:
         """
         hops = self._hops[replica]
         return hops[source][0] if (source + 1) % len(hops) == target else hops[target][1]
+
+    def _message_costs(self, replica: int, rank_of_stage: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+        """Return [message, as in `lanes`] -> (alpha, beta) as in `message_alpha_beta`; (0, 0) within one pipeline rank.
+
+        Args:
+            rank_of_stage: [stage] -> its pipeline rank.
+        """
+        hops = list(pairwise(rank_of_stage))
+        return tuple(
+            self.message_alpha_beta(replica, a, b) if a != b else (0.0, 0.0)
+            for a, b in [*hops, *((b, a) for a, b in hops)]
+        )
 
     def end_ring_group(self, first: int, last: int) -> RingGroup:
         """Return the rings of two devices each between the pipeline ranks `first` and `last`, in all replicas, which

@@ -70,6 +70,8 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
             break
         best, fastest = layout, reached
         counts = _micro_batches(total, slowest)
+        if tuple(counts) == layout.micro_batches:
+            break
     assert best is not None, "the first layout is better than none"
     return best
 
@@ -104,7 +106,12 @@ def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
     replicas = len(seconds)
     if min(seconds) == max(seconds):
         return list(even_parts(total, replicas))
-    counts = split_evenly(total, lambda i, n: n * seconds[i], [1] * replicas, [total] * replicas)
+    # What all replicas do in the time that would be needed if micro-batches could be divided needs no heap.
+    shared_s = total / sum(1 / each for each in seconds)
+    least = [max(1, int((1 - 1e-9) * shared_s / each)) for each in seconds]
+    if sum(least) > total:
+        least = [1] * replicas
+    counts = split_evenly(total, lambda i, n: n * seconds[i], least, [total] * replicas)
     assert counts is not None, "the caller gives at least one micro-batch for each replica"
     return counts
 

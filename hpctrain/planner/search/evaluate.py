@@ -18,7 +18,7 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorPara
 from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.layout.placement import node_orders, rank_permutations
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace
-from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
+from hpctrain.planner.simulate.predict import Prediction, TimedLayout, predict
 
 
 class Evaluation(NamedTuple):
@@ -61,13 +61,11 @@ def evaluate(
         layout = space.fit_layout(placement, option)
         if layout.memory_shortage(space.cost.memory):
             continue
-        bound = lower_bound(space.cost, layout)
-        if nearest is None or bound < least:
-            nearest, least = layout, bound
-        if bound >= limit:
-            continue
-        prediction = predict(space.cost, layout)
-        if prediction.total < limit:
+        timed = TimedLayout(space.cost, layout)
+        if nearest is None or timed.bound_s < least:
+            nearest, least = layout, timed.bound_s
+        prediction = timed.predict_below(limit)
+        if prediction is not None and prediction.total < limit:
             best, limit = prediction, prediction.total * (1 - 1e-9)
     return Evaluation(best, nearest, least)
 
@@ -187,10 +185,10 @@ def faster_of(cost: CostModel, best: BestSoFar, layout: Layout, rounding: float 
         rounding: share of the step time of `best` by which the layout must be faster.
     """
     limit = math.inf if best is None else best.total * (1 - rounding)
-    if lower_bound(cost, layout) >= limit or layout.memory_shortage(cost.memory):
+    if layout.memory_shortage(cost.memory):
         return best
-    prediction = predict(cost, layout)
-    return prediction if prediction.total < limit else best
+    prediction = TimedLayout(cost, layout).predict_below(limit)
+    return best if prediction is None or prediction.total >= limit else prediction
 
 
 def _changes(layout: Layout) -> Iterator[Layout]:

@@ -14,7 +14,7 @@ from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorPara
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import CandidateQueue
-from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
+from hpctrain.planner.simulate.predict import Prediction, TimedLayout
 
 SIMULATED_PASSES = 6
 """About how many micro-batches a pipeline rank are simulated."""
@@ -57,11 +57,14 @@ def anneal(
         if layout is None:
             continue
         limit_s = current.total * (1 + first_slowdown * max(0.0, 1 - done / work) * rng.random() ** 2)
-        if layout.memory_shortage(other_space.cost.memory) or lower_bound(other_space.cost, layout) >= limit_s:
+        if layout.memory_shortage(other_space.cost.memory):
             continue
-        other = predict(other_space.cost, layout)
+        timed = TimedLayout(other_space.cost, layout)
+        if timed.bound_s >= limit_s:
+            continue
+        other = timed.predict_below(limit_s)
         done += simulated_actions(layout) / ACTIONS_OF_A_GROUP
-        if other.total < limit_s:
+        if other is not None and other.total < limit_s:
             current, space = other, other_space
             if current.total < best.total * (1 - 1e-9):
                 best, winner = current, space

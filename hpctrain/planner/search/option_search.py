@@ -15,7 +15,7 @@ from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.search.layout_search import simulated_actions
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace
 from hpctrain.planner.search.state import SearchState, may_split_sequences
-from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
+from hpctrain.planner.simulate.predict import Prediction, TimedLayout
 from hpctrain.records.plan.plan import ParallelDims
 
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -133,7 +133,7 @@ class OptionSearch:
         fitting = [layout for layout in layouts if layout.memory_shortage(space.cost.memory) is None]
         if not fitting:
             return None
-        best = predict(space.cost, min(fitting, key=lambda layout: lower_bound(space.cost, layout)))
+        best = min((TimedLayout(space.cost, layout) for layout in fitting), key=lambda timed: timed.bound_s).predict()
         self._free -= simulated_actions(best.layout) / MANY_ACTIONS
         self.evaluated.append(EvaluatedOption(best, space, option))
         if self.state.best is None or best.total < self.state.best.total * (1 - 1e-9):

@@ -100,17 +100,10 @@ class Timeline:
         return self.spans[rank][-1][2] if self.spans[rank] else 0.0
 
 
-class TimedAction(NamedTuple):
-    """An action as numbers: its pipeline rank, its duration, and what it waits for besides earlier actions of this
-    rank."""
-
-    rank: int
-    duration: int
-    """Index into `StageDurations.by_action`."""
-    needs: int
-    """Index, in `ActionProgram.actions`, of the action of another stage for which this action waits, or -1."""
-    sends: int
-    """Index in `StageDurations.by_message` of the message that this action sends, or -1."""
+TimedAction = tuple[int, int, int, int]
+"""An action as numbers, which is a plain tuple because these are unpacked faster: its pipeline rank; its duration, as
+index into `StageDurations.by_action`; index, in `ActionProgram.actions`, of the action of another stage for which it
+waits, or -1; and index in `StageDurations.by_message` of the message that it sends, or -1."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +134,10 @@ def simulate(schedule: Schedule, durations: StageDurations, sharing: CardSharing
     spans: list[list[tuple[Action, float, float]]] = [[] for _ in schedule.ranks]
     senders: dict[Action, Action] = {}
     starts, ends = _start_and_end_times(program, durations, sharing)
-    for action, timed, start, end in zip(program.actions, program.timed, starts, ends, strict=True):
-        spans[timed.rank].append((action, start, end))
-        if timed.needs >= 0:
-            senders[action] = program.actions[timed.needs]
+    for action, (rank, _, needs, _), start, end in zip(program.actions, program.timed, starts, ends, strict=True):
+        spans[rank].append((action, start, end))
+        if needs >= 0:
+            senders[action] = program.actions[needs]
     return Timeline(tuple(map(tuple, spans)), senders)
 
 
@@ -234,24 +227,28 @@ def _start_and_end_times(
     lanes, latency = durations.lane_of_message(), durations.latency_of_message()
     free = [0.0] * program.ranks
     sent = [0.0] * (max(lanes, default=0) + 1)
-    starts, ends, arrivals = [0.0] * len(program.timed), [0.0] * len(program.timed), [0.0] * len(program.timed)
+    starts, ends, arrivals = list[float](), list[float](), [0.0] * len(program.timed)
+    # The search spends much of its time in this loop, which therefore calls no functions.
     for index, (rank, duration, needs, sends) in enumerate(program.timed):
-        start = free[rank]
-        if needs >= 0 and arrivals[needs] > start:
-            start = arrivals[needs]
-        starts[index] = start
-        ends[index] = free[rank] = end = start + by_action[duration]
+        end = free[rank]
+        if needs >= 0 and arrivals[needs] > end:
+            end = arrivals[needs]
+        starts.append(end)
+        end += by_action[duration]
+        free[rank] = end
+        ends.append(end)
         if sends >= 0:
             lane = lanes[sends]
-            begin = max(end, sent[lane])
+            arrived = sent[lane] if sent[lane] > end else end
             if sharing is None:
-                arrivals[index] = begin + by_message[sends]
+                arrived += by_message[sends]
             else:
                 alone_s = by_message[sends] - latency[sends]
-                arrivals[index] = sharing.sent_s(sends, begin + later_s, alone_s) - later_s + latency[sends]
-            sent[lane] = arrivals[index] - latency[sends]
+                arrived = sharing.sent_s(sends, arrived + later_s, alone_s) - later_s + latency[sends]
+            arrivals[index] = arrived
+            sent[lane] = arrived - latency[sends]
             if blocking:
-                free[rank] = arrivals[index]
+                free[rank] = arrived
     return starts, ends
 
 
@@ -279,27 +276,20 @@ def compile_schedule(schedule: Schedule) -> ActionProgram:
         ValueError: the table cannot be executed, because actions wait for each other.
     """
     stages = schedule.stages()
-    index_of: dict[tuple[int, str, int], int] = {}
     actions: list[Action] = []
     timed: list[TimedAction] = []
     last = [0] * stages
-    for index, (rank, action) in enumerate(execution_order(schedule, stages)):
-        stage, kind, micro_batch = action
-        needs = sends = -1
+    numbers = {kind: number * stages for number, kind in enumerate("FBIW")}
+    for index, (rank, action, needs) in enumerate(execution_order(schedule, stages)):
+        stage, kind, _ = action
+        sends = -1
         if kind == "F":
-            if stage > 0:
-                needs = index_of[stage - 1, "F", micro_batch]
             if stage < stages - 1:
                 sends = stage
-            index_of[action] = index
-        elif kind != "W":
-            if stage < stages - 1:
-                needs = index_of[stage + 1, "B", micro_batch]
-            if stage > 0:
-                sends = stages - 1 + stage - 1
-            index_of[stage, "B", micro_batch] = index
+        elif kind != "W" and stage > 0:
+            sends = stages - 1 + stage - 1
         actions.append(action)
-        timed.append(TimedAction(rank, "FBIW".index(kind) * stages + stage, needs, sends))
+        timed.append((rank, numbers[kind] + stage, needs, sends))
         if kind in "BW":
             last[stage] = index
     return ActionProgram(tuple(actions), tuple(timed), len(schedule.ranks), tuple(last))

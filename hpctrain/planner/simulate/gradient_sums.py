@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -125,6 +126,7 @@ def settle_sums(
     ends: Sequence[Sequence[float]],
     replicas: Sequence[int],
     delayed_ends: Callable[[int, CardSharing], Sequence[float]],
+    limit_s: float = math.inf,
 ) -> StepSums:
     """Return the all-reduces of a step as workers make them: those that begin while the pipeline goes on, with the
     stage messages that they delay, or all of them after a rank's last backward, if the step is then shorter.
@@ -135,6 +137,8 @@ def settle_sums(
             delay nothing.
         replicas: numbers of these replicas.
         delayed_ends: returns the ends of a replica, given by its place in `ends`, while messages share cards with sums.
+        limit_s: seconds from the start of the step. If gradients cannot be summed by then, the result leaves out what
+            the sums delay.
     """
     early = StepSums(rank_sums(layout, sums, ends), ends)
     if layout.pp == 1:
@@ -142,6 +146,8 @@ def settle_sums(
     late = StepSums(rank_sums(layout, [stage.begun_late() for stage in sums], ends), ends, are_late=True)
     if early.end_s >= late.end_s:
         return late
+    if early.end_s >= limit_s:
+        return early
     early = sums_beside_messages(cost, layout, sums, ends, replicas, delayed_ends)
     return early if early.end_s < late.end_s else late
 

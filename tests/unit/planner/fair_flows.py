@@ -63,7 +63,7 @@ class _Step:
         ]
         self.size = cost.work.message_bytes(layout.micro_batch, 1, "none")
         self.queue = {
-            (replica, rank): [index for index, timed in enumerate(program.timed) if timed.rank == rank]
+            (replica, rank): [index for index, (on_rank, *_) in enumerate(program.timed) if on_rank == rank]
             for replica, program in enumerate(self.programs)
             for rank in range(layout.pp)
         }
@@ -76,8 +76,9 @@ class _Step:
         """Start every action and message that can start now."""
         for (replica, rank), queue in self.queue.items():
             if queue and (replica, rank) not in self.running:
-                timed, action = self.programs[replica].timed[queue[0]], self.programs[replica].actions[queue[0]]
-                if timed.needs < 0 or (replica, timed.needs) in self.arrived:
+                program = self.programs[replica]
+                (_, _, needs, _), action = program.timed[queue[0]], program.actions[queue[0]]
+                if needs < 0 or (replica, needs) in self.arrived:
                     stage = self.stage_s[replica][action.stage]
                     took = stage.forward if action.kind == "F" else stage.backward
                     self.running[replica, rank] = self.now + took, queue.pop(0)
@@ -105,7 +106,8 @@ class _Step:
             for way in zip(units, [*units[1:], *units[:1]], strict=True):
                 if self.ports(*way):
                     self.waiting[(*way, "sum")].append((self.sums[action.stage], None))
-        if self.programs[replica].timed[index].sends < 0:
+        *_, sends = self.programs[replica].timed[index]
+        if sends < 0:
             return
         stages = action.stage, action.stage + (1 if action.kind == "F" else -1)
         way = tuple(self.layout.unit(replica, stage).device_ids[0] for stage in stages)

@@ -30,7 +30,7 @@ from hpctrain.planner.simulate.gradient_sums import (
     stage_sums,
     sums_beside_messages,
 )
-from hpctrain.planner.simulate.predict import lower_bound, predict, simulate_step
+from hpctrain.planner.simulate.predict import TimedLayout, predict, simulate_step
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.schedule import Action
 from hpctrain.schedule.generate import make_schedule
@@ -284,7 +284,7 @@ def test_sums_beside_stage_messages_share_their_cards(case):
     sums, stages = stage_sums(cost, layout, shard_collective_seconds(cost, layout)), len(layout.blocks)
     step, total = simulate_step(cost, layout), predict(cost, layout, whole=True).total
     assert max(map(step.all_reduced_at, range(layout.pp))) + step.update == pytest.approx(total)
-    assert lower_bound(cost, layout) <= total * (1 + 1e-9)
+    assert TimedLayout(cost, layout).bound_s <= total * (1 + 1e-9)
     assert predict(cost, layout).total == pytest.approx(total, rel=0.05)
     alone, delayed = ends_and_delays(cost, layout)
     settled = settle_sums(cost, layout, sums, alone, range(layout.dp), delayed)

@@ -15,7 +15,7 @@ from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.search.space import SearchSpace
-from hpctrain.planner.simulate.predict import lower_bound, predict
+from hpctrain.planner.simulate.predict import TimedLayout, predict
 from hpctrain.records.plan.plan import ParallelDims
 
 SAVINGS = (
@@ -91,7 +91,7 @@ def test_no_layout_ends_before_the_bound(
         if layout is None or layout.memory_shortage(search.cost.memory):
             continue
         took = predict(search.cost, layout, whole=True).total
-        assert lower_bound(search.cost, layout) <= took * (1 + 1e-9)
+        assert TimedLayout(search.cost, layout).bound_s <= took * (1 + 1e-9)
         option = layout.option
         assert search.bounds.step_s(option) <= took * (1 + 1e-9)
         knapsack_bound = search.bounds.knapsack(option)

@@ -8,7 +8,7 @@ from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.layout.partition import why_no_layout
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.simulate.gradient_sums import overlapped_s, shard_collective_seconds, stage_sums
-from hpctrain.planner.simulate.predict import lower_bound, predict, simulate_step
+from hpctrain.planner.simulate.predict import TimedLayout, predict, simulate_step
 from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule, why_no_schedule
 from hpctrain.schedule.resolve import completion_order
@@ -146,7 +146,7 @@ def test_sums_of_a_sharded_state_on_cpus_pass_during_the_backward(plan, run, top
     # A link carries all messages of a step; a rank computes all its passes.
     total, count = predict(cost, layout).total, layout.micro_batches[0]
     assert total >= count * stage.both
-    assert lower_bound(cost, layout) <= total * (1 + 1e-9)
+    assert TimedLayout(cost, layout).bound_s <= total * (1 + 1e-9)
     plain = plan(nodes, dims=DIMS, **({"parallel": fixed(dp=4, zero=zero)} | asked))
     assert plain.predicted.bound_s <= plain.predicted.step_time_s["total"] * (1 + 1e-9)
 
@@ -175,4 +175,4 @@ def test_copies_of_a_state_within_nodes_are_summed_module_by_module(plan, run, t
     backward = cost.stage(layout.unit(0, 0), layout.micro_batch, layout.model_parts[0]).backward
     # Of five modules, the sums of the last two begin at the end.
     assert summed.hidden_s == pytest.approx(min(backward, 3 / 5 * cost.work.codec.overlap * summed.wire_s))
-    assert lower_bound(cost, layout) <= predict(cost, layout).total * (1 + 1e-9)
+    assert TimedLayout(cost, layout).bound_s <= predict(cost, layout).total * (1 + 1e-9)

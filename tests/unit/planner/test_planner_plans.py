@@ -19,7 +19,7 @@ from hpctrain.planner.layout.partition import fit_layout
 from hpctrain.planner.layout.placement import rank_permutations
 from hpctrain.planner.search.evaluate import best_of, refine
 from hpctrain.planner.search.space import SearchSpace
-from hpctrain.planner.simulate.predict import lower_bound, predict
+from hpctrain.planner.simulate.predict import TimedLayout, predict
 from hpctrain.records.plan.plan import ParallelDims, Plan
 from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.resolve import check_schedule, schedule_of
@@ -100,7 +100,7 @@ def test_no_order_of_devices_beats_the_chosen_one(topology, run):
     for placement in search.placements(ParallelDims(3, 1, 1)):
         layout = fit_layout(search.cost, placement, ScheduleSpec("1f1b"), 2)
         prediction = predict(search.cost, layout)
-        assert lower_bound(search.cost, layout) <= prediction.total * (1 + 1e-9)
+        assert TimedLayout(search.cost, layout).bound_s <= prediction.total * (1 + 1e-9)
         totals.append(prediction.total)
     assert len(totals) == 6
     assert make_plan(asked, asked.spec(), made).predicted.step_time_s["total"] <= min(totals)
