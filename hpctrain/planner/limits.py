@@ -19,6 +19,9 @@ class SearchLimits:
     `EXHAUSTIVE_DEVICES` devices (`planner/search/space.py`) no longer goes by the bounds, and searches near the best
     options instead.
     """
+    replan_best_first_work: tuple[tuple[float, int], ...] = ((16, 350), (32, 160), (inf, 20))
+    """The same as `best_first_work`, for a plan that replaces another one. Compared with a plan that is known from the
+    start, each candidate takes more knapsack bounds, which on many unlike devices exclude few of them."""
     first_options: int = 50
     """Largest number of options, of degrees from the whole range, with which the search near the best options begins.
     """
@@ -131,7 +134,7 @@ class SearchLimits:
     max_other_dims: int = 6
     """Largest number of other degrees that are compared with the best plan's degrees, those with the smallest bound
     first."""
-    compared_placements: tuple[tuple[float, int], ...] = ((8, 10_000), (64, 3), (inf, 1))
+    compared_placements: tuple[tuple[float, int], ...] = ((8, 10_000), (64, 2), (inf, 1))
     """(largest number of devices, placements of each option of other degrees that are compared)."""
     other_dims_patience: int = 2
     """Number of options without a better plan after which other degrees are compared no further, for each choice of

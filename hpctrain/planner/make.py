@@ -27,6 +27,7 @@ from hpctrain.planner.search.codec_choice import (
     choose_codec,
     compression_may_gain,
     searched,
+    searched_node_sums,
 )
 from hpctrain.planner.search.evaluate import best_of, cut_at_seam
 from hpctrain.planner.search.neighbours import nearest_dims, rejected_neighbours, shortage
@@ -175,8 +176,8 @@ def _fastest(
 
     With `compression.mode: auto`, the first search is one with exact sums. If its plan leaves devices waiting or idle,
     each codec that the function `searched` returns gets a search of its own: the fastest placement with exact sums may
-    have no replicas, and then no codec helps that placement. If a search with a warm start tries one
-    codec only (`uses_one_codec`), the first search is the only one.
+    have no replicas, and then no codec helps that placement. A search with a warm start may be the only one
+    (`uses_one_codec`).
 
     Args:
         find: returns the fastest plan of a space.
@@ -188,8 +189,7 @@ def _fastest(
         return winner, decision
     if not (_idle_devices(space, winner.best.layout) or compression_may_gain(winner.best)):
         return winner, decision
-    # A node that sums first sends fewer bytes, so this helps wherever links between nodes are what a step waits for.
-    in_nodes = "none" if run.compression.node_sums == "auto" else run.compression.node_sums
+    in_nodes = searched_node_sums(run.compression)
     for codec, worth in searched(run.steps, run.compression.loss_limit):
         try:
             other = find(space.with_work(codec=codec, intra_node=in_nodes))

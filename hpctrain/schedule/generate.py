@@ -191,7 +191,7 @@ SPLIT_BACKWARD_SCHEDULES = ("interleaved_zero_bubble", "zbv")
 """Schedules that split each backward pass into one for inputs (I) and one for weights (W)."""
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16)
 def make_schedule(name: str, pp: int, stages: int, micro_batches: int) -> Schedule:
     """Return the action table of a named schedule; `stage_ranks` says which pipeline rank holds each stage.
 

@@ -33,13 +33,19 @@ class KnapsackBound(RankTimes):
         """Return False if the bound proves, without regard to memory, that no layout finishes within
         `limit_s` seconds.
         """
-        return self._knapsack(self._blocks(self._caps(limit_s), limit_s))[0] >= self.layers
+        return self._holds_all_blocks(self._blocks(self._caps(limit_s), limit_s))
 
     def may_finish_within(self, limit_s: float) -> bool:
         """Return False if the bound proves that no layout that fits the memory finishes within `limit_s` seconds."""
         caps = np.minimum(self._caps(limit_s), self._memory_caps)
-        blocks = self._blocks(caps, limit_s)
-        return self._knapsack(blocks)[0] >= self.layers
+        return self._holds_all_blocks(self._blocks(caps, limit_s))
+
+    def _holds_all_blocks(self, most_blocks: FloatArray) -> bool:
+        """Return whether the pipeline ranks together can hold all blocks of the model; argument as in `_knapsack`."""
+        # Without regard to how many groups of each class there are, this is known at once.
+        if most_blocks.max(axis=2).sum(axis=0).max() < self.layers:
+            return False
+        return self._knapsack(most_blocks)[0] >= self.layers
 
     def bracket(self, low: float, high: float, memory: bool = True) -> tuple[float, float]:
         """Return two times in seconds that differ by at most the share `SearchLimits.bound_tolerance`. No layout is

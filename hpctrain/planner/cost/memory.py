@@ -365,6 +365,10 @@ def _columns(values: NDArray[np.int64]) -> set[tuple[int, ...]]:
 def _maximal_counts(moments: set[tuple[int, ...]]) -> LiveCounts:
     fullest: list[tuple[int, ...]] = []
     for moment in sorted(moments, reverse=True):
-        if not any(all(x >= y for x, y in zip(other, moment, strict=True)) for other in fullest):
+        if len(moment) == 2:
+            # Of two stages, the first has more in all moments before; so the second has to have more than in these.
+            if not fullest or moment[1] > fullest[-1][1]:
+                fullest.append(moment)
+        elif not any(all(x >= y for x, y in zip(other, moment, strict=True)) for other in fullest):
             fullest.append(moment)
     return tuple(fullest)

@@ -60,7 +60,8 @@ class _BestFirstSearch(SearchState):
     def run(self) -> SearchResult:
         devices = len(self.plain.pool.devices)
         self.candidates.fill(self.plain.candidate_dims)
-        most_work = next(work for limit, work in self.limits.best_first_work if devices <= limit)
+        limits = self.limits.replan_best_first_work if self.plain.replaces else self.limits.best_first_work
+        most_work = next(work for limit, work in limits if devices <= limit)
         while (self.candidates.queue or self.pending) and self.work < most_work:
             if self.candidates.queue:
                 self._evaluate_sampled(self.candidates.pop())
@@ -74,7 +75,10 @@ class _BestFirstSearch(SearchState):
         self.try_variants_of_best()
         self._pack_within_nodes()
         self._refine_best()
+        before = self.best
         self._anneal_layouts(self.limits.annealing_work / (self.limits.short_annealing if complete else 1))
+        if self.best is not before:
+            self.take(refine(self.winner, self.best), self.winner)
         skipped = self._skipped()
         return self.result(self._min_bound_s(skipped), ended=not skipped)
 

@@ -22,7 +22,15 @@ from hpctrain.planner.simulate.gradient_sums import overlapped_s
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.plan.codec_spec import CodecFigures, CodecSpec
-from hpctrain.records.plan.compression import CODECS, Adaptive, Codec, Mixed, NoCompression, make_codec
+from hpctrain.records.plan.compression import (
+    CODECS,
+    Adaptive,
+    AutoCompression,
+    Codec,
+    Mixed,
+    NoCompression,
+    make_codec,
+)
 from hpctrain.records.plan.gradient_codec import MESSAGES, IntraNode, Messages
 from hpctrain.records.plan.low_rank import WARMUP_SHARE
 from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
@@ -107,6 +115,13 @@ def searched(steps: int, loss_limit: float) -> list[tuple[Codec, float]]:
     groups = [[codec for codec in candidates if codec.may_raise_loss == group] for group in (False, True)]
     smallest = [min(group, key=lambda codec: codec.wire_bytes(1.0, 2)) for group in groups if group]
     return [(codec, min_gain(codec.may_raise_loss)) for codec in smallest]
+
+
+def searched_node_sums(compression: AutoCompression) -> IntraNode:
+    """Return how the replicas of a node sum gradients in a search with a codec other than exact sums: as the run file
+    says, or with auto exactly. A node that sums first sends fewer bytes, so this helps wherever links between nodes are
+    what a step waits for."""
+    return "none" if compression.node_sums == "auto" else compression.node_sums
 
 
 def min_gain(may_raise_loss: bool) -> float:

@@ -65,7 +65,7 @@ def evaluate(
         if nearest is None or timed.bound_s < least:
             nearest, least = layout, timed.bound_s
         prediction = timed.predict_below(limit)
-        if prediction is not None and prediction.total < limit:
+        if prediction is not None:
             best, limit = prediction, prediction.total * (1 - 1e-9)
     return Evaluation(best, nearest, least)
 
@@ -188,7 +188,7 @@ def faster_of(cost: CostModel, best: BestSoFar, layout: Layout, rounding: float 
     if layout.memory_shortage(cost.memory):
         return best
     prediction = TimedLayout(cost, layout).predict_below(limit)
-    return best if prediction is None or prediction.total >= limit else prediction
+    return best if prediction is None else prediction
 
 
 def _changes(layout: Layout) -> Iterator[Layout]:

@@ -64,7 +64,7 @@ def anneal(
             continue
         other = timed.predict_below(limit_s)
         done += simulated_actions(layout) / ACTIONS_OF_A_GROUP
-        if other is not None and other.total < limit_s:
+        if other is not None:
             current, space = other, other_space
             if current.total < best.total * (1 - 1e-9):
                 best, winner = current, space

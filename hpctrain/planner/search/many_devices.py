@@ -28,7 +28,7 @@ MISFIT_FACTOR = 3
 
 def search_pool(whole: SearchSpace) -> SearchResult:
     """Return the fastest plan of the searches on a pool and on its parts (`parts_of`), with a lower bound for all plans
-    of the pool. Local search improves each plan (`refine`), and the plan's prediction is not extrapolated.
+    of the pool. Local search has improved each plan (`refine`), and the plan's prediction is not extrapolated.
 
     Parts are searched on more than `EXHAUSTIVE_DEVICES` devices, and not if the plan replaces another one.
 
@@ -36,7 +36,7 @@ def search_pool(whole: SearchSpace) -> SearchResult:
         whole: the space with the memory options of the run file.
     """
     if len(whole.pool.devices) <= EXHAUSTIVE_DEVICES:
-        return refined(best_first_search(whole))
+        return predicted_in_full(best_first_search(whole))
     result = refined(_search_many_devices(whole, inf))
     if whole.replaces or result.best is None:
         return result
@@ -50,7 +50,7 @@ def search_pool(whole: SearchSpace) -> SearchResult:
         of_part = _search_many_devices(part, best.total) if many else best_first_search(part, best.total)
         if of_part.best is None or of_part.best.total >= whole.limits.near_best_factor * best.total:
             continue
-        better = refined(of_part).best
+        better = (refined(of_part) if many else predicted_in_full(of_part)).best
         if better is not None and better.total < best.total:
             result = _in_whole(whole, result, better)
     return result
@@ -60,8 +60,14 @@ def refined(result: SearchResult) -> SearchResult:
     """Return the result with its plan improved by local search (`refine`) and predicted without extrapolation."""
     if result.best is None:
         return result
-    layout = refine(result.space, result.best).layout
-    return result._replace(best=predict(result.space.cost, layout, whole=True))
+    return predicted_in_full(result._replace(best=refine(result.space, result.best)))
+
+
+def predicted_in_full(result: SearchResult) -> SearchResult:
+    """Return the result with its plan predicted without extrapolation."""
+    if result.best is None:
+        return result
+    return result._replace(best=predict(result.space.cost, result.best.layout, whole=True))
 
 
 def parts_of(pool: DevicePool, best: Prediction, max_halved: int) -> Iterator[DevicePool]:

@@ -14,7 +14,7 @@ from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout, Option
-from hpctrain.planner.search.codec_choice import candidate_codecs
+from hpctrain.planner.search.codec_choice import candidate_codecs, searched_node_sums
 from hpctrain.planner.search.evaluate import evaluate
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace, WarmStart
 from hpctrain.planner.simulate.predict import Prediction, predict
@@ -33,9 +33,9 @@ def warm_started(previous: Plan, plain: SearchSpace, run: Run | None) -> SearchS
         run: if given, the space may use the codec that mode auto chose for the previous plan, because the surviving
             devices were placed for that codec; None: the codec of `plain`.
     """
-    if run is not None and isinstance(run.compression, AutoCompression) and uses_one_codec(plain):
+    if run is not None and isinstance(run.compression, AutoCompression):
         codec = previous.codec
-        same = plain.with_work(codec=codec)
+        same = plain.with_work(codec=codec, intra_node="flat" if codec.exact else searched_node_sums(run.compression))
         if codec in candidate_codecs(run.steps, run.compression.loss_limit) and (
             start := make_warm_start(same, previous)
         ):
@@ -46,12 +46,12 @@ def warm_started(previous: Plan, plain: SearchSpace, run: Run | None) -> SearchS
 
 
 def uses_one_codec(space: SearchSpace) -> bool:
-    """Return whether a search with a warm start tries one codec only.
+    """Return whether a search with a warm start is the only one, because the run stands still meanwhile.
 
-    It does so on more than `EXHAUSTIVE_DEVICES` devices: the search stays near the previous plan, because the run
-    stands still meanwhile.
+    It is on more than `EXHAUSTIVE_DEVICES` devices, and where the previous plan compresses gradients. If it sums
+    exactly, a codec may pay off on the devices that are left.
     """
-    return len(space.pool.devices) > EXHAUSTIVE_DEVICES
+    return len(space.pool.devices) > EXHAUSTIVE_DEVICES or not space.work.codec.exact
 
 
 def make_warm_start(plain: SearchSpace, previous: Plan) -> WarmStart | None:

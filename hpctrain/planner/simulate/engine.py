@@ -19,6 +19,8 @@ from hpctrain.schedule.resolve import execution_order
 
 SIMULATED_ROUNDS = 3
 """Number of rounds after which an action table is assumed to repeat itself; a round is `pp` micro-batches."""
+KINDS = "FBIW"
+"""Kinds of actions, in the order of `StageDurations.by_action`."""
 ROUND_BASED_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules whose first rounds are longer if `pp` does not divide the micro-batches."""
 PERIOD_ROUNDS = 2
@@ -100,23 +102,31 @@ class Timeline:
         return self.spans[rank][-1][2] if self.spans[rank] else 0.0
 
 
-TimedAction = tuple[int, int, int, int]
-"""An action as numbers, which is a plain tuple because these are unpacked faster: its pipeline rank; its duration, as
-index into `StageDurations.by_action`; index, in `ActionProgram.actions`, of the action of another stage for which it
-waits, or -1; and index in `StageDurations.by_message` of the message that it sends, or -1."""
-
-
 @dataclass(frozen=True)
 class ActionProgram:
-    """An action table whose actions are sorted so that each comes after the actions that it waits for."""
+    """An action table as numbers, sorted so that each action comes after the actions that it waits for.
 
-    actions: tuple[Action, ...]
-    timed: tuple[TimedAction, ...]
-    """The sorted actions as numbers, in the order of `actions`."""
-    ranks: int
+    The first four fields have an entry for each action. They are columns, and no table of objects, because a search
+    keeps hundreds of programs, and Python's garbage collector visits every object.
+    """
+
+    ranks: tuple[int, ...]
+    """Its pipeline rank."""
+    durations: tuple[int, ...]
+    """Index into `StageDurations.by_action`."""
+    needs: tuple[int, ...]
+    """Index of the action of another stage for which it waits, or -1."""
+    sends: tuple[int, ...]
+    """Index in `StageDurations.by_message` of the message that it sends, or -1."""
+    pipeline_ranks: int
     """Number of pipeline ranks."""
     last: tuple[int, ...]
     """[stage] -> index of its last backward."""
+
+    def stage_and_kind(self, index: int) -> tuple[int, str]:
+        """Return the stage and the kind (F, B, I or W) of an action."""
+        kind, stage = divmod(self.durations[index], len(self.last))
+        return stage, KINDS[kind]
 
 
 def simulate(schedule: Schedule, durations: StageDurations, sharing: CardSharing | None = None) -> Timeline:
@@ -130,14 +140,14 @@ def simulate(schedule: Schedule, durations: StageDurations, sharing: CardSharing
     Raises:
         ValueError: the table cannot be executed (see `hpctrain.schedule.resolve.check_schedule`).
     """
-    program = compile_schedule(schedule)
+    program, actions = compile_schedule(schedule)
     spans: list[list[tuple[Action, float, float]]] = [[] for _ in schedule.ranks]
     senders: dict[Action, Action] = {}
     starts, ends = _start_and_end_times(program, durations, sharing)
-    for action, (rank, _, needs, _), start, end in zip(program.actions, program.timed, starts, ends, strict=True):
+    for action, rank, needs, start, end in zip(actions, program.ranks, program.needs, starts, ends, strict=True):
         spans[rank].append((action, start, end))
         if needs >= 0:
-            senders[action] = program.actions[needs]
+            senders[action] = actions[needs]
     return Timeline(tuple(map(tuple, spans)), senders)
 
 
@@ -205,7 +215,7 @@ def _one_stage_s(schedule: str, micro_batches: int, durations: StageDurations) -
     """Return the seconds of a step with one stage, which never waits."""
     kinds = dict.fromkeys(action.kind for action in make_schedule(schedule, 1, 1, 1).ranks[0])
     seconds = durations.by_action()
-    return micro_batches * sum(seconds["FBIW".index(kind)] for kind in kinds)
+    return micro_batches * sum(seconds[KINDS.index(kind)] for kind in kinds)
 
 
 def _stage_ends(program: ActionProgram, durations: StageDurations) -> tuple[float, ...]:
@@ -225,11 +235,12 @@ def _start_and_end_times(
     """
     by_action, by_message, blocking = durations.by_action(), durations.by_message(), durations.blocking
     lanes, latency = durations.lane_of_message(), durations.latency_of_message()
-    free = [0.0] * program.ranks
+    free = [0.0] * program.pipeline_ranks
     sent = [0.0] * (max(lanes, default=0) + 1)
-    starts, ends, arrivals = list[float](), list[float](), [0.0] * len(program.timed)
+    columns = program.ranks, program.durations, program.needs, program.sends
+    starts, ends, arrivals = list[float](), list[float](), [0.0] * len(program.ranks)
     # The search spends much of its time in this loop, which therefore calls no functions.
-    for index, (rank, duration, needs, sends) in enumerate(program.timed):
+    for index, (rank, duration, needs, sends) in enumerate(zip(*columns, strict=True)):
         end = free[rank]
         if needs >= 0 and arrivals[needs] > end:
             end = arrivals[needs]
@@ -265,34 +276,33 @@ def named_program(schedule: str, pp: int, stages: int, micro_batches: int) -> Ac
     Raises:
         ValueError: the schedule is unknown, or not defined for these numbers.
     """
-    return compile_schedule(make_schedule(schedule, pp, stages, micro_batches))
+    program, _ = compile_schedule(make_schedule(schedule, pp, stages, micro_batches))
+    return program
 
 
-def compile_schedule(schedule: Schedule) -> ActionProgram:
-    """Return the program of an action table: its actions in an order that can be executed, with what each of them waits
-    for.
+def compile_schedule(schedule: Schedule) -> tuple[ActionProgram, tuple[Action, ...]]:
+    """Return the program of an action table, and the table's actions in the order of the program.
 
     Raises:
         ValueError: the table cannot be executed, because actions wait for each other.
     """
     stages = schedule.stages()
-    actions: list[Action] = []
-    timed: list[TimedAction] = []
-    last = [0] * stages
-    numbers = {kind: number * stages for number, kind in enumerate("FBIW")}
-    for index, (rank, action, needs) in enumerate(execution_order(schedule, stages)):
-        stage, kind, _ = action
+    order = execution_order(schedule, stages)
+    durations, sent, last = list[int](), list[int](), [0] * stages
+    numbers = {kind: number * stages for number, kind in enumerate(KINDS)}
+    for index, (_, (stage, kind, _), _) in enumerate(order):
         sends = -1
         if kind == "F":
             if stage < stages - 1:
                 sends = stage
         elif kind != "W" and stage > 0:
             sends = stages - 1 + stage - 1
-        actions.append(action)
-        timed.append((rank, numbers[kind] + stage, needs, sends))
+        durations.append(numbers[kind] + stage)
+        sent.append(sends)
         if kind in "BW":
             last[stage] = index
-    return ActionProgram(tuple(actions), tuple(timed), len(schedule.ranks), tuple(last))
+    ranks, actions, needs = zip(*order, strict=True) if order else ((), (), ())
+    return ActionProgram(ranks, tuple(durations), needs, tuple(sent), len(schedule.ranks), tuple(last)), actions
 
 
 @dataclass(frozen=True)

@@ -158,14 +158,16 @@ def _rank_ends(
     """
     by_action, by_message, lanes = durations.by_action(), durations.by_message(), durations.lane_of_message()
     latency = durations.latency_of_message()
-    free: list[FloatArray] = [np.zeros(noise.draws) for _ in range(program.ranks)]
+    free: list[FloatArray] = [np.zeros(noise.draws) for _ in range(program.pipeline_ranks)]
     sent: list[FloatArray] = [np.zeros(noise.draws) for _ in range(max(lanes, default=0) + 1)]
     arrivals: dict[int, FloatArray] = {}
-    for index, (action, (rank, duration, needs, sends)) in enumerate(zip(program.actions, program.timed, strict=True)):
+    columns = program.ranks, program.durations, program.needs, program.sends
+    for index, (rank, duration, needs, sends) in enumerate(zip(*columns, strict=True)):
         start = free[rank]
         if needs >= 0:
             start = np.maximum(start, arrivals[needs])
-        turns, mean = (0, 0.0) if action.kind == "W" else late_turns[action.stage]
+        stage, kind = program.stage_and_kind(index)
+        turns, mean = (0, 0.0) if kind == "W" else late_turns[stage]
         free[rank] = start + (noise.varied(by_action[duration]) + noise.gamma(turns, mean))
         if sends >= 0:
             arrived = np.maximum(free[rank], sent[lanes[sends]]) + by_message[sends]

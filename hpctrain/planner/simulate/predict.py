@@ -159,11 +159,13 @@ class TimedLayout:
         return prediction
 
     def predict_below(self, limit_s: float) -> Prediction | None:
-        """Return the prediction if the step may be shorter than `limit_s` seconds. None if it is not; this is often
-        known before the step is simulated to its end."""
-        return None if self.bound_s >= limit_s else self._predict(False, limit_s)
+        """Return the prediction if the step is shorter than `limit_s` seconds. None if it is not; this is often known
+        before the step is simulated to its end."""
+        prediction = self._predict(False, limit_s) if self.bound_s < limit_s else None
+        return prediction if prediction is not None and prediction.total < limit_s else None
 
     def _predict(self, whole: bool, limit_s: float) -> Prediction | None:
+        """Return the prediction; None where it is seen on the way that the step is not shorter than `limit_s`."""
         cost, layout, runs = self.cost, self.layout, self._runs
         limit_s -= self._update_s
         alone: list[tuple[float, ...]] = [()] * len(runs)

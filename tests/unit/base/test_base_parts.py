@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from hpctrain.base import errors
 from hpctrain.base.clock import SystemClock, utc_text
+from hpctrain.base.collector import collector_paused
 from hpctrain.base.errors import CommandError, FieldError, FileError, InputError
 from hpctrain.base.package_data import package_data_path
 from hpctrain.base.process import SystemRunner
@@ -63,6 +65,20 @@ def test_the_clock_does_not_run_backwards() -> None:
     clock.sleep(0.01)
     assert clock.now() - before >= 0.01
     assert abs(clock.wall() - time.time()) < 1.0
+
+
+def test_the_garbage_collector_goes_on_after_a_pause() -> None:
+    @collector_paused()
+    def divide(by: int) -> float:
+        with collector_paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled(), "the outer pause has not ended"
+        return 1 / by
+
+    assert divide(1) == 1
+    with pytest.raises(ZeroDivisionError):
+        divide(0)
+    assert gc.isenabled()
 
 
 def test_packaged_folders_are_found_and_a_missing_one_is_told() -> None:

@@ -53,7 +53,7 @@ class _Step:
         self.layout, self.ports, self.sums, self.now = layout, ports, sums, 0.0
         self.to_do = [sum(layout.micro_batches)] * len(layout.blocks)  # backwards of each stage in all replicas
         tables = [make_schedule(layout.schedule, layout.pp, len(layout.blocks), n) for n in layout.micro_batches]
-        self.programs = [compile_schedule(table) for table in tables]
+        self.programs = [compile_schedule(table)[0] for table in tables]
         self.stage_s = [
             [
                 cost.stage(layout.unit(replica, stage), layout.micro_batch, p)
@@ -63,7 +63,7 @@ class _Step:
         ]
         self.size = cost.work.message_bytes(layout.micro_batch, 1, "none")
         self.queue = {
-            (replica, rank): [index for index, (on_rank, *_) in enumerate(program.timed) if on_rank == rank]
+            (replica, rank): [index for index, on_rank in enumerate(program.ranks) if on_rank == rank]
             for replica, program in enumerate(self.programs)
             for rank in range(layout.pp)
         }
@@ -76,11 +76,11 @@ class _Step:
         """Start every action and message that can start now."""
         for (replica, rank), queue in self.queue.items():
             if queue and (replica, rank) not in self.running:
-                program = self.programs[replica]
-                (_, _, needs, _), action = program.timed[queue[0]], program.actions[queue[0]]
+                needs = self.programs[replica].needs[queue[0]]
                 if needs < 0 or (replica, needs) in self.arrived:
-                    stage = self.stage_s[replica][action.stage]
-                    took = stage.forward if action.kind == "F" else stage.backward
+                    stage, kind = self.programs[replica].stage_and_kind(queue[0])
+                    times = self.stage_s[replica][stage]
+                    took = times.forward if kind == "F" else times.backward
                     self.running[replica, rank] = self.now + took, queue.pop(0)
         self.flows |= {way: queue[0][0] for way, queue in self.waiting.items() if queue and way not in self.flows}
 
@@ -99,17 +99,16 @@ class _Step:
 
     def send(self, replica, index):
         """Send what an action has made, if anybody waits for it, and the gradients of a stage that is done."""
-        action = self.programs[replica].actions[index]
-        self.to_do[action.stage] -= action.kind == "B"
-        if self.sums and action.kind == "B" and not self.to_do[action.stage]:
-            units = [self.layout.unit(number, action.stage).device_ids[0] for number in range(self.layout.dp)]
+        stage, kind = self.programs[replica].stage_and_kind(index)
+        self.to_do[stage] -= kind == "B"
+        if self.sums and kind == "B" and not self.to_do[stage]:
+            units = [self.layout.unit(number, stage).device_ids[0] for number in range(self.layout.dp)]
             for way in zip(units, [*units[1:], *units[:1]], strict=True):
                 if self.ports(*way):
-                    self.waiting[(*way, "sum")].append((self.sums[action.stage], None))
-        *_, sends = self.programs[replica].timed[index]
-        if sends < 0:
+                    self.waiting[(*way, "sum")].append((self.sums[stage], None))
+        if self.programs[replica].sends[index] < 0:
             return
-        stages = action.stage, action.stage + (1 if action.kind == "F" else -1)
+        stages = stage, stage + (1 if kind == "F" else -1)
         way = tuple(self.layout.unit(replica, stage).device_ids[0] for stage in stages)
         if self.ports(*way):
             self.waiting[way].append((self.size, (replica, index)))

@@ -284,8 +284,14 @@ def test_sums_beside_stage_messages_share_their_cards(case):
     sums, stages = stage_sums(cost, layout, shard_collective_seconds(cost, layout)), len(layout.blocks)
     step, total = simulate_step(cost, layout), predict(cost, layout, whole=True).total
     assert max(map(step.all_reduced_at, range(layout.pp))) + step.update == pytest.approx(total)
-    assert TimedLayout(cost, layout).bound_s <= total * (1 + 1e-9)
-    assert predict(cost, layout).total == pytest.approx(total, rel=0.05)
+    timed, prediction = TimedLayout(cost, layout), predict(cost, layout)
+    assert timed.bound_s <= total * (1 + 1e-9)
+    assert prediction.total == pytest.approx(total, rel=0.05)
+    assert sum(prediction.terms.values()) == pytest.approx(2 * prediction.total), "the terms, and their sum"
+    below = timed.predict_below(prediction.total * (1 + 1e-9))
+    assert below is not None
+    assert below.total == prediction.total
+    assert timed.predict_below(prediction.total) is None, "a step that is not shorter"
     alone, delayed = ends_and_delays(cost, layout)
     settled = settle_sums(cost, layout, sums, alone, range(layout.dp), delayed)
     early = rank_sums(layout, sums, alone)
