@@ -7,10 +7,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from conftest import run_of, topology_of
 from fair_flows import capacities, node_ports, pipelines_end_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from topologies_made import run_of, topology_of
 
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.model import CostModel
