@@ -24,7 +24,7 @@ from tools.published_runs.data_sheets import (
     intra_node_bytes_per_s,
     stated_bytes_per_s,
 )
-from tools.published_runs.fit import PACKAGED, constants_by, fit
+from tools.published_runs.fit import PACKAGED, START, constants_by, fit, without_kind
 from tools.published_runs.gpt_spec import GptSpec
 from tools.published_runs.kinds import kind_errors, summary
 from tools.published_runs.layer_profile import LayerProfile, LayerTimes, ProfiledCostModel
@@ -288,6 +288,18 @@ def test_constants_are_found_again_from_runs_made_with_them(tmp_path: Path) -> N
         assert scene.step_s(found) == pytest.approx(scene.run.step_s, rel=0.03)
     with pytest.raises(ValueError, match="no runs"):
         fit([])
+
+
+def test_without_vtrain_no_run_says_how_much_the_host_hides(tmp_path: Path) -> None:
+    """Steps that are longer than predicted do not lead a fit to a host that waits for its device."""
+    vtrain, other = (
+        {"source": "vTrain (MICRO24) data/ground_truth_multi.csv"},
+        {"source": "Korthikanti et al. 2022 Table 5", "gpu": "A100-80GB-SXM"},
+    )
+    made = scenes(tmp_path, {"id": "a", **vtrain}, {"id": "b", **other, "iter_time_s": "9.0"})
+    constants = without_kind(made, made[0].run.kind, lambda text: None)
+    assert constants.overlap_power == START["overlap_power"]
+    assert constants.efficiency < START["efficiency"], "it is fitted"
 
 
 def test_measured_layers_take_the_place_of_the_roofline_where_there_are_any(tmp_path: Path) -> None:
