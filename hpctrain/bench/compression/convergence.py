@@ -292,9 +292,12 @@ def train_cases(
         texts: name of a text -> hash of its files.
     """
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), world), rank=rank, world_size=world)
+    # Sums of a method that overlap its backward pass must not interleave with the validation's. The trainings share the
+    # group, because torch keeps results of DTensors by the ranks of their mesh and would look up a destroyed group.
+    group = dist.new_group(list(range(world)))
     store = RowStore(path, settings.shared()) if rank == 0 else None
     for case in cases:
-        training = _train(case, settings, folder / case.text, rank, world)
+        training = _train(case, settings, folder / case.text, rank, group)
         if store is not None:
             result = {key: value for key, value in asdict(training).items() if value is not None}
             store.add(case.key() | {"text_sha256": texts[case.text]} | result)
@@ -302,13 +305,15 @@ def train_cases(
     dist.destroy_process_group()
 
 
-def _train(case: TrainingCase, settings: ConvergenceSettings, corpus: Path, rank: int, world: int) -> Training:
+def _train(
+    case: TrainingCase, settings: ConvergenceSettings, corpus: Path, rank: int, group: dist.ProcessGroup
+) -> Training:
+    world = dist.get_world_size(group)
     train = Corpus.open([corpus], "train", settings.seq_len)
     valid = Corpus.open([corpus], "valid", settings.seq_len)
     # Each worker takes a part of the validation sequences; the parts are equal in all trainings.
     share = min(VALIDATION_ROWS, valid.windows) // world
     valid_rows = torch.from_numpy(valid.rows(0, rank * share, share))
-    group = dist.new_group(list(range(world)))
     model = build_stage(case.spec, 0, case.spec.layers, case.seed)
     work = StepWorkload(case.spec, settings.rows, settings.seq_len)
     context = MethodContext(group, settings.dense_steps, work, None, settings.steps)
@@ -339,7 +344,6 @@ def _train(case: TrainingCase, settings: ConvergenceSettings, corpus: Path, rank
     counts = [float(sum(count or 0 for count in part)) for part in (sent, late)]
     sums = torch.tensor([cpu_s, counts[0], counts[1] * done / len(late)], dtype=torch.float64)
     dist.all_reduce(sums)
-    dist.destroy_process_group(group)
     whole = math.isfinite(loss)
     per_step = sums / (world * done)
     return Training(

@@ -31,6 +31,7 @@ from hpctrain.bench.compression.convergence_summary import (
     write_page,
 )
 from hpctrain.bench.compression.step_times import make_text
+from hpctrain.bench.ranks import run_ranks
 from hpctrain.bench.record import RowStore
 from hpctrain.corpus.input.sample_text import SampleText
 from hpctrain.records.model.decoder_spec import DecoderSpec
@@ -175,6 +176,16 @@ def test_a_row_for_each_training_as_soon_as_it_is_done(tmp_path: Path) -> None:
     assert rows[0]["loss"] != rows[2]["loss"], "another seed is another training"
     assert rows[0]["loss"] != rows[3]["loss"], "so is another learning rate"
     assert [row.get("choice") for row in rows] == [None] * 4 + ["none"], "for one replica the planner chooses no codec"
+
+
+@pytest.mark.slow
+def test_a_launch_trains_several_sharded_methods(tmp_path: Path) -> None:
+    make_text(tmp_path / "mixed", 20_000)
+    settings = replace(TINY, workers=2, steps=1)
+    cases = [case("fsdp2_dense", 1), case("fsdp2_dense", 1)]
+    run_ranks(train_cases, 2, cases, settings, tmp_path, tmp_path / "rows.jsonl", {"mixed": "abc"})
+    first, second = RowStore(tmp_path / "rows.jsonl", settings.shared()).rows
+    assert first["curve"] == second["curve"]
 
 
 def stored(path: Path, *cases: tuple[TrainingCase, float]) -> RowStore:
