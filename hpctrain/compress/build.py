@@ -35,12 +35,12 @@ from hpctrain.records.plan.compression import (
     Codec,
     Mixed,
     NoCompression,
-    Quantized,
     Reset,
     Tagc,
     TopK,
 )
 from hpctrain.records.plan.gradient_codec import Layers
+from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.layer_groups import in_attention, layer_group
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.low_rank import PowerSgd
@@ -70,7 +70,7 @@ def build_reducer(
         case Bf16() | Quantized() | RotatedIntegers():
             return ReduceScatterAllGather(group, dict.fromkeys(chosen, _bucket_codec(codec)))
         case Mixed():
-            codecs = {str(one.layers): _bucket_codec(one) for one in codec.groups}
+            codecs = {group: _bucket_codec(one) for group, one in codec.codecs.items()}
             return ReduceScatterAllGather(group, {index: codecs[layer_group(names[index])] for index in chosen})
         case TopK() | Adaptive():
             state = _sparse_state(codec, group, chosen, [math.prod(shapes[index]) for index in chosen])
@@ -84,7 +84,7 @@ def build_reducer(
 def compresses(codec: Codec, shape: Sequence[int], name: str) -> bool:
     """Return whether a codec sends the gradient of a parameter, as `is_compressible` describes."""
     if isinstance(codec, Mixed):
-        return any(is_compressible(shape, name, one.layers) for one in codec.groups)
+        return any(is_compressible(shape, name, group) for group in codec.codecs)
     return is_compressible(shape, name, getattr(codec, "layers", "all"))
 
 

@@ -14,7 +14,8 @@ from hpctrain.lab.layout import load_layout
 from hpctrain.lab.machine import this_machine
 from hpctrain.launch.small_run import make_corpus
 from hpctrain.records.model.decoder_spec import DecoderSpec
-from hpctrain.records.plan.compression import Quantized, make_codec
+from hpctrain.records.plan.compression import make_codec
+from hpctrain.records.plan.integers import Quantized
 
 SETTINGS = LaunchSettings(
     steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=DecoderSpec(layers=2, dim=256, heads=4, vocab=320)

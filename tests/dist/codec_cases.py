@@ -46,7 +46,7 @@ from hpctrain.parallel.mesh import Coordinate
 from hpctrain.records.history.manifest import LossScale
 from hpctrain.records.history.run_log import read_metrics
 from hpctrain.records.plan.codec_spec import CodecSpec
-from hpctrain.records.plan.compression import Quantized
+from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.rotated import RotatedIntegers
 from hpctrain.worker.build import reducer_state_tensors

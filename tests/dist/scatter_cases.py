@@ -14,7 +14,7 @@ from torch import Tensor
 from hpctrain.compress.build import build_reduce_scatters
 from hpctrain.compress.collectives.reduce_scatter import ShardedParameter, residual_metrics, residuals_of
 from hpctrain.records.plan.codec_spec import CodecSpec
-from hpctrain.records.plan.compression import Quantized
+from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.rotated import RotatedIntegers
 
 PARTS = [

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from processes import run_cases
 
-from hpctrain.records.plan.compression import Bf16, Quantized, Tagc, TopK
+from hpctrain.records.plan.compression import Bf16, Tagc, TopK
 from hpctrain.records.plan.gradient_codec import GradientCodec
+from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.low_rank import PowerSgd
 from hpctrain.records.plan.rotated import RotatedIntegers
 

@@ -20,7 +20,8 @@ from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.model.build import build_stage
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.codec_spec import CodecSpec
-from hpctrain.records.plan.compression import Quantized, make_codec
+from hpctrain.records.plan.compression import make_codec
+from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.layer_groups import layer_group
 from hpctrain.records.plan.rotated import RotatedIntegers
 

@@ -32,7 +32,8 @@ from hpctrain.model.imported.model import blocks_of
 from hpctrain.parallel.fsdp import apply_sharding, flat_gradient_layouts, track_collectives
 from hpctrain.parallel.gradient_reducer import LocalSgdReducer
 from hpctrain.records.plan.codec_spec import CodecSpec
-from hpctrain.records.plan.compression import MODES, Quantized, make_codec
+from hpctrain.records.plan.compression import MODES, make_codec
+from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.low_rank import WARMUP_SHARE, PowerSgd
 from hpctrain.records.plan.rotated import RotatedIntegers

@@ -18,7 +18,8 @@ from hpctrain.base.units import format_bytes
 from hpctrain.compress.build import build_block_code
 from hpctrain.compress.codecs.sparse_message import ValueCode, decode, encode
 from hpctrain.compress.select.selectors import by_torch, select, select_with_values, threshold_select
-from hpctrain.records.plan.compression import Quantized, make_codec
+from hpctrain.records.plan.compression import make_codec
+from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.rotated import RotatedIntegers
 
 NUMBERS = 30_000_000

@@ -13,12 +13,8 @@ from itertools import product
 
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.records.plan.compression import Bf16, Codec, Mixed, NoCompression, Quantized
+from hpctrain.records.plan.compression import Codec, DenseCodec, GroupCodec, Mixed, NoCompression
 from hpctrain.records.plan.layer_groups import LAYER_GROUPS, LayerGroup
-from hpctrain.records.plan.rotated import RotatedIntegers
-
-GroupCodec = NoCompression | Bf16 | Quantized | RotatedIntegers
-"""A codec that a layer group may have."""
 
 
 def fastest_mixture(
@@ -36,12 +32,12 @@ def fastest_mixture(
     """
     if not 0 < loss_budget < math.inf:
         return None
-    usable = [codec for codec in codecs if isinstance(codec, GroupCodec) and not math.isnan(_gap(codec))]
+    usable = [codec for codec in codecs if isinstance(codec, DenseCodec) and not math.isnan(_gap(codec))]
     seconds = {
         (group, codec.mode): _seconds(cost, layout, mixed({group: codec})) for group in LAYER_GROUPS for codec in usable
     }
 
-    def taken_s(choice: Iterable[GroupCodec]) -> float:
+    def taken_s(choice: Iterable[DenseCodec]) -> float:
         return sum(seconds[group, codec.mode] for group, codec in zip(LAYER_GROUPS, choice, strict=True))
 
     allowed = [
@@ -57,11 +53,11 @@ def fastest_mixture(
     return best
 
 
-def mixed(codecs: Mapping[LayerGroup, GroupCodec]) -> Mixed | NoCompression:
+def mixed(codecs: Mapping[LayerGroup, DenseCodec]) -> Mixed | NoCompression:
     """Return the codec that sends each layer group by a codec of its own; groups that are not named are summed
     exactly."""
     groups = tuple(
-        codec.model_copy(update={"layers": group})
+        GroupCodec(mode=codec.mode, layers=group)
         for group, codec in codecs.items()
         if not isinstance(codec, NoCompression)
     )
@@ -83,7 +79,7 @@ def gap_text(codec: Mixed, shares: Mapping[LayerGroup, float]) -> str:
     return f"predicted loss gap {predicted_gap(codec, shares):.2%}, from shares of the gradients' energy: {energy}"
 
 
-def _gap(codec: GroupCodec) -> float:
+def _gap(codec: DenseCodec) -> float:
     """Return the measured gap of a codec for all layers, at least 0; NaN if the loss may be higher and no gap was
     measured."""
     known = codec.model_copy(update={"layers": "all"}).loss_gap if not isinstance(codec, NoCompression) else None

@@ -101,7 +101,7 @@ def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[
         return f"found {item['ctx']['tag']!r}; allowed: {item['ctx']['expected_tags']}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{_value_text(value)}; keys are expected below it"
-    message = str(item["msg"]).removeprefix("Value error, ")
+    message = str(item["msg"]).removeprefix("Value error, ").replace("valid tuple", "valid list")  # files have lists
     if kind == "value_error" and not isinstance(value, _SCALARS):
         return message
     return f"{_value_text(value)}; {message[:1].lower()}{message[1:]}"

@@ -9,14 +9,16 @@ from `CODECS`.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from functools import cached_property
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
+from hpctrain.records.format.document import Part
 from hpctrain.records.plan.gradient_codec import (
     FULL_BYTES,
     RESIDUAL_BYTES,
-    SCALE_BYTES,
     VALUE_BYTES,
     CompressionSettings,
     GradientCodec,
@@ -27,10 +29,11 @@ from hpctrain.records.plan.gradient_codec import (
     Values,
     sparse_bytes,
 )
+from hpctrain.records.plan.integers import IntegerMode, Quantized
 from hpctrain.records.plan.layer_groups import LAYER_GROUPS, LayerGroup
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.low_rank import PowerSgd
-from hpctrain.records.plan.rotated import RotatedIntegers
+from hpctrain.records.plan.rotated import RotatedIntegers, RotatedMode
 
 Selector = Literal["exact", "sampled", "block", "random"]
 Feedback = Literal["none", "standard", "decayed", "paper"]
@@ -81,38 +84,6 @@ class Bf16(GradientCodec):
 
     def all_to_all_share(self, world: int, dim: float) -> float:
         return 0.5
-
-
-class Quantized(GradientCodec):
-    """Codec that sends gradients as integers of 8 or 4 bits (as ZeRO++, Wang et al. 2023)."""
-
-    auto_settings = {}
-    sharded_sums = "all"
-    overlap = 0.5
-    measured_as = "quantized"
-    reduce_scatter_share = 0.6  # measured: 0.62 with 8 bits, 0.61 with 4; four ranks, 4 M numbers (torch 2.13)
-
-    mode: Literal["int8", "int4"]
-    """Gradients are sent as integers of 8 or 4 bits, with a scale for each 256 of them. The rounding error is added to
-    the next gradient; storing it takes as much memory as the gradients."""
-    layers: Layers = "all"
-    """Parameters that are compressed, as in mode bf16."""
-
-    @property
-    def bits(self) -> int:
-        """Return the bits of each sent integer, from the name of the mode. The kernels support all widths from 2 to 8
-        bits."""
-        return int(self.mode.removeprefix("int"))
-
-    @property
-    def dense_bytes(self) -> float:
-        return self.bits / 8 + SCALE_BYTES
-
-    def all_to_all_share(self, world: int, dim: float) -> float:
-        return 0.5
-
-    def state_bytes(self, dim: int) -> float:
-        return FULL_BYTES
 
 
 class _Sparse(GradientCodec):
@@ -279,7 +250,29 @@ class Tagc(_Sparse):
         return 3  # exempt numbers, the index, the values
 
 
-_GroupCodec = Annotated[Bf16 | Quantized | RotatedIntegers, Field(discriminator="mode")]
+class GroupCodec(Part):
+    """The codec of a layer group in mode mixed."""
+
+    mode: Literal["bf16", IntegerMode, RotatedMode]
+    """How the gradients of the group are sent: bf16, int8, int4 or rotated integers."""
+    layers: LayerGroup
+    """The layer group."""
+    seed: int | None = Field(default=None, ge=0)
+    """With rotated integers: seed of the random signs in the rotation. Default: 0."""
+
+    @field_validator("seed")
+    @classmethod
+    def _only_of_rotations(cls, seed: int | None, info: ValidationInfo) -> int | None:
+        mode = info.data.get("mode")  # None: the mode is an error itself
+        if seed is not None and mode is not None and mode not in get_args(RotatedMode):
+            raise ValueError(f"mode {mode} has no seed, only rotated integers have one")
+        return seed
+
+
+DenseCodec = NoCompression | Bf16 | Quantized | RotatedIntegers
+"""A codec that sends all numbers of a gradient, in buckets."""
+_RoundedCodec = Bf16 | Quantized | RotatedIntegers
+_ROUNDED_CODEC: TypeAdapter[_RoundedCodec] = TypeAdapter(Annotated[_RoundedCodec, Field(discriminator="mode")])
 
 
 class Mixed(GradientCodec):
@@ -289,30 +282,27 @@ class Mixed(GradientCodec):
 
     mode: Literal["mixed"]
     """Each layer group has a codec of its own. Groups without one are summed exactly."""
-    groups: tuple[_GroupCodec, ...]
-    """The codecs: bf16, int8, int4 or rotated integers, with their settings. `layers` of each is another layer group:
-    embedding_head, attention or feed_forward."""
+    groups: tuple[GroupCodec, ...]
+    """The codecs, at most one for each layer group: embedding_head, attention and feed_forward."""
 
-    @model_validator(mode="after")
-    def _each_has_a_layer_group(self) -> Mixed:
-        if not self.groups:
-            raise ValueError(f"groups: found none; allowed: a codec for at least one of {', '.join(LAYER_GROUPS)}")
-        used = [codec.layers for codec in self.groups]
-        for number, codec in enumerate(self.groups):
-            if codec.layers not in LAYER_GROUPS or codec.layers in used[:number]:
-                raise ValueError(
-                    f"groups[{number}].layers: found {codec.layers}; allowed: {', '.join(LAYER_GROUPS)}, each once"
-                )
-            if codec.activations or codec.intra_node or codec.tensor_parallel:
-                raise ValueError(
-                    f"groups[{number}]: found activations, intra_node or tensor_parallel; these are no settings of a "
-                    "layer group; write them beside groups"
-                )
-        return self
+    @field_validator("groups")
+    @classmethod
+    def _one_codec_a_group(cls, groups: tuple[GroupCodec, ...]) -> tuple[GroupCodec, ...]:
+        if not groups:
+            raise ValueError(f"found none; allowed: a codec for at least one of {', '.join(LAYER_GROUPS)}")
+        count = Counter(codec.layers for codec in groups)
+        if twice := [group for group in LAYER_GROUPS if count[group] > 1]:
+            raise ValueError(f"found {count[twice[0]]} codecs for {twice[0]}; allowed: one for each layer group")
+        return groups
 
-    def codec_of(self, group: LayerGroup) -> NoCompression | Bf16 | Quantized | RotatedIntegers:
-        """Return the codec of a layer group."""
-        return next((codec for codec in self.groups if codec.layers == group), NoCompression())
+    @cached_property
+    def codecs(self) -> dict[LayerGroup, Bf16 | Quantized | RotatedIntegers]:
+        """Return layer group -> its codec, without the groups that are summed exactly."""
+        return {group.layers: _ROUNDED_CODEC.validate_python(group.to_json()) for group in self.groups}
+
+    def codec_of(self, group: LayerGroup) -> DenseCodec:
+        """Return the codec of a layer group; that of exact sums if the group has no other one."""
+        return self.codecs.get(group, NoCompression())
 
     @property
     def label(self) -> str:
@@ -321,10 +311,10 @@ class Mixed(GradientCodec):
     @property
     def early_share(self) -> float:
         # Gradients that are summed exactly beside others are sent last.
-        return min(codec.overlap for codec in self.groups) if len(self.groups) == len(LAYER_GROUPS) else 0.0
+        return min(codec.overlap for codec in self.codecs.values()) if len(self.codecs) == len(LAYER_GROUPS) else 0.0
 
     def state_bytes(self, dim: int) -> float:
-        return max(codec.state_bytes(dim) for codec in self.groups)
+        return max(codec.state_bytes(dim) for codec in self.codecs.values())
 
 
 class AutoCompression(CompressionSettings):

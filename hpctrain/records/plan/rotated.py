@@ -8,6 +8,8 @@ from pydantic import Field
 
 from hpctrain.records.plan.gradient_codec import ROTATED_SCALE_BYTES, GradientCodec, Layers
 
+RotatedMode = Literal["rotated_int4", "rotated_int3", "rotated_int2"]
+
 
 class RotatedIntegers(GradientCodec):
     """Codec that rotates blocks of gradients by a random Hadamard matrix and sends integers of 4, 3 or 2 bits (as
@@ -21,7 +23,7 @@ class RotatedIntegers(GradientCodec):
     measured_as = "rotated"
     reduce_scatter_share = 0.5  # measured: 0.49 with 3 bits, 0.50 with 2; four ranks, 2 M numbers (torch 2.13)
 
-    mode: Literal["rotated_int4", "rotated_int3", "rotated_int2"]
+    mode: RotatedMode
     """Each block of 256 numbers is rotated, so that its numbers are nearly normally distributed; the rotated numbers
     are sent as integers of 4, 3 or 2 bits, with a scale for each block. Rounding errors are dropped."""
     seed: int = Field(default=0, ge=0)

@@ -12,8 +12,9 @@ from hpctrain.bench.compression.methods import CODEC_METHODS, METHODS
 from hpctrain.compress.codecs.integers import BLOCK, IntegerCode
 from hpctrain.compress.codecs.rotated_integers import RotatedIntegerCode
 from hpctrain.planner.search.codec_choice import candidate_codecs
-from hpctrain.records.plan.compression import MODES, Quantized, make_codec
+from hpctrain.records.plan.compression import MODES, make_codec
 from hpctrain.records.plan.gradient_codec import SCALE_BYTES
+from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.loss_gaps import LOSS_GAPS, LossGap
 from hpctrain.records.plan.rotated import RotatedIntegers
 from hpctrain.records.topology.topology import CodecSeconds

@@ -17,7 +17,7 @@ from hpctrain.bench.compression.step_times import local_site, measure_site
 from hpctrain.cli.bench.group import bench_command as command
 from hpctrain.launch.small_run import make_corpus
 from hpctrain.records.model.decoder_spec import DecoderSpec
-from hpctrain.records.plan.compression import Quantized
+from hpctrain.records.plan.integers import Quantized
 
 SMALL = LaunchSettings(
     steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=DecoderSpec(layers=2, dim=64, heads=2, vocab=320)

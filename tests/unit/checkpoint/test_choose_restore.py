@@ -13,7 +13,8 @@ from hpctrain.checkpoint.memory.choose import choose_restore, pieces_of
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.history.memory_state import HeldState
 from hpctrain.records.plan.codec_spec import CodecSpec
-from hpctrain.records.plan.compression import Codec, NoCompression, Quantized
+from hpctrain.records.plan.compression import Codec, NoCompression
+from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.plan import Plan, Replica, Stage, ZeroLevel
 
 

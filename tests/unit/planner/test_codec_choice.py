@@ -26,16 +26,8 @@ from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.plan import gradient_codec
-from hpctrain.records.plan.compression import (
-    BUCKET_BYTES,
-    Bf16,
-    Mixed,
-    NoCompression,
-    Quantized,
-    Tagc,
-    TopK,
-    make_codec,
-)
+from hpctrain.records.plan.compression import BUCKET_BYTES, Bf16, Mixed, NoCompression, Tagc, TopK, make_codec
+from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.loss_gaps import LossGap
 from hpctrain.records.plan.low_rank import PowerSgd

@@ -55,6 +55,38 @@ def test_a_plan_is_written_and_summed_up(call):
     assert "predicted step time" in out
 
 
+GROUP = "{mode: int4, layers: attention}"
+
+
+@pytest.mark.parametrize(
+    ("groups", "mistake"),
+    [
+        ("3", ": found 3; input should be a valid list"),
+        (GROUP, ": found {'mode': 'int4', 'layers': 'attention'}; input should be a valid list"),
+        ("[]", ": found none; allowed: a codec for at least one of embedding_head, attention, feed_forward"),
+        ("", ": found nothing; input should be a valid list"),
+        ("[int4]", "[0]: found 'int4'; keys are expected below it"),
+        (f"[{GROUP}, {GROUP}]", ": found 2 codecs for attention; allowed: one for each layer group"),
+        (f"[{GROUP}, {{layers: feed_forward}}]", "[1].mode: missing; "),
+        ("[{mode: int4}]", "[0].layers: missing; "),
+        ("[{mode: int5, layers: attention}]", "[0].mode: found 'int5'; input should be 'bf16', 'int8', 'int4', 'rot"),
+        ("[{mode: topk, layers: attention}]", "[0].mode: found 'topk'; input should be 'bf16', 'int8', 'int4', 'rot"),
+        ("[{mode: int4, layers: attn}]", "[0].layers: found 'attn'; input should be 'embedding_head', 'attention' or"),
+        ("[{mode: int4, layers: all}]", "[0].layers: found 'all'; input should be 'embedding_head', 'attention' or"),
+        ("[{mode: int4, layers: attention, seed: 3}]", "[0].seed: found 3; mode int4 has no seed"),
+        *(
+            (f"[{{mode: int4, layers: attention, {key}: bf16}}]", f"[0].{key}: unknown key; allowed: layers, mode, ")
+            for key in ("activations", "intra_node", "tensor_parallel")
+        ),
+    ],
+)
+def test_a_mistake_in_the_codecs_of_layer_groups_is_one_line(call, groups, mistake):
+    code, _, error = call("--set", f"compression={{mode: mixed, groups: {groups}}}")
+    assert code == 2
+    (line,) = error.splitlines()
+    assert line.removeprefix(f"{call.folder}/run.yaml: compression.groups").startswith(mistake)
+
+
 def test_a_plan_that_was_edited_is_not_written_over(call):
     call()
     path = call.folder / "plan.json"

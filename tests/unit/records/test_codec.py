@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.records.plan.compression import Quantized, make_codec
+from hpctrain.records.plan.compression import Mixed, make_codec
+from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.low_rank import PowerSgd, square_width
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.optimizer import Optimizer
@@ -46,22 +47,14 @@ def test_bytes_on_the_wire(settings: dict[str, Any], share: float) -> None:
     assert codec.wire_bytes(BYTES, 1) == 0
 
 
-@pytest.mark.parametrize(
-    ("groups", "words"),
-    [
-        ([], "groups: found none; allowed: a codec for at least one of embedding_head"),
-        (
-            [{"mode": "int4"}],
-            r"groups\[0\].layers: found all; allowed: embedding_head, attention, feed_forward, each once",
-        ),
-        ([{"mode": "int4", "layers": "attention"}] * 2, r"groups\[1\].layers: found attention"),
-        ([{"mode": "int4", "layers": "attention", "intra_node": "bf16"}], r"groups\[0\]: found .* beside groups"),
-        ([{"mode": "topk", "layers": "attention"}], "groups.*'bf16', 'int8', 'int4'"),
-    ],
-)
-def test_a_layer_group_has_one_codec_that_sends_buckets(groups: list[dict[str, Any]], words: str) -> None:
-    with pytest.raises(ValueError, match=f"(?s){words}"):
-        make_codec({"mode": "mixed", "groups": groups})
+def test_a_layer_group_has_the_settings_that_its_codec_has_for_all_layers() -> None:
+    groups = [{"mode": "rotated_int2", "layers": "attention", "seed": 3}, {"mode": "int4", "layers": "feed_forward"}]
+    codec = make_codec({"mode": "mixed", "groups": groups})
+    assert isinstance(codec, Mixed)
+    assert codec.codec_of("attention") == make_codec(groups[0])
+    assert codec.codec_of("feed_forward") == make_codec(groups[1])
+    assert codec.codec_of("embedding_head") == make_codec({"mode": "none"})
+    assert codec.to_json() == {"mode": "mixed", "groups": groups}
 
 
 @given(
