@@ -176,7 +176,7 @@ def _missing_transformers() -> str | None:
 def _missing_triton() -> str | None:
     if importlib.util.find_spec("triton") is not None:
         return None
-    return "triton is not installed (`pip install triton`, 285 MB; torch's wheels for GPUs bring it along)"
+    return "triton is not installed (`make venv` installs it on x86-64)"
 
 
 def _missing_chromium() -> str | None:

@@ -130,6 +130,7 @@ def test_positions_beyond_32_bits() -> None:
 
 @not_inside
 @pytest.mark.requires("triton")
+@pytest.mark.slow
 def test_kernels_in_the_interpreter() -> None:
     argv = [sys.executable, "-m", "pytest", __file__, "-k", "kernels", "-p", "no:cacheprovider"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "HPCTRAIN_REQUIRE": "triton"}
@@ -139,6 +140,7 @@ def test_kernels_in_the_interpreter() -> None:
 
 @not_inside
 @pytest.mark.requires("triton")
+@pytest.mark.slow
 def test_kernels_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes what the compiler does not, and the compiler needs no GPU to say so."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

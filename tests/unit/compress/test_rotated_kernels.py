@@ -84,6 +84,7 @@ def test_messages_of_kernels_and_of_the_cpu_are_read_by_both(bits: int, monkeypa
 
 @not_inside
 @pytest.mark.requires("triton")
+@pytest.mark.slow
 def test_kernels_in_the_interpreter() -> None:
     argv = [sys.executable, "-m", "pytest", __file__, "-k", "messages", "-p", "no:cacheprovider"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "HPCTRAIN_REQUIRE": "triton"}
