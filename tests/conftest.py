@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib.util
 import itertools
 import os
@@ -30,6 +31,10 @@ import psutil
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+# Until all tests are collected: almost all that is made meanwhile stays, and looking for garbage would take a third of
+# the time.
+gc.disable()
 
 # Several workers share this machine's cores: one thread each, unless somebody says otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -271,6 +276,12 @@ def repository() -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = MARK_VALUE
     os.environ["XDG_STATE_HOME"] = str(STATE)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the modules and tests that were loaded out of all later garbage collections."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
