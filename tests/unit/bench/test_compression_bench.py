@@ -51,10 +51,12 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
     for row in rows.values():
         assert 0 < row.step_time_low_s <= row.step_time_s <= row.step_time_high_s
         assert row.loss is not None
-    # Of two ranks each sends as many numbers as there are parameters; beside other traffic on the loopback.
+    # Of two ranks each sends as many numbers as there are parameters.
     assert rows["ddp_fp32"].counted_bytes_per_parameter == rows["dense"].counted_bytes_per_parameter == 4
     assert rows["ddp_bf16"].counted_bytes_per_parameter == 2
-    assert rows["ddp_fp32"].bytes_per_parameter > 3.9
+    # Other traffic on the loopback makes the interface's bytes more, and also the share of headers that is measured.
+    on_interface = {name: row.bytes_per_parameter * row.header_factor for name, row in rows.items()}
+    assert on_interface["ddp_fp32"] > 3.9
     assert rows["bf16"].counted_bytes_per_parameter == pytest.approx(2, rel=0.02)
     assert rows["int4"].counted_bytes_per_parameter == pytest.approx(0.53, rel=0.1)
     assert abs(rows["int4"].loss - rows["dense"].loss) < 0.1  # type: ignore[operator]
@@ -70,7 +72,7 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
         counted = rows[name].counted_bytes_per_parameter
         assert counted is not None
         assert counted < 4, f"{name} sends less than fp32"
-        assert rows[name].bytes_per_parameter > 0.9 * counted, "no method sends less than it says"
+        assert on_interface[name] > 0.9 * counted, "no method sends less than it says"
     assert {row.choice for name, row in rows.items() if name != "auto"} == {None}
     planned_s = rows["auto"].planned_step_s
     assert planned_s is not None
