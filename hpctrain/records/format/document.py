@@ -8,6 +8,7 @@ exhausted memory, or an overflow in code that computes with the number.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import json
@@ -208,6 +209,7 @@ def _describe_fields(model: type[BaseModel], properties: dict[str, Any]) -> None
                 entry.setdefault("description", meaning)
 
 
+@functools.cache
 def _docstrings(owner: type) -> dict[str, str]:
     """Return name of a field -> the string below the field in the source of the class `owner`. The result is empty if
     hpctrain is installed without sources."""
