@@ -158,6 +158,7 @@ def case(method: str, seed: int, learning_rate: float = 2e-3, **changes: Any) ->
     return TrainingCase(method, seed, "mixed", learning_rate, TINY.spec)._replace(**changes)
 
 
+@pytest.mark.slow
 def test_a_row_for_each_training_as_soon_as_it_is_done(tmp_path: Path) -> None:
     make_text(tmp_path / "mixed", 20_000)
     path = tmp_path / "rows.jsonl"

@@ -121,6 +121,7 @@ def test_bash_splits_words_at_equals_and_gets_the_part_after_it(monkeypatch, wor
     assert answer.splitlines() == [f"plain,{value}" for value in values]
 
 
+@pytest.mark.slow
 def test_a_real_bash_completes_and_torch_is_not_imported(tmp_path: Path) -> None:
     program = tmp_path / "hpctrain"
     program.write_text(

@@ -6,8 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
+from topologies_made import run_of, topology_of
 
 from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.planner import make_plan
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.replan import TopologyChanges, apply_changes, plan_without
 from hpctrain.planner.simulate.engine import critical_path
@@ -32,14 +34,6 @@ PLANS = [
 def total(run, plan, topology):
     scene = layout_of_plan(run, run.spec(), plan, topology)
     return predict(scene.cost, scene.layout).total
-
-
-@pytest.mark.parametrize("parallel", PLANS)
-def test_a_plan_read_back_takes_as_long_as_it_says(parallel, plan, run, topology):
-    made = topology((1.0, 1.0, 0.8, 0.8))
-    fields = {"parallel": {"mode": "fixed", **parallel}}
-    found = plan(made, **fields)
-    assert total(run(**fields), found, made) == pytest.approx(found.predicted.step_time_s["total"])
 
 
 def test_slow_nodes_slow_links_and_nothing_else(plan, run, topology):
@@ -135,25 +129,33 @@ def test_a_plan_by_hand_over_devices_of_two_kinds_is_one_line(plan, run, topolog
         layout_of_plan(run(), run().spec(), found, made.model_copy(update={"device_types": types}))
 
 
-def test_the_critical_path_has_no_gaps_and_ends_with_the_pipeline(plan, run, topology):
-    for parallel in PLANS:
-        fields = {"parallel": {"mode": "fixed", **parallel}}
-        found = plan(topology((1.0, 1.0, 0.8, 0.8)), **fields)
-        scene = layout_of_plan(run(**fields), run().spec(), found, topology((1.0, 1.0, 0.8, 0.8)))
-        step = simulate_step(scene.cost, scene.layout)
-        line = step.lines[step.last]
-        segments = critical_path(line)
-        assert segments[0].start == 0
-        assert segments[-1].end == pytest.approx(line.makespan)
-        for before, after in itertools.pairwise(segments):
-            assert after.start - before.end == pytest.approx(after.waited)
+@pytest.fixture(scope="module", params=PLANS, ids=lambda parallel: ", ".join(map(str, parallel.values())))
+def planned(request):
+    """A topology, the plan that is made on it, and its scene when it is read back."""
+    made = topology_of((1.0, 1.0, 0.8, 0.8))
+    asked = run_of(parallel={"mode": "fixed", **request.param})
+    plan = make_plan(asked, asked.spec(), made)
+    return made, plan, layout_of_plan(asked, asked.spec(), plan, made)
 
 
-@pytest.mark.parametrize("parallel", PLANS)
-def test_drawn_steps_without_noise_are_the_predicted_one(parallel, plan, run, topology):
-    made = topology((1.0, 1.0, 0.8, 0.8))
-    fields = {"parallel": {"mode": "fixed", **parallel}}
-    scene = layout_of_plan(run(**fields), run().spec(), plan(made, **fields), made)
+def test_a_plan_read_back_takes_as_long_as_it_says(planned):
+    _, plan, scene = planned
+    assert predict(scene.cost, scene.layout).total == pytest.approx(plan.predicted.step_time_s["total"])
+
+
+def test_the_critical_path_has_no_gaps_and_ends_with_the_pipeline(planned):
+    _, _, scene = planned
+    step = simulate_step(scene.cost, scene.layout)
+    line = step.lines[step.last]
+    segments = critical_path(line)
+    assert segments[0].start == 0
+    assert segments[-1].end == pytest.approx(line.makespan)
+    for before, after in itertools.pairwise(segments):
+        assert after.start - before.end == pytest.approx(after.waited)
+
+
+def test_drawn_steps_without_noise_are_the_predicted_one(planned):
+    made, _, scene = planned
     drawn = sample_step_times(scene.cost, scene.layout, LinkJitter(made), 10, np.random.default_rng(0))
     assert drawn == pytest.approx(np.full(10, predict(scene.cost, scene.layout).total))
 

@@ -68,7 +68,7 @@ def read(parser: Callable[[str], object], text: str) -> object:
         return None
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(st.one_of(damaged(), damaged(), st.text(max_size=60)), min_size=1, max_size=3).map("\n".join))
 def test_no_text_is_too_odd_for_a_parser(text: str) -> None:
     for parser in TEXT_PARSERS:
