@@ -176,12 +176,16 @@ def _compression(plan: Plan) -> list[Table | str]:
     """Return lines about the codec of the gradients: why it was chosen, and its gap of the loss if one was measured.
     If codecs were compared, their table comes first.
 
-    [] if the planner did not choose the codec.
+    [] if gradients are summed exactly because the run file says so.
     """
     spec = plan.compression[-1]
-    if spec.reason is None:
+    if spec.reason is not None:
+        words = [f"compression {_levels(spec.codec.short_label, plan.intra_node)}: {spec.reason}"]
+        words += [f"  {group}: {reason}" for group, reason in (spec.group_reasons or {}).items()]
+    elif plan.dp == 1 or plan.codec.exact:
         return []
-    words = [f"compression {_levels(spec.codec.label, plan.intra_node)}: {spec.reason}"]
+    else:
+        words = [f"compression {_levels(spec.codec.label, plan.intra_node)}, which the planner did not choose"]
     if (gap := spec.codec.loss_gap) is not None:
         words.append(f"loss gap of {spec.codec.label} {gap.figure} (measured at {gap.scene})")
     if not spec.compared:
@@ -192,7 +196,7 @@ def _compression(plan: Plan) -> list[Table | str]:
     )  # fmt: skip
     for entry in spec.compared:
         table.add_row(
-            _levels(entry.codec.label, entry.intra_node),
+            _levels(entry.codec.short_label, entry.intra_node),
             _gap(entry),
             *("" if value is None else form(value) for value, form in (
                 (entry.sent_bytes, format_bytes), (entry.wire_s, format_seconds), (entry.processor_s, format_seconds),

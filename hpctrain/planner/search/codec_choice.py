@@ -15,8 +15,8 @@ from hpctrain.planner.cost.collectives import AllReduceTime, low_rank_width
 from hpctrain.planner.cost.model import CostModel, crosses_nodes
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.search.codec_mixtures import fastest_mixture, gap_text, predicted_gap
-from hpctrain.planner.search.measured_gradients import adaptive_codec, energy_shares, priced_codec, why_loses_too_much
+from hpctrain.planner.search.measured_gradients import adaptive_codec, group_shares, priced_codec, why_loses_too_much
+from hpctrain.planner.search.mixed_codecs import fastest_mixed, percent
 from hpctrain.planner.search.node_sums import choose_node_sums
 from hpctrain.planner.simulate.gradient_sums import overlapped_s
 from hpctrain.planner.simulate.predict import Prediction, predict
@@ -164,45 +164,62 @@ def choose_codec(
         exact = predict(cost.with_work(codec=NoCompression()), layout, whole=True)
         spec = CodecSpec(reason="there is one replica, so no gradients are summed")
         return CodecDecision(spec, exact, exact.total)
-    whys: dict[int, str] = {}
-    tried: dict[int, _CodecTrial] = {}
     codecs = candidate_codecs(steps, loss_limit)
     adaptive = adaptive_codec(layers, warmup_steps(steps))
     if adaptive is not None and adaptive.allowed_with(loss_limit):
         codecs.append(adaptive)
-    shares = energy_shares(cost.work, layers)
-    if mixture := fastest_mixture(cost, layout, candidate_codecs(steps, math.inf), loss_limit, shares):
-        codecs.append(mixture)
+    shares = group_shares(cost.work, layers)
+    if mixed := fastest_mixed(cost, layout, candidate_codecs(steps, math.inf), loss_limit, shares):
+        codecs.append(mixed.codec)
+    tried, verdicts, chosen = _try_in_turn(cost, layout, steps, codecs, layers, node_sums)
+    compared = [_figures(codec, layout, tried.get(number), verdicts[number]) for number, codec in enumerate(codecs)]
+    winner = tried[chosen]
+    reason, reasons = _reason(winner, tried[0]), None
+    if mixed:
+        compared[-1] = compared[-1].model_copy(update={"predicted_gap": mixed.predicted_gap})
+        if winner.codec is mixed.codec:
+            reasons = mixed.reasons
+            reason += f"; predicted loss gap {percent(mixed.predicted_gap)}, allowed {percent(loss_limit)}"
+    spec = CodecSpec(codec=winner.codec, reason=reason, group_reasons=reasons, compared=compared)
+    return CodecDecision(spec, winner.prediction, winner.mean_step_s, winner.intra_node)
+
+
+def _try_in_turn(
+    cost: CostModel, layout: Layout, steps: int, codecs: Sequence[Codec], layers: Sequence[LayerFigures],
+    node_sums: IntraNode | Literal["auto"],
+) -> tuple[dict[int, _CodecTrial], dict[int, str], int]:  # fmt: skip
+    """Return what was predicted with each codec that can be used, a verdict on each codec, both by the number of the
+    codec, and the number of the chosen one.
+
+    Args:
+        codecs: the codecs in the order in which they are tried, exact sums first.
+    """
+    verdicts: dict[int, str] = {}
+    tried: dict[int, _CodecTrial] = {}
     chosen = 0
     for number, codec in enumerate(codecs):
         if why := _why_not(cost, layout, codec) or why_loses_too_much(codec, layers):
-            whys[number] = why
+            verdicts[number] = why
             continue
         priced = choose_node_sums(cost.with_work(codec=priced_codec(codec, layers)), layout, node_sums, MIN_GAIN)
-        one = tried[number] = replace(_try(priced, layout, steps, tried.get(0)), codec=codec)
+        trial = tried[number] = replace(_try(priced, layout, steps, tried.get(0)), codec=codec)
         if number == 0:
             continue
         before = tried[chosen]
         # The budget allows codecs by layer group as it allows one codec with which the loss may be higher.
         alike = isinstance(codec, Mixed) and before.codec.may_raise_loss
-        worth = min_gain(codec.may_raise_loss and not alike)
-        gain = 1 - one.mean_step_s / before.mean_step_s
-        if gain >= worth:
-            whys[chosen] = f"{codec.label} saves {gain:.1%} of a step"
+        threshold = min_gain(codec.may_raise_loss and not alike)
+        gain = 1 - trial.mean_step_s / before.mean_step_s
+        if gain >= threshold:
+            verdicts[chosen] = f"{codec.short_label} saves {gain:.1%} of a step"
             chosen = number
         elif gain < 0:
-            whys[number] = f"{-gain:.1%} slower than {before.codec.label}"
+            verdicts[number] = f"{-gain:.1%} slower than {before.codec.short_label}"
         else:
-            whys[number] = f"saves {gain:.1%} of a step with {before.codec.label}, taken from {worth:.0%} on"
-    whys[chosen] = "chosen"
-    compared = [_figures(codec, layout, tried.get(number), whys[number]) for number, codec in enumerate(codecs)]
-    winner, reason = tried[chosen], _reason(tried[chosen], tried[0])
-    if mixture:
-        compared[-1] = compared[-1].model_copy(update={"predicted_gap": predicted_gap(mixture, shares)})
-        if winner.codec is mixture:
-            reason += f"; {gap_text(mixture, shares)}"
-    spec = CodecSpec(codec=winner.codec, reason=reason, compared=compared)
-    return CodecDecision(spec, winner.prediction, winner.mean_step_s, winner.intra_node)
+            saved = f"saves {gain:.1%} of a step with {before.codec.short_label}"
+            verdicts[number] = f"{saved}, taken from {threshold:.0%} on"
+    verdicts[chosen] = "chosen"
+    return tried, verdicts, chosen
 
 
 def _try(priced: CostModel, layout: Layout, steps: int, exact: _CodecTrial | None) -> _CodecTrial:

@@ -4,6 +4,7 @@ would lose too much, how many numbers mode adaptive would send, and which share 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.records.history.layer_figures import KEPT_DENSITY, LayerFigures
@@ -66,9 +67,18 @@ def priced_codec(codec: Codec, layers: Sequence[LayerFigures]) -> Codec:
     return TopK.model_validate({"mode": "topk", "density": density, **settings})
 
 
-def energy_shares(work: Workload, layers: Sequence[LayerFigures]) -> dict[LayerGroup, float]:
-    """Return layer group -> its share of the gradients' energy (the sum of the variances of their numbers), as
-    measured; of the model's parameters if it was not measured.
+class GroupShares(NamedTuple):
+    """What mode auto takes for the shares of the gradients' energy that the layer groups have. Energy is the sum of the
+    variances of a group's numbers."""
+
+    shares: dict[LayerGroup, float]
+    """Layer group -> its share."""
+    measured: bool
+    """Whether the energy was measured. If not, the shares are those of the model's parameters."""
+
+
+def group_shares(work: Workload, layers: Sequence[LayerFigures]) -> GroupShares:
+    """Return the shares of the layer groups.
 
     Args:
         layers: figures of the run's layers, over all ranks; empty before they are measured.
@@ -81,7 +91,7 @@ def energy_shares(work: Workload, layers: Sequence[LayerFigures]) -> dict[LayerG
         outside: LayerGroup = "feed_forward" if layer.layer.isdecimal() else "embedding_head"
         energies["attention"] += layer.attention_share * energy
         energies[outside] += (1 - layer.attention_share) * energy
-    if not all(energies.values()):
-        energies = work.group_parameters(ModelPart(work.spec.layers, first=True, last=True), 1)
-    whole = sum(energies.values())
-    return {group: energy / whole for group, energy in energies.items()}
+    measured = all(energies.values())
+    weights = energies if measured else work.group_parameters(ModelPart(work.spec.layers, first=True, last=True), 1)
+    whole = sum(weights.values())
+    return GroupShares({group: weight / whole for group, weight in weights.items()}, measured)

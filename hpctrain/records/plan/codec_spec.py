@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from hpctrain.records.format.document import Part
 from hpctrain.records.plan.compression import Codec, NoCompression
 from hpctrain.records.plan.gradient_codec import IntraNode, Level
+from hpctrain.records.plan.layer_groups import LayerGroup
 
 
 class CodecFigures(Part):
@@ -46,6 +47,8 @@ class CodecSpec(Part):
     """The codec with all its settings."""
     reason: str | None = None
     """With mode auto: why the planner chose the codec."""
+    group_reasons: dict[LayerGroup, str] | None = None
+    """With mode auto and codecs by layer group: layer group -> its codec, and why the planner chose it."""
     compared: list[CodecFigures] = []
     """With mode auto: the codecs that were compared, in this order: none, bf16, int8, int4, rotated integers of 4, 3
     and 2 bits, power_sgd, topk, adaptive. The lossy ones are there only if `lossy` or `loss_budget` allows them,

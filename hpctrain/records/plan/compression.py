@@ -309,6 +309,10 @@ class Mixed(GradientCodec):
         return ", ".join(f"{group} {self.codec_of(group).mode}" for group in LAYER_GROUPS)
 
     @property
+    def short_label(self) -> str:
+        return self.mode
+
+    @property
     def early_share(self) -> float:
         # Gradients that are summed exactly beside others are sent last.
         return min(codec.overlap for codec in self.codecs.values()) if len(self.codecs) == len(LAYER_GROUPS) else 0.0

@@ -178,6 +178,11 @@ class GradientCodec(CompressionSettings):
         return ", ".join([mode[1], *(f"{name} {value}" for name, value in settings)])
 
     @property
+    def short_label(self) -> str:
+        """Return `label`, for codecs by layer group without these codecs."""
+        return self.label
+
+    @property
     def loss_gap(self) -> LossGap | None:
         """Return the measured gap of the validation loss to that of exact sums; None: not measured with these
         settings."""

@@ -12,6 +12,8 @@ import pytest
 
 from hpctrain.base.atomic import append_line, write_json
 from hpctrain.records.history.run_log import BytesSent, Event, MetricRow, RankPlacement
+from hpctrain.records.plan.codec_spec import CodecSpec
+from hpctrain.records.plan.compression import GroupCodec, Mixed
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.records.plan.prediction import Predicted, Rejected
 from hpctrain.records.topology.link import Latency, Link, LinkFigures
@@ -158,6 +160,7 @@ def plan(pp: int = 2, dp: int = 2) -> Plan:
             for replica in range(dp)
         ],
         ranks=places,
+        compression=[CodecSpec(codec=Mixed(mode="mixed", groups=(GroupCodec(mode="int4", layers="attention"),)))],
         predicted=Predicted(
             step_time_s={"compute": 0.31, "pipeline_bubble": 0.09, "data_parallel": 0.04, "total": 0.44},
             memory_bytes=dict.fromkeys(places, 4.0e8),

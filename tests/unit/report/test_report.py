@@ -71,6 +71,7 @@ def test_the_whole_run(make, finished_run):
         "fable", "done", "40 of 40", "Lost steps 5", "slowest 6.2 s",
         "worker of local2 (rank 2) was killed (SIGKILL)", "training goes on with step 21",
         "pp 2 × dp 2 × tp 1 on 4 nodes, schedule 1f1b", "blocks 0 to 2",
+        "compression embedding_head none, attention int4, feed_forward none",
         "500 ms (14 % above the prediction)", "400.5 MiB (5 % above the prediction)", "bound of the same model 380 ms",
         "pp 4, dp 1 +120 ms", "cannot run", "degraded: fp32 18 GFLOP/s", "these links are memory, not a network",
         '"preset": "tiny-1m"',

@@ -29,12 +29,13 @@ def health_text(node: Node) -> str:
 
 
 def plan_summary(plan: Plan) -> str:
-    """Return degrees, schedule, solver and memory options of a plan, as text."""
+    """Return degrees, schedule, solver, memory options and codec of the gradients of a plan, as text."""
     text = (
         f"{plan.dims} on {plural(len(plan.nodes), 'node')}, "
         f"schedule {plan.schedule}, {plan.sequences} sequences a step, solver {plan.solver}"
     )
-    return ", ".join([text, *memory_options_text(plan)])
+    codec = [] if plan.dp == 1 or plan.codec.exact else [f"compression {plan.codec.label}"]
+    return ", ".join([text, *memory_options_text(plan), *codec])
 
 
 def step_time(use: PlanUse) -> list[tuple[str, str]]:
