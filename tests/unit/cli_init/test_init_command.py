@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
-from hpctrain.corpus.input.sample_text import SampleText
+from hpctrain.corpus.input.sample_text import SAMPLE_TEXT_BYTES, SampleText, find_sample_text
 from hpctrain.corpus.read.tokens import Corpus, open_validation, read_indexes
 from hpctrain.launch import starter as starter_module
 from hpctrain.launch.starter import Starter, check_starter, render, write_starter
@@ -29,8 +29,18 @@ Call = Callable[..., Any]
 
 
 @pytest.mark.slow
-def test_yes_asks_nothing_and_writes_a_run_that_has_its_data(call: Call, tmp_path: Path) -> None:
+def test_yes_asks_nothing_and_writes_a_run_that_has_its_data(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def find_an_eighth(size: int) -> SampleText:
+        asked.append(size)
+        return find_sample_text(size // 8)
+
+    monkeypatch.setattr("hpctrain.launch.starter.find_sample_text", find_an_eighth)
     done = call("init", "--yes")
+    assert asked == [SAMPLE_TEXT_BYTES]
     assert done.code == 0, done.err
     run = read_run(tmp_path / "run.yaml")
     assert (run.model.preset, run.data.seq_len, run.batch.global_, run.steps) == ("tiny-1m", 128, 16, 200)
@@ -45,7 +55,7 @@ def test_yes_asks_nothing_and_writes_a_run_that_has_its_data(call: Call, tmp_pat
     assert valid is not None
     assert valid.windows >= run.validation.batches * run.batch.global_
     size = sum(path.stat().st_size for path in tmp_path.rglob("*.bin"))
-    assert 5_000_000 < size < 100_000_000
+    assert 625_000 < size < 12_500_000
     assert {path.name for path in tmp_path.iterdir()} == {"run.yaml", "data"}
     assert "text found on this machine" in done.out
     assert done.out.splitlines()[-1] == "next: hpctrain train run.yaml --local 2"
