@@ -97,6 +97,10 @@ class SearchLimits:
     search.
     """
 
+    least_send_share: float = 0.15
+    """Smallest share of the best plan's step that stage messages must take; if they take less, no layouts with
+    staggered replicas are tried."""
+
     max_compared_units: int = 64
     """Largest number of tensor-parallel groups whose links are compared pair by pair, to find groups that are
     interchangeable.

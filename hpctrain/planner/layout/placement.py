@@ -106,6 +106,20 @@ def node_orders(placement: Placement) -> Iterator[Placement]:
         yield Placement(tuple(row[rank] for run in order for rank in run) for row in placement)
 
 
+def staggered_replicas(placement: Placement) -> Iterator[Placement]:
+    """Yield the placements in which replicas leave nodes at different pipeline ranks: the groups of every second
+    replica are one rank later or earlier than in `placement`, or those of each replica one rank further than those of
+    the replica before. What is moved beyond one end of the pipeline goes to the other end.
+
+    If the replicas of a stage share a node and leave it at the same rank, their messages share its network card.
+    """
+    pp, dp = len(placement[0]), len(placement)
+    for period in dict.fromkeys((2, dp)):
+        for step in (1, -1):
+            shifts = [step * (replica % period) % pp for replica in range(dp)]
+            yield Placement(row[shift:] + row[:shift] for row, shift in zip(placement, shifts, strict=True))
+
+
 def _sequences(classes: Sequence[int], size: int) -> float:
     """Return the number of sequences of `size` groups that differ in the classes of their groups.
 

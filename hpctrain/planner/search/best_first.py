@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.layout.layout import Layout, Option
-from hpctrain.planner.search.evaluate import Evaluation, pack_within_nodes, refine, shift_counts
+from hpctrain.planner.layout.placement import staggered_replicas
+from hpctrain.planner.search.evaluate import Evaluation, faster_of, pack_within_nodes, refine, shift_counts
 from hpctrain.planner.search.layout_search import anneal
 from hpctrain.planner.search.option_search import OptionSearch
 from hpctrain.planner.search.space import SearchSpace
@@ -75,6 +76,7 @@ class _BestFirstSearch(SearchState):
         self.try_variants_of_best()
         self._pack_within_nodes()
         self._refine_best()
+        self._stagger_replicas()
         before = self.best
         self._anneal_layouts(self.limits.annealing_work / (self.limits.short_annealing if complete else 1))
         if self.best is not before:
@@ -215,6 +217,30 @@ class _BestFirstSearch(SearchState):
             tried, space, layout = self.best, self.winner, self.best.layout
             for option in space.options([layout.dims]):
                 self.evaluate(space, option, [layout.placement])
+
+    def _stagger_replicas(self) -> None:
+        """Try the best option with replicas that leave nodes at different pipeline ranks, where messages take much of
+        the step.
+
+        The fastest such layout gets local search before it is compared with the best plan: the shift moves devices to
+        the other end of the pipeline, and local search finds better places for their nodes.
+        """
+        best, space, limits = self.best, self.winner, self.limits
+        if best is None or 1 in (best.layout.dp, best.layout.pp):
+            return
+        if best.terms["pipeline_send"] < limits.least_send_share * best.total:
+            return
+        fastest: Prediction | None = None
+        for likely in [best.layout.placement, *space.placements(best.layout.dims)]:
+            for placement in staggered_replicas(likely):
+                if space.can_shard(placement):
+                    fastest = faster_of(space.cost, fastest, space.fit_layout(placement, best.layout.option))
+        if fastest is not None and fastest.total < limits.near_best_factor * best.total:
+            refined = refine(space, fastest)
+            if refined.total < best.total * (1 - 1e-9):
+                self.take(refined, space)
+                # The replicas of these layouts share cards: annealing them would take longer than it gains.
+                self.near_best.clear()
 
     def _anneal_layouts(self, work: float) -> None:
         """Try layouts that differ from the best ones in several things at once.

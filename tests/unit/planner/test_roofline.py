@@ -13,7 +13,13 @@ from hpctrain.planner.devices.links import Links, message_s, ring_all_reduce_s
 from hpctrain.planner.devices.pool import DeviceSpec
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.partition import split_evenly
-from hpctrain.planner.layout.placement import MAX_ORDERS, node_orders, placements, rank_permutations
+from hpctrain.planner.layout.placement import (
+    MAX_ORDERS,
+    node_orders,
+    placements,
+    rank_permutations,
+    staggered_replicas,
+)
 from hpctrain.planner.simulate.engine import StageDurations, simulate
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.schedule import Schedule
@@ -190,3 +196,22 @@ def test_nodes_take_other_places_along_a_pipeline_and_their_ranks_stay_together(
         [[2, 0, 1, 3, 4], [0, 1, 3, 4, 2], [3, 4, 2, 0, 1], [2, 3, 4, 0, 1], [3, 4, 0, 1, 2]]
     )
     assert not list(node_orders(Placement([tuple(units[:2])]))), "one node"
+
+
+@given(st.integers(2, 6), st.integers(2, 5))
+def test_staggered_replicas_keep_their_devices_and_leave_no_node_together(nodes, dp):
+    """Each node has two pipeline ranks of every replica."""
+    device = DeviceSpec(DeviceId("a:b"), "cpu", "type", 1.0, None, 1.0, 0.0)
+    units = [
+        TensorParallelGroup(index, (replace(device, device_id=DeviceId(f"node{index // (2 * dp)}:cpu{index}")),))
+        for index in range(2 * dp * nodes)
+    ]
+    together = Placement(tuple(units[rank * dp + replica] for rank in range(2 * nodes)) for replica in range(dp))
+    versions = list(staggered_replicas(together))
+    for placement in versions:
+        assert [set(row) for row in placement] == [set(row) for row in together]
+        assert placement[0] == together[0]
+        for row, other in itertools.pairwise(placement):
+            for a, b in itertools.pairwise(zip(row, other, strict=True)):
+                assert len({unit.node for unit in a}) > 1 or any(x.node == y.node for x, y in zip(a, b, strict=True))
+    assert len(versions) == (2 if dp == 2 else 4)
