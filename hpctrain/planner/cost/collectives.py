@@ -65,7 +65,8 @@ class StageGradients(NamedTuple):
     codec_s: CodecSeconds | None
     """Seconds per number of each codec on the slowest device; None for exact sums."""
     flop_s: float = 0.0
-    """Seconds of a FLOP of matrix products on the slowest device."""
+    """Seconds of a FLOP of matrix products at the run's precision on the slowest device. Low rank multiplies in fp32,
+    so in bf16 and fp16 its products take longer than that."""
 
 
 def all_reduce_time(
