@@ -179,11 +179,14 @@ class RankTimes:
             late = (dp - 1) * beta * parameters * sum(late_shard_bytes(work, unit_class.kind)) / dp
             return late, late
         buckets = np.maximum(1, np.ceil(size / work.framework.bucket_bytes))
-        wire = 2 * (dp - 1) * (buckets * alpha + beta * size / dp)
-        copies = flat_copy_share(work, stages, self.tp) * parameters * unit_class.copy
+        sent_bytes = 2 * (dp - 1) * size / dp
+        sending = sent_bytes * unit_class.sent_byte
+        # Seconds of messages on which no CPU is at work; only these may pass while the rank computes.
+        beside = np.maximum(0.0, 2 * (dp - 1) * buckets * alpha + beta * sent_bytes - sending)
+        processor = sending + flat_copy_share(work, stages, self.tp) * parameters * unit_class.copy
         if self.option.virtual_stages > 1 and begins_early(work, stages):
-            return np.maximum(0.0, wire - 2 * self.pp * backward) + copies, copies
-        late = wire - np.minimum(overlapped_share(work, stages, self.tp) * wire, backward) + copies
+            return np.maximum(0.0, beside - 2 * self.pp * backward) + processor, processor
+        late = beside - np.minimum(overlapped_share(work, stages, self.tp) * beside, backward) + processor
         return late, late
 
 

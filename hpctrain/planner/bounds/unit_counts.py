@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hpctrain.planner.bounds.arrays import FloatArray
-from hpctrain.planner.cost.collectives import sums_beside
 from hpctrain.planner.cost.model import CostModel, UnitKind
+from hpctrain.planner.cost.shard_collectives import sums_beside
 from hpctrain.planner.cost.workload import STAGE_ENDS, ModelPart, Workload
 from hpctrain.planner.devices.constants import ForwardBackward
 from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
@@ -124,6 +124,8 @@ class UnitClass(NamedTuple):
     """Seconds that a step costs however little is computed."""
     copy: float
     """Seconds to copy one number of a gradient into a bucket and its sum back."""
+    sent_byte: float
+    """Seconds in which a CPU sends a byte of a collective and receives another one."""
     updates: tuple[float, ...]
     """Seconds of a step's optimizer update for (a block, a stage with neither blocks nor ends of the model, a stage
     with only the embedding, a stage with only the head).
@@ -177,6 +179,7 @@ def _class(cost: CostModel, unit: TensorParallelGroup, number: int, micro_batch:
         constants.action_ops * unit.launch_s,
         cost.step_overhead_s(unit),
         constants.reducer_bytes / unit.bytes_per_s,
+        constants.sent_byte_passes / unit.bytes_per_s,
         (min(map(sub, with_block, without_blocks)), *without_blocks),
     )
 

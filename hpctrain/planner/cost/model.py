@@ -246,7 +246,8 @@ class CostModel:
             copy_s = copied * max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
             codec_s = None if codec.exact else slowest_codec(units)
             flop_s = 1 / min(unit.flops for unit in units)
-            gradients = StageGradients(numbers, framework.summed_bytes, width, copy_s, codec_s, flop_s)
+            sent_byte_s = max(self.constants[unit.kind].sent_byte_passes / unit.bytes_per_s for unit in units)
+            gradients = StageGradients(numbers, framework.summed_bytes, width, copy_s, codec_s, flop_s, sent_byte_s)
             if isinstance(codec, Mixed):
                 parts = self.work.group_parameters(share, tp)
                 taken = mixed_sum_time(codec, parts, rings[rank], pairs[rank], gradients, framework.bucket_bytes)

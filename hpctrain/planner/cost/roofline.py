@@ -186,7 +186,13 @@ def _tensor_parallel(
         reduce_s = ring_all_reduce_s(
             links, unit.device_ids, size, hop_s, constants.hierarchical_all_reduce, unit.contention
         )
-        return PassTime(coding_s, ops * unit.launch_s, 2 * reduce_s)
+        # A CPU that sends and receives is busy for this long; all ranks wait until the last one has arrived.
+        sent_bytes = 2 * (len(unit.devices) - 1) / len(unit.devices) * size
+        sending_s, wait_s = (
+            constants.sent_byte_passes * sent_bytes / unit.bytes_per_s,
+            constants.wait_ops * unit.launch_s,
+        )
+        return PassTime(coding_s, ops * unit.launch_s, 2 * (wait_s + max(reduce_s, sending_s)))
 
     sizes = work.tensor_parallel_bytes(micro_batch, in_bf16)
     forward, backward = map(added, constants.tensor_parallel_ops, sizes)

@@ -31,6 +31,15 @@ class UpdateCost(NamedTuple):
         return UpdateCost(factor * self.touched_bytes, factor * self.ops)
 
 
+class CollectiveCost(NamedTuple):
+    """Costs of an all-gather or a reduce-scatter of ZeRO, without its messages."""
+
+    passes: float
+    """Number of reads and writes of all its bytes: the copies to and from flat buffers, and the sum of what arrives."""
+    ops: float
+    """Tiny operations that the host starts."""
+
+
 @dataclass(frozen=True)
 class CostConstants:
     """Constants of one kind of device. An "operation" is a tiny one, which takes the device's measured launch time."""
@@ -62,6 +71,15 @@ class CostConstants:
     """Operations added to each hop of a tensor-parallel all-reduce: its start, and the wait for other ranks to
     start.
     """
+    wait_ops: float
+    """Operations that take as long as a rank waits, at a tensor-parallel all-reduce or an all-gather of weights, until
+    the last rank has arrived there. On a CPU fitted to the residual of whole steps, so it holds whatever else the cost
+    model misses there.
+    """
+    sent_byte_passes: float
+    """Processor time to send a byte of a collective and to receive another one, as the bytes of memory traffic that
+    take equally long; 0 if processors do not handle messages.
+    """
     activation_passes: ForwardBackward
     """Number of reads and writes of a block's kept activations outside of its matrix products."""
     attention_passes: ForwardBackward
@@ -90,7 +108,11 @@ class CostConstants:
     split_optimizer: UpdateCost
     """The update of parameters that tensor parallelism splits."""
     shard_ops: ForwardBackward
-    """Operations that `fully_shard` adds to a block."""
+    """Operations that `fully_shard` adds to a block, without its collectives."""
+    all_gather: CollectiveCost
+    """An all-gather of the weights of a block, or of the part outside of blocks."""
+    reduce_scatter: CollectiveCost
+    """A reduce-scatter of the gradients of a block, or of the part outside of blocks."""
     recompute_ops: ForwardBackward
     """Operations that activation checkpointing itself adds to a block."""
     split_ops: float
@@ -106,33 +128,39 @@ class CostConstants:
 
 
 CPU_CONSTANTS = CostConstants(
-    # Fitted to measured passes of hpctrain's decoder on one CPU core (dim 128 to 768, 32 to 1024 tokens; 157 GFLOP/s,
-    # 17.6 GB/s, 0.83 us an operation). Errors are within 15 % at 128 tokens or more and within 30 % below.
+    # Passes: fitted to CPU seconds of hpctrain's decoder on one core (dim 128 to 512, 128 to 1024 tokens; 104 GFLOP/s,
+    # 0.95 us an operation, 19.8 GB/s while another core copies, too; docs/results/planner.md, "Constants of CPUs").
     overlap_power=1.0,
     efficiency=1.0,
     half_width=0.0,
-    block_ops=(425.0, 675.0),
-    tensor_parallel_ops=(13200.0, 21200.0),  # measured: DTensor between two workers, at two widths, without the sends
+    block_ops=(530.0, 350.0),
+    tensor_parallel_ops=(3700.0, 5900.0),  # measured: CPU seconds of DTensor between two workers
     hierarchical_all_reduce=False,  # gloo has one ring through all ranks
     collective_ops=0.0,  # included in the links' measured alpha
-    activation_passes=(6.0, 12.0),
+    # Fitted by eye to what the bench's own steps with ZeRO 3 and tp 2 take beyond all other terms; not measured alone.
+    wait_ops=3000.0,
+    # Measured: 5 to 15 by collective, CPU seconds of two and four processes, 8 MB, gloo over loopback, at 20 GB/s.
+    sent_byte_passes=10.0,
+    activation_passes=(5.0, 6.0),
     attention_passes=(0.0, 0.0),  # included in activation_passes, at up to 1024 tokens
-    weight_passes=(1.5, 6.0),
+    weight_passes=(1.5, 4.0),
     logits_passes=(1.5, 3.0),
     embedding_passes=(0.0, 4.0),
     embedding_ops=(12.0, 25.0),
     head_ops=(100.0, 150.0),
     action_ops=250.0,
     optimizer=UpdateCost(touched_bytes=37.0, ops=8.0),  # bytes: fused AdamW 22, gradient norm 9, clipping 6
-    sharded_optimizer=UpdateCost(touched_bytes=89.0, ops=30.0),  # bytes: AdamW over lists of tensors 74
-    split_optimizer=UpdateCost(touched_bytes=114.0, ops=100.0),  # bytes: AdamW tensor by tensor 98
-    shard_ops=(3900.0, 5400.0),  # measured: ZeRO 1 between two workers, at two widths, including gloo's copies
+    sharded_optimizer=UpdateCost(touched_bytes=37.0, ops=70.0),  # the same kernels, on DTensors
+    split_optimizer=UpdateCost(touched_bytes=85.0, ops=110.0),  # AdamW tensor by tensor
+    shard_ops=(510.0, 440.0),  # measured: CPU seconds of the hooks of `fully_shard`
+    all_gather=CollectiveCost(passes=4.0, ops=500.0),
+    reduce_scatter=CollectiveCost(passes=7.0, ops=450.0),
     recompute_ops=(340.0, 670.0),
     split_ops=1000.0,
     split_passes=3.0,  # adds 9 % to the backward at dim 512, 27 % at 256
     inputs_share=0.55,  # at dim 512 and at 256
     reducer_bytes=16.0,
-    step_ops=0.0,
+    step_ops=2000.0,  # measured: CPU seconds of a step's metrics and bookkeeping
 )
 """Constants of a CPU, measured with torch 2.13."""
 
@@ -147,6 +175,8 @@ CUDA_CONSTANTS = CostConstants(
     tensor_parallel_ops=(345.0, 555.0),
     hierarchical_all_reduce=True,
     collective_ops=0.905,  # fitted
+    wait_ops=0.0,  # included in collective_ops
+    sent_byte_passes=0.0,  # GPUs and network cards carry messages
     activation_passes=(2.04, 4.08),  # fitted
     attention_passes=(0.0263, 0.0526),  # fitted to fully sharded runs of llm-foundry
     weight_passes=(1.51, 3.02),  # fitted
@@ -158,7 +188,9 @@ CUDA_CONSTANTS = CostConstants(
     optimizer=UpdateCost(touched_bytes=110.0, ops=9.0),
     sharded_optimizer=UpdateCost(touched_bytes=110.0, ops=25.0),
     split_optimizer=UpdateCost(touched_bytes=140.0, ops=30.0),
-    shard_ops=(75.0, 105.0),
+    shard_ops=(75.0, 105.0),  # including the start of collectives
+    all_gather=CollectiveCost(passes=2.0, ops=0.0),
+    reduce_scatter=CollectiveCost(passes=2.0, ops=0.0),
     recompute_ops=(51.0, 100.0),
     split_ops=150.0,
     split_passes=3.0,

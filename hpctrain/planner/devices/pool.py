@@ -90,6 +90,7 @@ class DevicePool:
         return {
             kind: replace(
                 base,
+                sent_byte_passes=(profile.communication or 1.0) * base.sent_byte_passes,
                 tensor_parallel_ops=(shared * base.tensor_parallel_ops[0], shared * base.tensor_parallel_ops[1]),
                 optimizer=base.optimizer.scaled(update),
                 sharded_optimizer=base.sharded_optimizer.scaled(update),

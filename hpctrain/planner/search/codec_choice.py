@@ -33,7 +33,12 @@ from hpctrain.records.plan.compression import (
 )
 from hpctrain.records.plan.gradient_codec import MESSAGES, IntraNode, Messages
 from hpctrain.records.plan.low_rank import WARMUP_SHARE
-from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
+from hpctrain.schedule.runnable import (
+    WHY_NOT_LOSS_SCALED,
+    WHY_NOT_PER_MICRO_BATCH,
+    WHY_NOT_SHARDED,
+    reduces_each_micro_batch,
+)
 
 MIN_GAIN = 0.03
 """Least share of a step that a codec must save to be chosen, if with it the training loss stays that of exact sums.
@@ -237,7 +242,7 @@ def _try(priced: CostModel, layout: Layout, steps: int, exact: _CodecTrial | Non
         sums = priced.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage, layout.shards)
         longest = max(sums, key=lambda stage: stage.seconds)
         if not prediction.late_sums:
-            hidden = overlapped_s(priced, layout, longest.wire_s, sums.index(longest))
+            hidden = overlapped_s(priced, layout, longest.beside_s, sums.index(longest))
     mean_step_s = prediction.total
     if exact is not None and codec.has_state:
         # Warm-up steps are summed exactly, after the backward pass.
@@ -250,7 +255,7 @@ def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
     """Return why a codec cannot be used with this layout; None if it can."""
     if not codec.has_state:
         return None
-    if layout.shards == layout.dp and (why := _why_not_sharded(cost.work.precision, codec)):
+    if layout.shards == layout.dp and (why := _why_not_sharded(cost.work.precision, codec, layout)):
         return f"zero {layout.memory_options.zero} over all replicas: {why}"
     dim = cost.work.spec.dim
     if why := codec.why_no_matrices(dim, low_rank_width(dim, layout.tp)):
@@ -259,9 +264,9 @@ def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
     return None if excess is None else str(excess)
 
 
-def _why_not_sharded(precision: str, codec: Codec) -> str | None:
-    """Return why mode auto may not choose a codec with state where gradients are sharded over all replicas; None if it
-    may.
+def _why_not_sharded(precision: str, codec: Codec, layout: Layout) -> str | None:
+    """Return why workers would refuse a codec with state where gradients are sharded over all replicas; None if they
+    would not.
 
     Args:
         precision: the run's precision, such as bf16.
@@ -269,15 +274,17 @@ def _why_not_sharded(precision: str, codec: Codec) -> str | None:
     """
     if codec.sharded_sums == "none":
         return WHY_NOT_SHARDED
-    if codec.sharded_sums == "selected":
-        return "how long its sums take there is not known"  # they run, with messages that are not modelled
+    if reduces_each_micro_batch(codec, layout.memory_options.zero, max(layout.micro_batches)):
+        return WHY_NOT_PER_MICRO_BATCH
     return WHY_NOT_LOSS_SCALED if precision == "fp16" else None
 
 
 def _figures(codec: Codec, layout: Layout, tried: _CodecTrial | None, verdict: str) -> CodecFigures:
     if tried is None:
         return CodecFigures(codec=codec, verdict=verdict)
-    reduction: dict[str, Any] = {} if tried.sum is None else tried.sum._asdict()
+    reduction: dict[str, Any] = {}
+    if tried.sum is not None:
+        reduction = {name: getattr(tried.sum, name) for name in ("sent_bytes", "wire_s", "processor_s")}
     if layout.level_replicas > 1:
         reduction["intra_node"] = tried.intra_node
     return CodecFigures(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from hpctrain.planner.cost.collectives import ShardCollectiveTimes
 from hpctrain.planner.cost.model import CostModel, StageTime
+from hpctrain.planner.cost.shard_collectives import ShardCollectiveTimes
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.engine import StageDurations
 from hpctrain.records.plan.gradient_codec import Messages

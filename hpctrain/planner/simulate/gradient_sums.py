@@ -6,14 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hpctrain.planner.cost.collectives import (
-    ShardCollectiveTimes,
-    begins_early,
-    overlapped_copies_share,
-    overlapped_share,
-    shard_collective_times,
-)
+from hpctrain.planner.cost.collectives import begins_early, overlapped_copies_share, overlapped_share
 from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.shard_collectives import ShardCollectiveTimes, shard_collective_times
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.card_sharing import CardSharing, SumWindow
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
@@ -69,13 +64,14 @@ def shard_collective_seconds(cost: CostModel, layout: Layout) -> list[ShardColle
         return [ShardCollectiveTimes(0.0, 0.0, 0.0)] * len(layout.blocks)
     placement, work = layout.placement, cost.work
     times = shard_collective_times(
-        cost.placement_links(placement), work, layout.model_parts, layout.rank_of_stage, layout.shards
-    )
+        cost.placement_links(placement), work, layout.model_parts, layout.rank_of_stage, layout.shards,
+        cost.constants[_kind(layout)],
+    )  # fmt: skip
     if layout.shards < layout.dp and (not work.codec.exact or _kind(layout) == "cpu"):
         sums = cost.all_reduce_times(placement, layout.model_parts, layout.rank_of_stage, layout.shards)
         early = [overlapped_copies_share(work, _kind(layout), stage.pieces) > 0 for stage in times]
         return [
-            stage._replace(copies=copies.seconds, early_copies_s=copies.wire_s if begins else 0.0)
+            stage._replace(copies=copies.seconds, early_copies_s=copies.beside_s if begins else 0.0)
             for stage, copies, begins in zip(times, sums, early, strict=True)
         ]
     if work.codec.reduce_scatter_share:
@@ -100,7 +96,9 @@ def stage_sums(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTim
         sums = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage)
         if begins_early(cost.work, len(layout.blocks)):
             by_stage = [
-                StageSum(time.wire_s, overlapped_s(cost, layout, time.wire_s, stage), time.processor_s)
+                StageSum(
+                    time.beside_s, overlapped_s(cost, layout, time.beside_s, stage), time.sending_s + time.processor_s
+                )
                 for stage, time in enumerate(sums)
             ]
         else:

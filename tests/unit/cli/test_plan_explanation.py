@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from hpctrain.cli.views.plan_explanation import explanation
 from hpctrain.planner import make_plan
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.make import IdleDevices, idle_devices
+from hpctrain.planner.replan.replan import TopologyChanges, apply_changes
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.prediction import Rejected
@@ -44,8 +46,13 @@ def run_of(name: str) -> Run:
     )  # fmt: skip
 
 
-def explain(name: str, topology_file: str, width: int, idle: IdleDevices | None, bound_s: float | None = None) -> str:
+def explain(
+    name: str, topology_file: str, width: int, idle: IdleDevices | None, bound_s: float | None = None,
+    slower_links: float = 1.0,
+) -> str:  # fmt: skip
     run, topology = run_of(name), Topology.read(package_data_path("topology", topology_file))
+    links = dict.fromkeys(combinations([node.id for node in topology.nodes], 2), slower_links)
+    topology = topology if slower_links == 1 else apply_changes(topology, TopologyChanges(links=links))
     plan = Plan.read(GOLDEN / f"{name}.plan.json")
     if bound_s is not None:
         plan = plan.model_copy(update={"predicted": plan.predicted.model_copy(update={"bound_s": bound_s})})
@@ -77,6 +84,11 @@ def test_the_explanation_of_a_plan_is_the_golden_one(
     assert max(map(len, text.splitlines())) <= width
 
 
+def test_sums_that_begin_before_the_last_backward_ends_have_a_row_of_their_own() -> None:
+    assert "sums beside these" not in explain("laptop", "laptop-4-nodes.json", 80, None)
+    assert "sums beside these" in explain("laptop", "laptop-4-nodes.json", 80, None, slower_links=0.02)
+
+
 def test_replicas_with_equal_work_on_equal_devices_share_a_row() -> None:
     lines = explain("paper", "paper-32-gpu.json", 120, None).splitlines()
 
@@ -98,7 +110,9 @@ def test_a_bound_far_below_the_step_is_not_shown() -> None:
 
 
 def test_idle_devices_are_compared_with_the_best_plan_that_uses_all() -> None:
-    run, topology = run_of("laptop"), Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
+    value = run_of("laptop").to_json()
+    value["model"]["dims"] |= {"dim": 64}
+    run, topology = Run.from_json(value), Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
     plan = make_plan(run, run.spec(), topology)
     fixed = run.model_copy(update={"parallel": Run.from_json(run.to_json() | {"parallel": FIXED}).parallel})
 

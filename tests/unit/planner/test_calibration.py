@@ -49,7 +49,7 @@ def test_the_factors_of_a_cluster_are_found_and_predict_its_steps(topology, run,
 
 
 def test_with_shared_matrices_the_dispatch_is_learnt_and_the_computing_is_not(topology, run):
-    asked, made = run(**fixed(tp=2)), topology()
+    asked, made = run(rows=64, **fixed(tp=2)), topology()
     plan = make_plan(asked, asked.spec(), made)
     real = truth(tensor_parallel=2.5)
     found = fit_profile(plan, asked, asked.spec(), made, rows_made(plan, asked, made, real))

@@ -94,7 +94,8 @@ def test_a_plan_at_the_largest_and_smallest_factor_has_a_finite_step(factor, pla
 
 
 def test_what_a_hand_wrote_into_the_plan_is_not_guessed_at(plan, run, topology):
-    found = plan(topology(), parallel={"mode": "fixed", "pp": 2, "dp": 1, "tp": 1, "schedule": "1f1b"})
+    degrees = {"pp": 2, "dp": 1, "tp": 1, "micro_batch": 4}
+    found = plan(topology(), parallel={"mode": "fixed", "schedule": "1f1b", **degrees})
     rows = {rank: list(row) for rank, row in found.actions[0].items()}
     rows[0] = [*(text for text in rows[0] if "F" in text), *(text for text in rows[0] if "B" in text)]
     cases = [
