@@ -176,7 +176,12 @@ class RankTimes:
         size = parameters * work.framework.summed_bytes
         alpha, beta = self.unit_counts.ring(dp)
         if work.memory_options.zero:
-            late = (dp - 1) * beta * parameters * sum(late_shard_bytes(work, unit_class.kind)) / dp
+            message_s = (dp - 1) / dp * max(beta, unit_class.sent_byte)
+            late = np.zeros_like(parameters)
+            collectives = (unit_class.gather, unit_class.scatter)
+            for width, (byte_s, block_s) in zip(late_shard_bytes(work, unit_class.kind), collectives, strict=True):
+                if width > 0:
+                    late = late + width * parameters * (message_s + byte_s) + np.arange(len(parameters)) * block_s
             return late, late
         buckets = np.maximum(1, np.ceil(size / work.framework.bucket_bytes))
         sent_bytes = 2 * (dp - 1) * size / dp

@@ -126,6 +126,10 @@ class UnitClass(NamedTuple):
     """Seconds to copy one number of a gradient into a bucket and its sum back."""
     sent_byte: float
     """Seconds in which a CPU sends a byte of a collective and receives another one."""
+    gather: tuple[float, float]
+    """Seconds of ZeRO's all-gather besides its messages: of each byte, and of each block."""
+    scatter: tuple[float, float]
+    """Seconds of ZeRO's reduce-scatter besides its messages: of each byte, and of each block."""
     updates: tuple[float, ...]
     """Seconds of a step's optimizer update for (a block, a stage with neither blocks nor ends of the model, a stage
     with only the embedding, a stage with only the head).
@@ -180,6 +184,11 @@ def _class(cost: CostModel, unit: TensorParallelGroup, number: int, micro_batch:
         cost.step_overhead_s(unit),
         constants.reducer_bytes / unit.bytes_per_s,
         constants.sent_byte_passes / unit.bytes_per_s,
+        (
+            constants.all_gather.passes / unit.bytes_per_s,
+            (constants.all_gather.ops + constants.wait_ops) * unit.launch_s,
+        ),
+        (constants.reduce_scatter.passes / unit.bytes_per_s, constants.reduce_scatter.ops * unit.launch_s),
         (min(map(sub, with_block, without_blocks)), *without_blocks),
     )
 

@@ -105,7 +105,7 @@ def test_what_is_too_much_for_every_plan_says_what_to_use(plan, topology):
 
 def test_exact_tries_every_cut_of_a_deep_model_on_equal_nodes(plan, topology):
     made = topology([1.0] * 4, devices=2)
-    exact, auto = (plan(made, solver=solver, dims={"layers": 20}).predicted for solver in ("exact", "auto"))
+    exact, auto = (plan(made, solver=solver, rows=64, dims={"layers": 20}).predicted for solver in ("exact", "auto"))
     assert exact.step_time_s["total"] == pytest.approx(exact.bound_s)
     assert auto.bound_s <= exact.bound_s * (1 + 1e-9)
     assert exact.bound_s <= auto.step_time_s["total"] * (1 + 1e-9)
