@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,14 @@ class Job:
 
     def shares(self) -> dict[str, int]:
         return {replica.devices[0][0].node: replica.sequences for replica in self.plan.replicas}
+
+    def work(self) -> Counter[str]:
+        """Return node -> the blocks that it computes in a step, counted once for each sequence."""
+        done: Counter[str] = Counter()
+        for replica in self.plan.replicas:
+            for stage, devices in zip(self.plan.stages, replica.devices, strict=True):
+                done[devices[0].node] += replica.sequences * (stage.layers[1] - stage.layers[0])
+        return done
 
     def events(self, kind: str) -> list[Event]:
         return [event for event in read_events(self.folder / "events.jsonl") if event.kind == kind]
@@ -326,8 +335,8 @@ def test_a_plan_after_a_fault_is_made_for_the_measured_speeds(tmp_path: Path, mo
     job.enter("lost b", lost="b")
     assert not job.plan.is_edited
     assert job.plan.topology_sha256 == job.topology.only(["a", "c"]).sha256()
-    shares = job.shares()
-    assert (shares.get("c", 0) < shares["a"]) == (mode == "online")
+    work = job.work()
+    assert (work["c"] < work["a"]) == (mode == "online")
 
 
 def test_a_node_that_alone_holds_a_part_of_the_state_saves_it_before_it_is_left_out(tmp_path: Path) -> None:
