@@ -45,7 +45,8 @@ def fastest_mixed(
     """
     if not 0 < loss_budget < math.inf:
         return None
-    usable = [codec for codec in codecs if isinstance(codec, DenseCodec) and not math.isnan(_gap(codec))]
+    gaps: dict[str, float] = {codec.mode: _gap(codec) for codec in codecs if isinstance(codec, DenseCodec)}
+    usable = [codec for codec in codecs if isinstance(codec, DenseCodec) and not math.isnan(gaps[codec.mode])]
     seconds = {
         (group, codec.mode): _seconds(cost, layout, mixed_codec({group: codec}))
         for group in LAYER_GROUPS
@@ -59,15 +60,15 @@ def fastest_mixed(
         choice
         for choice in product(usable, repeat=len(LAYER_GROUPS))
         if len({codec.mode for codec in choice}) > 1
-        and _sum_of_gaps(dict(zip(LAYER_GROUPS, choice, strict=True)), shares) <= loss_budget
+        and _sum_of_gaps(dict(zip(LAYER_GROUPS, choice, strict=True)), gaps, shares) <= loss_budget
     ]
     if not allowed:
         return None
     best = dict(zip(LAYER_GROUPS, min(allowed, key=taken_s), strict=True))
     codec = mixed_codec(best)
     assert isinstance(codec, Mixed), "two codecs differ, so one of them compresses"
-    reasons = {group: _reason(group, best, usable, loss_budget, shares) for group in LAYER_GROUPS}
-    return MixedChoice(codec, _sum_of_gaps(best, shares), reasons)
+    reasons = {group: _reason(group, best, usable, gaps, loss_budget, shares) for group in LAYER_GROUPS}
+    return MixedChoice(codec, _sum_of_gaps(best, gaps, shares), reasons)
 
 
 def mixed_codec(codecs: Mapping[LayerGroup, DenseCodec]) -> Mixed | NoCompression:
@@ -81,29 +82,33 @@ def mixed_codec(codecs: Mapping[LayerGroup, DenseCodec]) -> Mixed | NoCompressio
     return Mixed(mode="mixed", groups=groups) if groups else NoCompression()
 
 
-def _sum_of_gaps(codecs: Mapping[LayerGroup, DenseCodec], shares: GroupShares) -> float:
-    """Return the predicted gap of the loss with a codec for each layer group."""
-    return sum(shares.shares[group] * _gap(codec) for group, codec in codecs.items())
+def _sum_of_gaps(codecs: Mapping[LayerGroup, DenseCodec], gaps: Mapping[str, float], shares: GroupShares) -> float:
+    """Return the predicted gap of the loss with a codec for each layer group.
+
+    Args:
+        gaps: mode of a codec -> its gap if it sends all layers.
+    """
+    return sum(shares.shares[group] * gaps[codec.mode] for group, codec in codecs.items())
 
 
 def _reason(
-    group: LayerGroup, chosen: Mapping[LayerGroup, DenseCodec], usable: Sequence[DenseCodec], loss_budget: float,
-    shares: GroupShares,
+    group: LayerGroup, chosen: Mapping[LayerGroup, DenseCodec], usable: Sequence[DenseCodec],
+    gaps: Mapping[str, float], loss_budget: float, shares: GroupShares,
 ) -> str:  # fmt: skip
     """Return the codec of a layer group, what it adds to the predicted gap, and why no codec with fewer bytes was
     chosen."""
     codec, share = chosen[group], shares.shares[group]
-    whole, gap = "energy" if shares.measured else "parameters", _gap(codec)
+    whole, gap = "energy" if shares.measured else "parameters", gaps[codec.mode]
     product_text = f"{percent(share)} of the {whole} × {percent(gap)} = {percent(share * gap)}"
     text = f"{codec.mode}, predicted gap {product_text}"
     smaller = [other for other in usable if other.dense_bytes < codec.dense_bytes]
     if not smaller:
         return f"{text}; no codec sends fewer bytes"
     following = max(smaller, key=lambda other: other.dense_bytes)
-    gaps = _sum_of_gaps({**chosen, group: following}, shares)
-    if gaps <= loss_budget:
+    whole_gap = _sum_of_gaps({**chosen, group: following}, gaps, shares)
+    if whole_gap <= loss_budget:
         return f"{text}; {following.mode} would not be faster"
-    return f"{text}; {following.mode} would make the sum {percent(gaps)}"
+    return f"{text}; {following.mode} would make the sum {percent(whole_gap)}"
 
 
 def percent(share: float) -> str:
@@ -112,9 +117,8 @@ def percent(share: float) -> str:
 
 
 def _gap(codec: DenseCodec) -> float:
-    """Return the measured gap of a codec for all layers, at least 0; NaN if the loss may be higher and no gap was
-    measured."""
-    known = codec.model_copy(update={"layers": "all"}).loss_gap if not isinstance(codec, NoCompression) else None
+    """Return the measured gap of a codec, at least 0; NaN if the loss may be higher and no gap was measured."""
+    known = codec.loss_gap
     if known is None:
         return math.nan if codec.may_raise_loss else 0.0
     return max(0.0, known.share)

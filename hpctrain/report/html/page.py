@@ -3,9 +3,7 @@ that draws charts."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -43,19 +41,6 @@ def render_page(template: str, **values: object) -> str:
         seconds=format_seconds, delta=format_delta, bytes=format_bytes, si=format_si, utc=utc_text
     )
     return environment.get_template(template).render(version=__version__, library=chart_library(), **values)
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Switch Python's garbage collector off while the block runs. The rows of a long run are millions of objects that
-    live until the page is written, and the search for garbage among them would take 40 % of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def write_charts(target: Path, title: str, lines: Sequence[str], charts: Sequence[Chart], footer: str) -> None:

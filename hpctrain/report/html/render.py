@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpctrain.base.atomic import write_text
+from hpctrain.base.collector import collector_paused
 from hpctrain.base.errors import HpctrainError, UntrustedError
 from hpctrain.report.advice import RunFacts, next_time
 from hpctrain.report.device_hours import SPENT
@@ -15,7 +16,7 @@ from hpctrain.report.html.charts.chart import Chart
 from hpctrain.report.html.charts.layers import layer_heat_map
 from hpctrain.report.html.charts.matrices import fabric_charts
 from hpctrain.report.html.charts.ranks import rank_heat_map, step_timeline
-from hpctrain.report.html.page import render_page, without_garbage_collection
+from hpctrain.report.html.page import render_page
 from hpctrain.report.html.run_view import RunView, read_run_view
 from hpctrain.report.html.tables import plan, run, words
 from hpctrain.report.step_trace import PredictedSpan
@@ -41,7 +42,7 @@ def write_report(folder: Path, target: Path, now: float, predict: Predict | None
         UntrustedError: another user owns the run folder or a file in it, or can write to it.
         StorageError: the target cannot be written.
     """
-    with without_garbage_collection():
+    with collector_paused():
         view = read_run_view(folder, now)
         write_text(target, render(view, _predicted(folder, view, predict)))
 

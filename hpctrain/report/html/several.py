@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import utc_text
+from hpctrain.base.collector import collector_paused
 from hpctrain.base.errors import FileError
 from hpctrain.records.format.input_file import read_jsonl
 from hpctrain.records.history.ledger import ATTEMPTS_FILE
@@ -25,7 +26,7 @@ from hpctrain.report.comparison import (
 )
 from hpctrain.report.device_hours import SPENT, DeviceHours, read_device_hours
 from hpctrain.report.html.charts.runs import RunCurves, run_charts
-from hpctrain.report.html.page import render_page, without_garbage_collection
+from hpctrain.report.html.page import render_page
 from hpctrain.report.status import AT_WORK
 
 
@@ -55,7 +56,7 @@ def write_comparison(title: str, compared: Comparison, baseline: int, target: Pa
         UntrustedError: a file of a run is not trusted.
         StorageError: the target cannot be written.
     """
-    with without_garbage_collection():
+    with collector_paused():
         write_text(target, _page(title, compared, baseline, now))
 
 
