@@ -11,10 +11,14 @@ import forked_python
 
 from hpctrain.records.history.ledger import read_successors
 from hpctrain.records.history.run_log import Event, MetricRow, last_row_of_each_step, read_events, read_metrics
+from hpctrain.records.plan.plan import Plan
 
 RUN_STEPS = 150
 ENDLESS = 1_000_000
 """More steps than any machine does meanwhile: the run is cancelled, so nothing that happens to it has to be in time."""
+REPLICA_ON_EACH_NODE = "parallel={{mode: fixed, dp: {}}}"
+"""For a run that measures its nodes itself: on a busy machine the planner may leave some of them without ranks, and
+nothing happens when such a node is lost."""
 STATUS_EVERY_S = 1.0
 """`hpctrain status` takes half a second of processor time, which the run under test needs."""
 RUN = {
@@ -81,9 +85,15 @@ class Job:
         return read_events(self.folder / "events.jsonl")
 
     def members(self) -> list[str]:
-        """The nodes that train: the planner may leave one out."""
-        starts = [event for event in self.events() if event.kind == "generation_started"]
-        return list(starts[-1].data["members"])
+        """The nodes of the newest generation, with ranks or without."""
+        return list(self._newest_start().data["members"])
+
+    def working_nodes(self) -> list[str]:
+        """The members with ranks. If a member without any is lost, nothing happens."""
+        return Plan.read(self.folder / self._newest_start().data["plan"]).nodes
+
+    def _newest_start(self) -> Event:
+        return [event for event in self.events() if event.kind == "generation_started"][-1]
 
     def wait_for_step(self, step: int) -> None:
         self.project.cluster.wait(lambda: self.steps() >= step, 120, lambda: f"step {step}: {self.explain()}")

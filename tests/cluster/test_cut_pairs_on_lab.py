@@ -7,7 +7,6 @@ import json
 import pytest
 from submitted import ENDLESS, Job, Project
 
-from hpctrain.agent.generation_store import GenerationStore
 from hpctrain.records.history.ledger import read_bad_nodes
 from hpctrain.records.history.run_log import Event
 from hpctrain.records.plan.plan import Plan
@@ -40,9 +39,7 @@ def test_a_pair_that_is_cut_during_a_run(project: Project) -> None:
     job = project.submit("cluster.nodes=4", f"steps={ENDLESS}")
     job.wait_for_step(5)
     batch = project.cluster.job(job.job_id)["BatchHost"]
-    record = GenerationStore(job.folder / "generations").newest()
-    assert record is not None
-    working = next(node for node in Plan.read(job.folder / record.plan).nodes if node != batch)
+    working = next(node for node in job.working_nodes() if node != batch)
     other = next(node for node in job.members() if node not in (batch, working))
     project.cluster.cut(working, other)
     assert "do not hear each other" in job.wait_for_event("node_left_out").reason

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from submitted import ENDLESS, Project
+from submitted import ENDLESS, REPLICA_ON_EACH_NODE, Project
 
 from hpctrain.records.history.provenance import RunProvenance
 
@@ -19,7 +19,8 @@ def test_a_run_in_an_image_survives_a_lost_node_and_a_preemption(cluster, prepar
     """The run has more steps than any machine does meanwhile, and is cancelled: nothing here has to be in time."""
     project = Project(cluster, prepared)
     run = ["submit", "run.yaml", "--set", f"container={{image: {small_image}, env: {{SEEN_INSIDE: $SLURM_JOB_ID}}}}"]
-    told = json.loads(project.hpctrain(*run, "--json", "--set", f"steps={ENDLESS}").stdout)
+    more = ("--set", f"steps={ENDLESS}", "--set", REPLICA_ON_EACH_NODE.format(3))
+    told = json.loads(project.hpctrain(*run, "--json", *more).stdout)
     job = project.job(told)
     job.wait_for_step(10)
     inside = project.hpctrain("exec", job.name, "node0", "--", "env").stdout
@@ -34,7 +35,7 @@ def test_a_run_in_an_image_survives_a_lost_node_and_a_preemption(cluster, prepar
     assert "torch" in (job.folder / "requirements.lock").read_text()
 
     with cluster.slow_to_give_up():
-        lost = job.members()[-1]
+        lost = job.working_nodes()[-1]
         cluster.kill(lost)
         job.wait_for_event("node_lost")
         job.wait_for_event("recovered")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from submitted import ENDLESS, Job, Project
+from submitted import ENDLESS, REPLICA_ON_EACH_NODE, Job, Project
 
 from hpctrain.base.process import WORKER_NAME
 from hpctrain.records.topology.topology import Topology
@@ -41,7 +41,8 @@ def started(job: Job) -> int:
 
 def test_two_runs_on_one_node_do_not_touch_each_other(cluster, prepared: Path) -> None:
     project = Project(cluster, prepared)
-    wide = half(project, "node[0-1]", "cluster.nodes=2", "checkpoint.every=5", f"steps={ENDLESS}")
+    wide_only = ("cluster.nodes=2", REPLICA_ON_EACH_NODE.format(2), "checkpoint.every=5", f"steps={ENDLESS}")
+    wide = half(project, "node[0-1]", *wide_only)
     small = half(project, "node0", "cluster.nodes=1", f"steps={ENDLESS}")
     for job in (wide, small):
         job.wait_for_step(10)

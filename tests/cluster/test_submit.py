@@ -66,7 +66,7 @@ def test_a_node_is_lost_and_the_rest_goes_on_with_the_job(project: Project) -> N
     job = project.submit(f"steps={ENDLESS}")
     assert project.hpctrain("status", job.job_id, "--json").stdout
     job.wait_for_step(15)
-    lost = job.members()[-1]
+    lost = job.working_nodes()[-1]
     assert job.status()["state"] == "running"
     own = {json.loads(path.read_text())["addr"] for path in (job.folder / "agents").glob("node*.json")}
     assert len(own) == 3
