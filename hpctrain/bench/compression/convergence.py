@@ -26,13 +26,8 @@ from hpctrain.bench.compression.planned_codec import ChoiceRequest, StepWorkload
 from hpctrain.bench.compression.step_times import make_text
 from hpctrain.bench.ranks import run_ranks
 from hpctrain.bench.record import RowStore
-from hpctrain.corpus.input.sample_text import (
-    TextLocation,
-    code_locations,
-    default_text_locations,
-    document_locations,
-    find_sample_text,
-)
+from hpctrain.corpus.input.sample_text import TextLocation, document_locations, find_sample_text, standard_library
+from hpctrain.corpus.prepare.shards import file_sha256
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.lab.spec import rate_bits_per_s
 from hpctrain.model.build import build_stage
@@ -55,11 +50,12 @@ LOSS_BUDGET = 0.01
 _AUTO_AT = f"{AUTO}_"
 TextName = Literal["mixed", "documents", "code"]
 TEXTS: dict[TextName, Callable[[], Sequence[TextLocation]]] = {
-    "mixed": default_text_locations,
+    "mixed": lambda: (*document_locations(), standard_library()),
     "documents": document_locations,
-    "code": code_locations,
+    "code": lambda: (standard_library(),),
 }
-"""Name of a sample text -> function that returns where on this machine its files lie."""
+"""Name of a sample text -> function that returns where on this machine its files lie. No text has files of installed
+Python packages, which differ between environments of one machine. The standard library alone has at least 11 MB."""
 
 
 @dataclass(frozen=True)
@@ -253,10 +249,12 @@ def train_missing(
     store = RowStore(path, settings.shared())
     texts = {text: text_hash(text, settings.text_bytes) for text in dict.fromkeys(case.text for case in cases)}
     for row in store.rows:
-        if row["text_sha256"] != texts.get(row["text"], row["text_sha256"]):
+        stored, current = row["text_sha256"], texts.get(row["text"])
+        if current not in (None, stored):
             raise InputError(
-                f"{path}: its rows were measured with another text {row['text']}, whose files have changed; give "
-                "another folder"
+                f"{path}: text_sha256 of its rows of the text {row['text']} is {stored}, and that of the text on this "
+                f"machine is {current}. Losses on different texts are not comparable: give -o another folder. Rows of "
+                "earlier versions of hpctrain cannot be continued"
             )
     missing = [case for case in cases if store.find(**case.key()) is None]
     if missing:
@@ -271,11 +269,15 @@ def train_missing(
 
 
 def text_hash(text: TextName, text_bytes: int) -> str:
-    """Return a hash of the paths and sizes of a sample text's files. A package that is installed between two trainings
-    can change the sample text, and losses on different texts are not comparable."""
+    """Return a hash of what a sample text's files contain, in the order in which they are read. Where the files lie
+    does not matter. Losses on texts with different hashes are not comparable.
+
+    Raises:
+        FileError: a file cannot be opened any more.
+    """
     sha256 = hashlib.sha256()
     for path in find_sample_text(text_bytes, TEXTS[text]()).files:
-        sha256.update(f"{path} {path.stat().st_size}\n".encode())
+        sha256.update(file_sha256(path).encode())
     return sha256.hexdigest()[:16]
 
 

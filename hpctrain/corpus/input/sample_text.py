@@ -57,19 +57,18 @@ def document_locations() -> tuple[TextLocation, ...]:
     )
 
 
-def code_locations() -> tuple[TextLocation, ...]:
-    """Return the folders with the source code of Python and its packages, and with the packages' documents."""
+def standard_library() -> TextLocation:
+    """Return the folder with the source code of Python's standard library. It has the same files in every environment
+    of one Python."""
     code = re.compile(r"(^|.*/)[^/]+\.(py|md|rst|txt)$")
-    installed = re.compile(r"^(?!.*(?:\.dist-info|\.egg-info)/).*\.(py|md|rst|txt)$")
-    return (
-        TextLocation("files of Python's standard library", Path(sysconfig.get_paths()["stdlib"]), code),
-        TextLocation("files of installed Python packages", Path(sysconfig.get_paths()["purelib"]), installed),
-    )
+    return TextLocation("files of Python's standard library", Path(sysconfig.get_paths()["stdlib"]), code)
 
 
 def default_text_locations() -> tuple[TextLocation, ...]:
     """Return the folders that hold text on a Linux machine with Python; a minimal system may lack some of them."""
-    return document_locations() + code_locations()
+    installed = re.compile(r"^(?!.*(?:\.dist-info|\.egg-info)/).*\.(py|md|rst|txt)$")
+    packages = TextLocation("files of installed Python packages", Path(sysconfig.get_paths()["purelib"]), installed)
+    return (*document_locations(), standard_library(), packages)
 
 
 def find_sample_text(limit_bytes: int = SAMPLE_TEXT_BYTES, places: Sequence[TextLocation] | None = None) -> SampleText:

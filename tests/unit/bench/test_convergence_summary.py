@@ -14,6 +14,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.bench.compression.convergence import (
     SEARCH_SEED,
     SEARCH_SPEC,
+    TEXTS,
     ConvergenceSettings,
     TrainingCase,
     best_learning_rates,
@@ -33,7 +34,7 @@ from hpctrain.bench.compression.convergence_summary import (
 from hpctrain.bench.compression.step_times import make_text
 from hpctrain.bench.ranks import run_ranks
 from hpctrain.bench.record import RowStore
-from hpctrain.corpus.input.sample_text import SampleText
+from hpctrain.corpus.input.sample_text import SampleText, TextLocation, find_sample_text
 from hpctrain.records.model.decoder_spec import DecoderSpec
 
 MBIT = 1e6
@@ -247,5 +248,24 @@ def test_losses_on_another_text_are_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         "hpctrain.bench.compression.convergence.find_sample_text", lambda *_: SampleText((one,), 10, "one file")
     )
-    with pytest.raises(InputError, match=r"measured with another text mixed, whose files have changed; give another"):
+    with pytest.raises(InputError, match=r"rows\.jsonl: text_sha256 of its rows of .* mixed is .* give -o another"):
         compare(["dense"], [1], TINY, tmp_path / "rows.jsonl", print)
+
+
+def test_equal_texts_have_equal_hashes_wherever_their_files_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = []
+    for folder, word in (("here", "word "), ("elsewhere", "word "), ("changed", "term ")):
+        place = TextLocation("files", tmp_path / folder, re.compile(r".*\.txt"))
+        place.folder.mkdir()
+        (place.folder / "a.txt").write_text(100 * word)
+        monkeypatch.setitem(TEXTS, "code", lambda place=place: (place,))
+        hashes.append(text_hash("code", 1000))
+    assert hashes[0] == hashes[1] != hashes[2], "the changed file has as many bytes as before"
+
+
+def test_the_text_code_has_no_files_of_packages_and_is_as_large_as_trainings_take() -> None:
+    text = find_sample_text(ConvergenceSettings.text_bytes, TEXTS["code"]())
+    assert text.text_bytes >= ConvergenceSettings.text_bytes
+    assert not any("site-packages" in path.parts or "dist-packages" in path.parts for path in text.files)
