@@ -192,7 +192,7 @@ def _compression(plan: Plan) -> list[Table | str]:
         return [*words]
     table = Table(
         "sums", "loss gap", "sent a device", "messages", "processor", "beside backward", "mean step", "verdict",
-        title="Ways to sum gradients, the most exact first",
+        title="Ways to sum gradients, in the order in which they are tried",
     )  # fmt: skip
     for entry in spec.compared:
         table.add_row(

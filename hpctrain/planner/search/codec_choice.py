@@ -1,5 +1,6 @@
-"""Chooses the codecs of gradients and of stage messages for a layout. Codecs are tried in the order of `CODECS` and
-`MESSAGES`, from fp32 on. A codec replaces the one chosen so far if it shortens the step by at least a threshold.
+"""Chooses the codecs of gradients and of stage messages for a layout. Codecs are tried in the order of
+`candidate_codecs` and `MESSAGES`, from fp32 on. A codec replaces the one chosen so far if it shortens the step by at
+least a threshold.
 """
 
 from __future__ import annotations
@@ -82,12 +83,15 @@ class _CodecTrial:
     mean_step_s: float
 
 
-def candidate_codecs(steps: int, loss_limit: float) -> list[Codec]:
-    """Return the codecs that mode auto chooses from, in the order of `CODECS`: exact sums first.
+def candidate_codecs(steps: int, loss_limit: float, layers: Sequence[LayerFigures] = ()) -> list[Codec]:
+    """Return the codecs that mode auto chooses from, in the order in which they are tried. First come those without
+    `may_raise_loss`, in the order of `CODECS`, exact sums first. Then come the others, the one with the smallest
+    measured gap of the loss first, and last those whose gap was not measured.
 
     Args:
         steps: steps of the run.
         loss_limit: share by which the loss may exceed that of exact sums; infinity: no limit.
+        layers: figures of the run's layers, over all ranks, if steps were measured. Then adaptive is among the codecs.
     """
     warmup = warmup_steps(steps)
     codecs = [
@@ -97,7 +101,16 @@ def candidate_codecs(steps: int, loss_limit: float) -> list[Codec]:
         for mode in codec.modes()
         for settings in codec.compared_settings(mode)
     ]
-    return [codec for codec in codecs if codec.allowed_with(loss_limit)]
+    if adaptive := adaptive_codec(layers, warmup):
+        codecs.append(adaptive)
+    return sorted((codec for codec in codecs if codec.allowed_with(loss_limit)), key=_place)
+
+
+def _place(codec: Codec) -> float:
+    """Return the place of a codec in the order in which codecs are tried; those of one place follow `CODECS`."""
+    if not codec.may_raise_loss:
+        return -math.inf
+    return math.inf if codec.loss_gap is None else codec.loss_gap.share
 
 
 def warmup_steps(steps: int) -> int:
@@ -151,10 +164,11 @@ def choose_codec(
 ) -> CodecDecision:  # fmt: skip
     """Return the codec for a layout, and the predicted step with this codec.
 
-    Codecs are tried in the order of `CODECS`, exact sums first. A codec is chosen if it shortens the run's mean step by
-    the share `MIN_GAIN`, or `MIN_LOSSY_GAIN` if the loss may be higher with it, against the codec chosen so far. Codecs
-    by layer group come last, with `MIN_GAIN` against a codec with which the loss may be higher, too. So by
-    the cost model the mean step is never longer than with exact sums.
+    Codecs are tried in the order of `candidate_codecs`, exact sums first. A codec is chosen if it shortens the run's
+    mean step by the share `MIN_GAIN`, or `MIN_LOSSY_GAIN` if the loss may be higher with it, against the codec chosen
+    so far. So of two codecs that are about equally fast, the one with the smaller measured gap is chosen. Codecs by
+    layer group come last, with `MIN_GAIN` against a codec with which the loss may be higher, too. So by the cost model
+    the mean step is never longer than with exact sums.
 
     Args:
         cost: cost model with the layout's memory options; its codec does not matter.
@@ -169,10 +183,7 @@ def choose_codec(
         exact = predict(cost.with_work(codec=NoCompression()), layout, whole=True)
         spec = CodecSpec(reason="there is one replica, so no gradients are summed")
         return CodecDecision(spec, exact, exact.total)
-    codecs = candidate_codecs(steps, loss_limit)
-    adaptive = adaptive_codec(layers, warmup_steps(steps))
-    if adaptive is not None and adaptive.allowed_with(loss_limit):
-        codecs.append(adaptive)
+    codecs = candidate_codecs(steps, loss_limit, layers)
     shares = group_shares(cost.work, layers)
     if mixed := fastest_mixed(cost, layout, candidate_codecs(steps, math.inf), loss_limit, shares):
         codecs.append(mixed.codec)

@@ -50,10 +50,10 @@ class CodecSpec(Part):
     group_reasons: dict[LayerGroup, str] | None = None
     """With mode auto and codecs by layer group: layer group -> its codec, and why the planner chose it."""
     compared: list[CodecFigures] = []
-    """With mode auto: the codecs that were compared, in this order: none, bf16, int8, int4, rotated integers of 4, 3
-    and 2 bits, power_sgd, topk, adaptive. The lossy ones are there only if `lossy` or `loss_budget` allows them,
-    adaptive only after steps in which gradients were measured, and mixed, with a codec for each layer group, only with
-    a `loss_budget` that allows a faster one than each codec for all."""
+    """With mode auto: the codecs that were compared, in this order: none, bf16, int8, int4, then the others by the
+    measured gap of their loss, the smallest first, and those without a measured gap. These others are there only if
+    `lossy` or `loss_budget` allows them, adaptive only after steps in which gradients were measured. mixed, with a
+    codec for each layer group, comes last, and is there only with a `loss_budget` that allows it."""
 
     @model_validator(mode="after")
     def _only_gradients(self) -> CodecSpec:

@@ -369,8 +369,8 @@ Codec = Annotated[_OneCodec | Mixed, Field(discriminator="mode")]
 Compression = Annotated[_OneCodec | Mixed | AutoCompression, Field(discriminator="mode")]
 
 CODECS: tuple[type[GradientCodec], ...] = get_args(_OneCodec)
-"""Classes of all codecs but `Mixed`, which consists of others. Mode auto tries its codecs in this order: none, bf16,
-int8, int4, rotated integers of 4, 3 and 2 bits, power_sgd, topk; then, if gradients were measured, adaptive."""
+"""Classes of all codecs but `Mixed`, which consists of others. Mode auto tries none, bf16, int8 and int4 in this order,
+and then the others by the measured gaps of their loss (`candidate_codecs` of the planner)."""
 MODES: dict[str, type[GradientCodec]] = {mode: codec for codec in CODECS for mode in codec.modes()}
 """Value of `compression.mode` -> class of the codec."""
 _ADAPTER: TypeAdapter[Codec] = TypeAdapter(Codec)
