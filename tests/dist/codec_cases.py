@@ -35,7 +35,7 @@ from real_text import TEXT
 from scatter_cases import conserved, representable
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
-from wire_cases import MIXED, dense_wire, exact_sums, mixed_wire, pairs_of_ranks
+from wire_cases import MIXED, dense_wire, exact_sums, mixed_wire, pairs_of_ranks, planned_by_level
 
 from hpctrain.checkpoint.state import collect
 from hpctrain.compress.build import build_reducer
@@ -251,6 +251,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
             found[f"dense, {mode}"] = dense_wire(mode, rank)
         found["dense, int4, by level"] = dense_wire("int4", rank, pairs_of_ranks(rank, world))
         found["mixed"] = mixed_wire(rank)
+        found["bench, auto"] = planned_by_level(rank)
         for name, further in BY_LEVEL.items():
             found[f"by level, {name}"] = sharded(rank=rank, **further)
         found["exact sums"] = exact_sums(rank)

@@ -283,6 +283,15 @@ def test_a_node_sends_what_it_has_summed(
 
 
 @pytest.mark.slow
+def test_the_bench_measures_the_links_within_nodes_and_sums_by_the_levels_of_the_plan(found: dict[str, Any]) -> None:
+    case = found["bench, auto"]
+    assert [tuple(level) for level in case["levels"]] == [("intra_node", "none"), ("inter_node", "int4")]
+    sent_bytes, named_bytes = case["bytes"]
+    assert sent_bytes == named_bytes > 0
+    assert case["same sums"]
+
+
+@pytest.mark.slow
 def test_a_sum_between_nodes_keeps_what_rounding_took(found: dict[str, Any]) -> None:
     case = found["dense, int4, by level"]
     assert case["unequal"] == 0, "resumed or in one go"

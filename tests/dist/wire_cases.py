@@ -11,6 +11,8 @@ import torch.distributed as dist
 from processes import largest
 from torch import Tensor, nn
 
+from hpctrain.bench.compression.methods import METHODS, MethodContext
+from hpctrain.bench.compression.planned_codec import ChoiceRequest, StepWorkload
 from hpctrain.compress.build import build_block_code, build_reducer
 from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups
 from hpctrain.compress.reducers.levels import LevelReducer, ReplicatedNodeLevel
@@ -23,6 +25,7 @@ from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.compression import make_codec
 from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.layer_groups import layer_group
+from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.rotated import RotatedIntegers
 
 STEPS = 5
@@ -240,4 +243,29 @@ def exact_sums(rank: int) -> dict[str, Any]:
         "unequal": largest([float(unequal)]),
         "memories": [len(each) for each in memories],
         "new memory": [len(each - memories[0]) for each in memories],
+    }
+
+
+AUTO_WORK = StepWorkload(DecoderSpec(layers=1, dim=64, heads=2, vocab=320), rows=1, seq_len=16)
+
+
+def planned_by_level(rank: int) -> dict[str, Any]:
+    """The bench's method auto on two nodes of two ranks with 100 kB/s between them, beside the method of the same name
+    as the plan."""
+    group = dist.new_group()
+    context = MethodContext(group, 0, AUTO_WORK, devices=2, choice=ChoiceRequest((1e-3, 1e-5)))
+
+    def summed(method: str) -> tuple[int | None, list[Tensor], Plan | None]:
+        sync = METHODS[method](build_stage(AUTO_WORK.spec, 0, 1, 1), context)
+        torch.manual_seed(rank)
+        sync.model(torch.randint(256, (1, 16))).square().mean().backward()
+        sent_bytes = sync.reduce()
+        return sent_bytes, [weight.grad for weight in sync.model.parameters() if weight.grad is not None], sync.planned
+
+    (sent_bytes, sums, plan), (named_bytes, named_sums, _) = summed("auto"), summed("int4_in_nodes")
+    assert plan is not None
+    return {
+        "levels": [(entry.level, entry.codec.mode) for entry in plan.compression],
+        "bytes": (sent_bytes, named_bytes),
+        "same sums": all(map(torch.equal, sums, named_sums)),
     }

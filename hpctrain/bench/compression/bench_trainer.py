@@ -75,8 +75,8 @@ class GradientSync:
     after_step: Callable[[int], int] = lambda step: 0
     """Called with the number of the optimizer step that was made, the first is 1. Synchronises; returns the payload
     bytes that this rank sent."""
-    planned: CodecSpec | None = None
-    """The codec that the planner chose; None for a method that does not ask the planner."""
+    planned: Plan | None = None
+    """The plan whose codec and levels of sums the method has; None for a method that does not ask the planner."""
 
 
 class BenchTrainer:
@@ -137,7 +137,7 @@ class PipelineBenchTrainer:
     """This process's stages of a pipeline with their optimizer. The schedule is 1F1B, interleaved with two stages a
     process, with micro-batches of one sequence. Every process receives all sequences."""
 
-    planned: CodecSpec | None = None
+    planned: Plan | None = None
     """Always None: the planner chooses no codec for a pipeline of the bench."""
 
     def __init__(self, plan: Plan, pipeline: Pipeline, reducer: Reducer, replica: int, lr: float) -> None:

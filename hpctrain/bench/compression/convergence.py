@@ -318,7 +318,7 @@ def _train(
     valid_rows = torch.from_numpy(valid.rows(0, rank * share, share))
     model = build_stage(case.spec, 0, case.spec.layers, case.seed)
     work = StepWorkload(case.spec, settings.rows, settings.seq_len)
-    context = MethodContext(group, settings.dense_steps, work, None, settings.steps)
+    context = MethodContext(group, settings.dense_steps, work, run_steps=settings.steps)
     name = case.method
     if name.startswith(_AUTO_AT):
         link = (0.0, 8 / rate_bits_per_s(name.removeprefix(_AUTO_AT)))

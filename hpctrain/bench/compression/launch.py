@@ -19,6 +19,7 @@ from hpctrain.base.module_argv import program
 from hpctrain.base.process import Runner
 from hpctrain.bench.together import run_together
 from hpctrain.records.model.decoder_spec import DecoderSpec
+from hpctrain.records.plan.gradient_codec import IntraNode
 
 SCENE_FILE, SAMPLES_FILE = "scene.json", "samples.json"
 LATE = "_late"
@@ -91,7 +92,7 @@ class LaunchSpec:
 @dataclass(frozen=True)
 class Samples:
     """The measurements of one method in one launch: lists with a value for each measured step, means, and what the
-    planner chose (`choice`) and predicted (`planned_step_s`) for the method auto."""
+    planner chose (`choice`, `choice_intra_node`) and predicted (`planned_step_s`) for the method auto."""
 
     wall_s: list[float]
     """Wall time of each step, from a common start to the end of the slowest process."""
@@ -106,6 +107,9 @@ class Samples:
     """Mean loss on the validation sequences after the last step; None where it is infinite or NaN."""
     choice: str | None = None
     """The codec's mode that the method auto chose; None for other methods."""
+    choice_intra_node: IntraNode | None = None
+    """How the replicas of a node sum first, where the method auto chose sums by level; None: flat sums, or another
+    method."""
     planned_step_s: dict[str, float] | None = None
     """Mode -> step time that the planner predicts for it, for the method auto, in the order in which the planner
     tries modes: none, bf16, int8, int4. None for other methods."""

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.bench.compression.bench_trainer import GradientSync
-from hpctrain.bench.compression.planned_codec import USUAL_CHOICE, ChoiceRequest, StepWorkload, choose_codec
+from hpctrain.bench.compression.planned_codec import USUAL_CHOICE, ChoiceRequest, StepWorkload, measured_plan
 from hpctrain.compress.build import build_reduce_scatters, build_reducer
 from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups
 from hpctrain.compress.collectives.reduce_scatter import residuals_of
@@ -36,6 +36,7 @@ from hpctrain.records.plan.compression import MODES, make_codec
 from hpctrain.records.plan.integers import Quantized
 from hpctrain.records.plan.local_sgd import LocalSteps
 from hpctrain.records.plan.low_rank import WARMUP_SHARE, PowerSgd
+from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.rotated import RotatedIntegers
 
 AUTO = "auto"
@@ -97,8 +98,8 @@ class MethodContext:
     dense_steps: int
     """Warm-up steps of the methods that have a warm-up: the first steps, which sum gradients exactly."""
     work: StepWorkload
-    levels: LevelGroups | None = None
-    """Process groups of the node and of the nodes, for the methods in `LEVEL_METHODS`."""
+    devices: int = 1
+    """Processes on each node, which are neighbours in the group."""
     run_steps: int = 0
     """Steps of a training whose losses are compared; 0 where times are measured. Low-rank methods have a tenth of them
     as warm-up steps, if that is more than `dense_steps`."""
@@ -109,6 +110,14 @@ class MethodContext:
     def low_rank_dense_steps(self) -> int:
         """Return the number of warm-up steps of low-rank methods."""
         return max(self.dense_steps, math.ceil(WARMUP_SHARE * self.run_steps))
+
+    def new_level_groups(self) -> LevelGroups:
+        """Return new process groups of this rank's node, and of the ranks with its place on the other nodes. The
+        context's group must have all processes. Collective."""
+        rank, world, count = dist.get_rank(self.group), dist.get_world_size(self.group), self.devices
+        within = [dist.new_group(list(range(first, first + count))) for first in range(0, world, count)]
+        between = [dist.new_group(list(range(place, world, count))) for place in range(count)]
+        return LevelGroups(within[rank // count], between[rank % count])
 
 
 Open = Callable[[nn.Module, MethodContext], GradientSync]
@@ -167,35 +176,40 @@ def _fsdp2(dtype: torch.dtype | None) -> Open:
     return open_
 
 
-def _by_level(settings: dict[str, Any], dtype: torch.dtype | None) -> Open:
+def _by_level(settings: dict[str, Any], dtype: torch.dtype | None, planned: Plan | None = None) -> Open:
     """Return the function that sets up a method in which the processes of a node sum gradients first, and the nodes sum
     the parts with one of hpctrain's reducers.
 
     Args:
         settings: the `compression` of a run file, which selects the reducer between nodes.
         dtype: dtype of the numbers in messages within a node; None: fp32.
+        planned: the plan with these settings, which the method reports; None for a method that does not ask the
+            planner.
     """
 
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:
-        assert context.levels is not None, "the bench makes the groups of methods in LEVEL_METHODS"
+        groups = context.new_level_groups()
         names, parameters = zip(*model.named_parameters(), strict=True)
-        within = ReplicatedNodeLevel(context.levels.within, [parameter.shape for parameter in parameters], dtype)
+        within = ReplicatedNodeLevel(groups.within, [parameter.shape for parameter in parameters], dtype)
         spec = _codec_spec(settings, context)
-        reducer = LevelReducer(within, build_reducer(context.levels.between, names, within.part_shapes, spec))
+        reducer = LevelReducer(within, build_reducer(groups.between, names, within.part_shapes, spec))
         reducer.overlap(list(parameters))
-        return GradientSync(model, False, lambda: reducer.reduce([p.grad for p in parameters if p.grad is not None]))
+
+        def reduce() -> int | None:
+            return reducer.reduce([p.grad for p in parameters if p.grad is not None])
+
+        return GradientSync(model, False, reduce, planned=planned)
 
     return open_
 
 
-def _codec(settings: dict[str, Any], planned: CodecSpec | None = None) -> Open:
+def _codec(settings: dict[str, Any], planned: Plan | None = None) -> Open:
     """Return the function that sets up a method in which every process holds a whole replica and sums gradients with
     one of hpctrain's reducers. The reducer overlaps the backward pass where it does so in a worker.
 
     Args:
         settings: the `compression` of a run file, which selects the reducer.
-        planned: the codec of `settings`, as the planner chose it, which the method reports; None for a method that
-            does not ask the planner.
+        planned: as of `_by_level`.
     """
 
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:
@@ -229,10 +243,19 @@ def _codec_spec(settings: dict[str, Any], context: MethodContext) -> CodecSpec:
 
 
 def _auto(model: nn.Module, context: MethodContext) -> GradientSync:
-    """Return the gradient synchronisation of whole (unsharded) replicas with the codec that the planner chooses for the
-    link and the devices."""
-    chosen = choose_codec(context.group, context.work, context.choice)
-    return _codec(chosen.codec.to_json(), chosen)(model, context)
+    """Return the gradient synchronisation of whole (unsharded) replicas with the codec, and by the levels, that the
+    planner chooses for the links and the devices."""
+    node = context.new_level_groups().within if context.devices > 1 else None
+    planned = measured_plan(context.group, node, context.work, context.choice)
+    settings = planned.codec.to_json()
+    match planned.intra_node:
+        case "flat":
+            open_ = _codec(settings, planned)
+        case "none":
+            open_ = _by_level(settings, None, planned)
+        case "bf16":
+            open_ = _by_level(settings, torch.bfloat16, planned)
+    return open_(model, context)
 
 
 def _sharded(settings: dict[str, Any], zero: int = 2, compute: torch.dtype | None = torch.bfloat16) -> Open:

@@ -1,4 +1,5 @@
-"""The codec that the planner chooses for the processes of the compression bench, in the method auto."""
+"""The codec and the levels of sums that the planner chooses for the processes of the compression bench, in the method
+auto."""
 
 from __future__ import annotations
 
@@ -14,16 +15,20 @@ from hpctrain.bench.planner.search import uniform_topology
 from hpctrain.planner import make_plan
 from hpctrain.probe.measure.figures import fit_alpha_beta
 from hpctrain.records.model.decoder_spec import DecoderSpec
-from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.compression import BUCKET_BYTES
+from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
-from hpctrain.records.topology.topology import Device, Node
+from hpctrain.records.topology.topology import Device, Node, Topology
 from hpctrain.worker.measure.rates import DeviceTimer, codec_seconds, copy_bytes_per_s, launch_seconds, matmul_flops
 
 SIZES = (1, 2**16, 2**20, BUCKET_BYTES // 4)
 """Numbers of fp32 values in the all-reduces with which a link is measured. The largest is a bucket of gradients."""
 REPEATS = 9
 """All-reduces of each size. Where processes share cores, single ones take up to four times as long as others."""
+
+
+LinkCost = tuple[float, float]
+"""Alpha in seconds and beta in seconds per byte of a link."""
 
 
 class StepWorkload(NamedTuple):
@@ -38,9 +43,8 @@ class StepWorkload(NamedTuple):
 class ChoiceRequest(NamedTuple):
     """For what the planner chooses a codec in the method auto."""
 
-    link: tuple[float, float] | None = None
-    """Alpha in seconds and beta in seconds per byte of all links, where the network is simulated; None: the links are
-    measured."""
+    link: LinkCost | None = None
+    """Cost of all links, where the network is simulated; None: the links are measured."""
     loss_budget: float = 0.0
     """The key of this name in mode auto."""
     steps: int = 10_000
@@ -51,24 +55,36 @@ USUAL_CHOICE = ChoiceRequest()
 """The choice for the measured links, without a loss budget."""
 
 
-def choose_codec(group: dist.ProcessGroup, work: StepWorkload, request: ChoiceRequest) -> CodecSpec:
-    """Return the codec that the planner chooses in mode auto if each process of the group holds a whole replica. All
-    ranks get the same codec. All-reduces in the group measure the link, if the request does not have its cost; the
-    devices are measured as by a probe. Collective."""
+def measured_plan(
+    group: dist.ProcessGroup, node: dist.ProcessGroup | None, work: StepWorkload, request: ChoiceRequest
+) -> Plan:
+    """Return the plan that the planner makes in mode auto if each process of the group holds a whole replica. All ranks
+    get the same plan. All-reduces in the group measure the links between nodes, if the request does not have their
+    cost, and all-reduces within the nodes those within nodes; the devices are measured as by a probe. Collective.
+
+    Args:
+        node: the processes of this rank's node, which are neighbours in the group; None: each process is a node.
+    """
     cost = request.link or _link_cost(group)
     # All processes measure at the same time, as in a probe: those that share cores then measure their real share.
+    dist.barrier(group)
+    within = None if node is None else _link_cost(node)
     dist.barrier(group)
     measured: list[Any] = [None] * dist.get_world_size(group)
     # What the link of a simulated network is added to is processor time, on which other load has no influence.
     now = time.perf_counter if request.link is None else time.process_time
-    dist.all_gather_object(measured, (_device(now), cost), group=group)
-    # Every rank makes the same plan: from the devices of all ranks, and from the link as the first rank measured it.
-    return _planned([device for device, _ in measured], work, measured[0][1], request)
+    dist.all_gather_object(measured, (_device(now), cost, within), group=group)
+    # Every rank makes the same plan: from the devices of all ranks, and from the links as the first rank measured them.
+    _, cost, within = measured[0]
+    size = 1 if node is None else dist.get_world_size(node)
+    devices = [device for device, _, _ in measured]
+    nodes = [make_node(first // size, devices[first : first + size], within) for first in range(0, len(devices), size)]
+    return plan_for(uniform_topology(nodes, "cpu", *cost), work, request)
 
 
-def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
-    """Return (alpha in seconds, beta in seconds per byte) of the link between neighbouring ranks, from the times of
-    ring all-reduces, in which all processes send at once. Collective."""
+def _link_cost(group: dist.ProcessGroup) -> LinkCost:
+    """Return the cost of the slowest link between neighbouring ranks, from the times of ring all-reduces, in which all
+    processes send at once. One process of a node sends to another node. Collective."""
     world = dist.get_world_size(group)
     points = []
     for numbers in SIZES:
@@ -98,15 +114,30 @@ def _device(now: Callable[[], float]) -> Device:
     )
 
 
-def _planned(
-    devices: Sequence[Device], work: StepWorkload, cost: tuple[float, float], request: ChoiceRequest
-) -> CodecSpec:
-    world = len(devices)
+def make_node(number: int, devices: Sequence[Device], within: LinkCost | None) -> Node:
+    """Return a node with these devices, which it numbers.
+
+    Args:
+        within: cost of the links between the node's devices; None: not measured.
+    """
+    numbered = [device.model_copy(update={"id": f"cpu{place}"}) for place, device in enumerate(devices)]
+    alpha_s, beta_s_per_byte = within or (0.0, 0.0)
+    return Node(
+        id=f"local{number}",
+        addr="127.0.0.1",
+        devices=numbered,
+        intra_alpha_s=alpha_s or None,
+        intra_bytes_per_s=1 / beta_s_per_byte if beta_s_per_byte else None,
+    )
+
+
+def plan_for(topology: Topology, work: StepWorkload, request: ChoiceRequest) -> Plan:
+    """Return the plan that the planner makes in mode auto with a whole replica on each device of the topology."""
+    world = sum(len(node.devices) for node in topology.nodes)
     run = Run.model_validate({
         "steps": request.steps, "model": {"dims": work.spec.model_dump(exclude={"family"}, exclude_none=True)},
         "data": {"train": ["."], "seq_len": work.seq_len}, "batch": {"global": world * work.rows},
         "parallel": {"mode": "fixed", "dp": world, "micro_batch": work.rows},
         "compression": {"mode": "auto", "loss_budget": request.loss_budget},
     })  # fmt: skip
-    nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[device]) for number, device in enumerate(devices)]
-    return make_plan(run, work.spec, uniform_topology(nodes, "cpu", *cost)).compression[-1]
+    return make_plan(run, work.spec, topology)

@@ -28,9 +28,8 @@ from hpctrain.bench.compression.bench_trainer import (
     open_pipeline,
 )
 from hpctrain.bench.compression.launch import LaunchResult, LaunchSettings, LaunchSpec, Samples
-from hpctrain.bench.compression.methods import LEVEL_METHODS, METHODS, MethodContext
+from hpctrain.bench.compression.methods import METHODS, MethodContext
 from hpctrain.bench.compression.planned_codec import StepWorkload
-from hpctrain.compress.collectives.level_reduce_scatter import LevelGroups
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
 
@@ -164,9 +163,10 @@ class MethodRunner:
             counted_bytes=fmean(counted) if counted else None,
             loss=loss if math.isfinite(loss) else None,
             choice=None if planned is None else planned.codec.mode,
+            choice_intra_node=None if planned is None or planned.intra_node == "flat" else planned.intra_node,
             planned_step_s=None
             if planned is None
-            else {codec.codec.mode: codec.step_s for codec in planned.compared if codec.step_s is not None},
+            else {one.codec.mode: one.step_s for one in planned.compression[-1].compared if one.step_s is not None},
         )
 
 
@@ -176,18 +176,9 @@ def _open(name: str, settings: LaunchSettings, rank: int, scene: LaunchSpec) -> 
         return open_pipeline(method, settings, rank, world)
     model = build_stage(settings.spec, 0, settings.spec.layers, settings.seed)
     group = dist.new_group(list(range(world)))
-    levels = _level_groups(scene, rank) if name in LEVEL_METHODS else None
     work = StepWorkload(settings.spec, settings.rows, settings.seq_len)
-    exchange = METHODS[name](model, MethodContext(group, settings.dense_steps, work, levels))
+    exchange = METHODS[name](model, MethodContext(group, settings.dense_steps, work, scene.devices))
     return BenchTrainer(exchange, functools.partial(torch.optim.SGD, lr=settings.lr), world, clip_norm=1.0)
-
-
-def _level_groups(scene: LaunchSpec, rank: int) -> LevelGroups:
-    """Return the process groups of this rank's node, and of the ranks with its place on the other nodes. Collective."""
-    count = scene.devices
-    within = [dist.new_group(list(range(first, first + count))) for first in range(0, scene.world, count)]
-    between = [dist.new_group(list(range(place, scene.world, count))) for place in range(count)]
-    return LevelGroups(within[rank // count], between[rank % count])
 
 
 def main(folder: Path, rank: int) -> None:

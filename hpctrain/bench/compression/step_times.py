@@ -32,6 +32,7 @@ from hpctrain.lab.faults import shaped
 from hpctrain.lab.layout import NODE_INTERFACE, LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.spec import rate_bits_per_s
+from hpctrain.records.plan.gradient_codec import IntraNode
 
 TEXT_BYTES = 4_000_000
 VALID_FRACTION = 0.02
@@ -79,6 +80,9 @@ class MethodRow:
     planned_step_s: dict[str, float] | None
     """Mode -> step time that the planner predicts for it, for the method auto, in the order in which the planner
     tries modes: none, bf16, int8, int4. None for other methods."""
+    choice_intra_node: IntraNode | None = None
+    """How the replicas of a node sum first, where the method auto chose sums by level; None: flat sums, or another
+    method."""
     late_ratio: float | None = None
     """Median ratio of the step to that of the same method with late sums, over pairs of steps; None if the launch does
     not have it."""
@@ -233,5 +237,6 @@ def _row(name: str, place: LaunchSite, devices: int, outcome: LaunchResult, samp
         loss=samples.loss,
         steps=len(samples.wall_s),
         choice=samples.choice,
+        choice_intra_node=samples.choice_intra_node,
         planned_step_s=samples.planned_step_s,
     )

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from hpctrain.base.units import format_seconds, format_si
+from hpctrain.cli.views.plan_explanation import sums_label
 
 
 def steps_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -21,7 +22,8 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         table.add_row(
             row["link"], f"{row['nodes']} × {row['devices']}" if row.get("devices", 1) > 1 else str(row["nodes"]),
-            f"{row['method']} ({row['choice']})" if "choice" in row else row["method"],
+            f"{row['method']} ({sums_label(row['choice'], row.get('choice_intra_node'))})" if "choice" in row
+            else row["method"],
             format_seconds(row["step_time_s"]),
             f"{format_seconds(row['step_time_low_s'])} to {format_seconds(row['step_time_high_s'])}",
             format_seconds(row["step_time_mean_s"]), format_seconds(row["cpu_s"]),

@@ -180,12 +180,12 @@ def _compression(plan: Plan) -> list[Table | str]:
     """
     spec = plan.compression[-1]
     if spec.reason is not None:
-        words = [f"compression {_levels(spec.codec.short_label, plan.intra_node)}: {spec.reason}"]
+        words = [f"compression {sums_label(spec.codec.short_label, plan.intra_node)}: {spec.reason}"]
         words += [f"  {group}: {reason}" for group, reason in (spec.group_reasons or {}).items()]
     elif plan.dp == 1 or plan.codec.exact:
         return []
     else:
-        words = [f"compression {_levels(spec.codec.label, plan.intra_node)}, which the planner did not choose"]
+        words = [f"compression {sums_label(spec.codec.label, plan.intra_node)}, which the planner did not choose"]
     if (gap := spec.codec.loss_gap) is not None:
         words.append(f"loss gap of {spec.codec.label} {gap.figure} (measured at {gap.scene})")
     if not spec.compared:
@@ -196,7 +196,7 @@ def _compression(plan: Plan) -> list[Table | str]:
     )  # fmt: skip
     for entry in spec.compared:
         table.add_row(
-            _levels(entry.codec.short_label, entry.intra_node),
+            sums_label(entry.codec.short_label, entry.intra_node),
             _gap(entry),
             *("" if value is None else form(value) for value, form in (
                 (entry.sent_bytes, format_bytes), (entry.wire_s, format_seconds), (entry.processor_s, format_seconds),
@@ -213,7 +213,7 @@ def _gap(entry: CodecFigures) -> str:
     return "" if entry.codec.loss_gap is None else entry.codec.loss_gap.figure
 
 
-def _levels(label: str, intra_node: IntraNode | None) -> str:
+def sums_label(label: str, intra_node: IntraNode | None) -> str:
     """Return the label of a codec and, if the replicas of a node sum first, how they do: 'int4, in nodes bf16'."""
     return label if intra_node in (None, "flat") else f"{label}, in nodes {intra_node}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.cli.views.plan_explanation import _levels
+from hpctrain.cli.views.plan_explanation import sums_label
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.plan import Plan
@@ -85,7 +85,7 @@ def test_codecs_that_cannot_sum_by_level_are_refused(compression, zero: int, wor
 
 
 def test_a_table_names_both_levels() -> None:
-    assert [_levels("int4", way) for way in (None, "flat", "bf16")] == ["int4", "int4", "int4, in nodes bf16"]
+    assert [sums_label("int4", way) for way in (None, "flat", "bf16")] == ["int4", "int4", "int4, in nodes bf16"]
 
 
 @pytest.fixture
