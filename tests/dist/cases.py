@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -434,15 +435,24 @@ def train_alone(spec: FamilySpec, objective: AnyObjective) -> dict[str, object]:
 
 
 MESHES: dict[str, DeviceMesh] = {}
+GROUPS: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
 
 def mesh_of(plan: Plan) -> DeviceMesh:
     """The plan's mesh, one for all plans with the same ranks: torch's caches of DTensor keep every mesh, and the thread
-    of each of its gloo groups wakes up a hundred times a second."""
+    of each of its gloo groups wakes up a hundred times a second. So meshes share their groups, too."""
     key = f"{plan.mesh()} {plan.shards} {plan.level_replicas}"
     if key not in MESHES:
-        MESHES[key] = build_mesh(plan, "cpu")
+        with patch("torch.distributed.device_mesh.new_group", shared_group):
+            MESHES[key] = build_mesh(plan, "cpu")
     return MESHES[key]
+
+
+def shared_group(ranks: list[int], **_: Any) -> dist.ProcessGroup:
+    """The gloo group of these ranks, the same one for all axes of all meshes. Collective over all ranks."""
+    if tuple(ranks) not in GROUPS:
+        GROUPS[tuple(ranks)] = dist.new_group(ranks)
+    return GROUPS[tuple(ranks)]
 
 
 def open_pipeline(
@@ -491,7 +501,7 @@ def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjec
     expected = reference(spec, objective)
     pipeline, coordinate, reducer = open_pipeline(plan, spec, rank, objective)
     named = pipeline.parameters()
-    optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-3, eps=EPS, foreach=False if plan.tp > 1 else None)
+    optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-3, eps=EPS, fused=plan.tp == 1)  # as a worker's
     names = ("loss", "gradient", "norm", "validation", "evaluation", "parameter")
     found: dict[str, list[float]] = {key: [] for key in names}
     for step in range(STEPS):

@@ -31,7 +31,7 @@ from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_annealing")]
 
 NODES = ("a", "b", "c")
 REPLICAS = {"mode": "fixed", "dp": 3, "micro_batch": 1}

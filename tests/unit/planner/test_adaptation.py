@@ -19,7 +19,7 @@ from hpctrain.records.history.rank_log import PeerTraffic, RankRow
 from hpctrain.records.history.run_log import BytesSent, MetricRow
 from hpctrain.records.plan.plan import Plan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_annealing")]
 
 WINDOW = 10
 

@@ -24,6 +24,8 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.pair_matrix import PairMatrix
 from hpctrain.records.topology.topology import Topology
 
+pytestmark = pytest.mark.usefixtures("short_annealing")
+
 RUN = {
     "steps": 10,
     "model": {"dims": {"layers": 2, "dim": 64, "heads": 4, "vocab": 256}},

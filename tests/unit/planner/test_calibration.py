@@ -18,6 +18,8 @@ from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import LARGEST_FACTOR
 
+pytestmark = pytest.mark.usefixtures("short_annealing")
+
 REAL = truth(compute={"type1.0": 1.6}, communication=0.7, update=0.7, tensor_parallel=2.5, process_bytes={"cpu": 3.4e8})
 
 

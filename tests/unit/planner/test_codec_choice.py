@@ -29,7 +29,7 @@ from hpctrain.records.plan.loss_gaps import LossGap
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import CodecSeconds
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_annealing")]
 LOW_RANK_INT2 = {"mode": "power_sgd", "rank": "auto", "remainder": "int2"}
 LOW_RANKS = (LOW_RANK_INT2, {"mode": "power_sgd"})
 GAPS = [

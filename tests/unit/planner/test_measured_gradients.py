@@ -9,6 +9,8 @@ from hpctrain.planner.search.measured_gradients import priced_codec
 from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.plan.compression import Adaptive, NoCompression
 
+pytestmark = pytest.mark.usefixtures("short_annealing")
+
 
 def layers(kept: float, *variances: float) -> tuple[LayerFigures, ...]:
     return tuple(

@@ -11,6 +11,8 @@ from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import CodecSeconds
 
+pytestmark = pytest.mark.usefixtures("short_annealing")
+
 SLOW, FAST = (2e-4, 8e-7), (5e-5, 2e-11)
 """10 Mbit/s, and memory."""
 TWO = {"mode": "fixed", "pp": 2, "schedule": "1f1b", "micro_batch": 4}

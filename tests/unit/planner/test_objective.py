@@ -10,7 +10,7 @@ from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.search.objective import GoodputConstraint, Objective, p95_step_s
 from hpctrain.planner.simulate.jitter import LinkJitter
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_annealing")]
 
 
 def planned(run, topology, **objective):

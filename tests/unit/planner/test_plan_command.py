@@ -14,6 +14,8 @@ from hpctrain.cli.commands.plan import plan_command as command
 from hpctrain.planner import make_plan
 from hpctrain.records.plan.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("short_annealing")
+
 RUN = {
     "steps": 10,
     "model": {"dims": {"layers": 6, "dim": 128, "heads": 4, "vocab": 512}},

@@ -20,7 +20,7 @@ from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 from hpctrain.schedule.runnable import check_runnable
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_annealing")]
 
 
 def topology(count: int) -> Topology:

@@ -14,6 +14,8 @@ from hpctrain.records.plan.plan import ParallelDims
 from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule, why_no_schedule
 from hpctrain.schedule.resolve import completion_order
 
+pytestmark = pytest.mark.usefixtures("short_annealing")
+
 DIMS = {"layers": 4, "dim": 256, "heads": 4, "vocab": 512}
 
 

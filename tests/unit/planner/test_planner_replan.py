@@ -12,6 +12,8 @@ from hpctrain.planner.devices.tensor_parallel_group import make_tensor_parallel_
 from hpctrain.planner.search.replacement import moves_between, surviving_placement
 from hpctrain.records.plan.compression import AutoCompression
 
+pytestmark = pytest.mark.usefixtures("short_annealing")
+
 PIPELINES = {"mode": "fixed", "pp": 4, "dp": 2, "schedule": "1f1b"}
 
 

@@ -15,7 +15,7 @@ from hpctrain.records.plan.options_text import memory_options_text
 from hpctrain.schedule.generate import make_schedule, stages_by_rank
 from hpctrain.schedule.runnable import WHY_NOT_COMPILED_HALVES, WHY_NOT_COMPILED_TP, WHY_NOT_RECOMPUTED_HALVES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_annealing")]
 
 LARGE = {"layers": 8, "dim": 512, "heads": 8}
 

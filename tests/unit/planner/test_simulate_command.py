@@ -12,6 +12,8 @@ from hpctrain.base.errors import HpctrainError
 from hpctrain.cli.commands.simulate import simulate_command as command
 from hpctrain.records.run.run import read_run
 
+pytestmark = pytest.mark.usefixtures("short_annealing")
+
 RUN = {
     "steps": 10,
     "model": {"dims": {"layers": 6, "dim": 128, "heads": 4, "vocab": 512}},

@@ -10,6 +10,8 @@ from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("short_annealing")
+
 SLOW, FAST = (2e-4, 8e-8), (2e-5, 2e-10)
 """100 Mbit/s, and memory."""
 DIMS = {"layers": 8, "dim": 512, "heads": 8}

@@ -20,6 +20,8 @@ from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.pair_matrix import PairMatrix
 from hpctrain.records.topology.topology import DeviceType
 
+pytestmark = pytest.mark.usefixtures("short_annealing")
+
 FIRST, SECOND = DeviceId("local0:cpu0"), DeviceId("local1:cpu0")
 PLANS = [
     {"pp": 2, "dp": 2, "tp": 1, "schedule": "1f1b", "micro_batch": 2},
