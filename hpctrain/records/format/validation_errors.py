@@ -18,6 +18,9 @@ Path = tuple[str | int, ...]
 _DISCRIMINATORS = ("mode", "family")
 """Keys whose value says which model of a union a mapping in a file belongs to."""
 _SCALARS = (str, int, float, bool, type(None))
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
+"""Attribute of a field's metadata that has a bound -> word before the bound."""
 
 
 def validation_errors(
@@ -34,7 +37,7 @@ def validation_errors(
         path, owners, family = _file_path(item["loc"], model)
         if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
             path = (*path, str(item["ctx"]["discriminator"]).strip("'"))
-        text = _text(item, str(path[-1]) if path else "", owners, family)
+        text = _text(item, path, owners, family)
         errors.append(FieldError(dotted(path), text, _line_of(path, lines or {})))
     return sorted(dict.fromkeys(errors), key=lambda mistake: mistake.line or 0)
 
@@ -85,8 +88,8 @@ def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
             yield from key_paths(inner, f"{key}.")
 
 
-def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[BaseModel]]) -> str:
-    kind, value = item["type"], item.get("input")
+def _text(item: Any, path: Path, owners: list[type[BaseModel]], family: list[type[BaseModel]]) -> str:
+    kind, value, key = item["type"], item.get("input"), str(path[-1]) if path else ""
     if kind == "extra_forbidden":
         discriminator = next((name for name in _DISCRIMINATORS if name in family[0].model_fields), None)
         if discriminator is not None and any(key in known_keys(member) for member in family):
@@ -94,9 +97,13 @@ def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[
             return f"not a key of this {discriminator}; allowed: {allowed}"
         return f"unknown key; {nearest(key, {known for owner in owners for known in known_keys(owner)})}"
     if kind == "missing":
-        return "missing; this key must be given"
+        fields = [field for owner in owners for name, field in owner.model_fields.items() if key in (name, field.alias)]
+        return f"missing; this key must be given{_allowed_in(fields, ' or ')}"
     if kind == "union_tag_not_found":
-        return "missing; this key decides which others are allowed"
+        unions = [known_keys(owner).get(str(path[-2])) for owner in owners if len(path) > 1]
+        members = [member for union in unions for member in models_in(union)]
+        tags = [member.model_fields[key] for member in members if key in member.model_fields]
+        return f"missing; this key decides which others are allowed{_allowed_in(tags, ', ')}"
     if kind == "union_tag_invalid":
         return f"found {item['ctx']['tag']!r}; allowed: {item['ctx']['expected_tags']}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
@@ -105,6 +112,34 @@ def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[
     if kind == "value_error" and not isinstance(value, _SCALARS):
         return message
     return f"{_value_text(value)}; {message[:1].lower()}{message[1:]}"
+
+
+def _allowed_in(fields: Iterable[FieldInfo], separator: str) -> str:
+    """Return the end of a message about a missing key: '; allowed: …' with what the key may hold by each of the fields,
+    or '' if that takes more than a few words."""
+    allowed = dict.fromkeys(text for field in fields if (text := _allowed(field.annotation, field.metadata)))
+    return f"; allowed: {separator.join(allowed)}" if allowed else ""
+
+
+def _allowed(annotation: Any, bounds: Iterable[Any]) -> str:
+    """Return what a key may hold, in words: 'a whole number from 1', or the values of a Literal. '' if the annotation
+    does not say it in few words.
+
+    Args:
+        annotation: the type annotation of the key.
+        bounds: the metadata of its field, some of which may be bounds of a number.
+    """
+    if get_origin(annotation) is Literal:
+        return ", ".join(str(value) for value in get_args(annotation))
+    if get_origin(annotation) in (list, tuple):
+        return "a list"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        required = [field.alias or name for name, field in annotation.model_fields.items() if field.is_required()]
+        return f"keys below it{': ' if required else ''}{', '.join(required)}"
+    words = [_KINDS[annotation]] if isinstance(annotation, type) and annotation in _KINDS else []
+    for bound in bounds if words else ():
+        words += [f"{word} {getattr(bound, name)}" for name, word in _BOUNDS.items() if hasattr(bound, name)]
+    return " ".join(words)
 
 
 def _value_text(value: Any) -> str:

@@ -61,7 +61,7 @@ recovery:
         ":7: data: found nothing; keys are expected below it",
         ":9: optimizer.lr: found -0.0001; input should be greater than 0",
         ":10: optimizer.betas[1]: missing; this key must be given",
-        ":11: batch.global: missing; this key must be given",
+        ":11: batch.global: missing; this key must be given; allowed: a whole number from 1 to 262144",
         ":11: batch.globl: unknown key; did you mean 'global'?",
         ":13: recovery.retries: found 'on'; input should be a valid integer, unable to parse string as an integer",
     ]
@@ -74,8 +74,16 @@ recovery:
         ("parallel: {mode: fixed, pipeline: 2}", ":5: parallel.pipeline: unknown key; allowed: dp, micro_batch, mode"),
         ("parallel: {mode: fixed, pp: 0}", ":5: parallel.pp: found 0; input should be greater than or equal to 1"),
         ("parallel: {mode: fixt}", ":5: parallel.mode: found 'fixt'; allowed: 'auto', 'fixed'"),
-        ("parallel: {pp: 2}", ":5: parallel.mode: missing; this key decides which others are allowed"),
+        (
+            "parallel: {pp: 2}",
+            ":5: parallel.mode: missing; this key decides which others are allowed; allowed: auto, fixed",
+        ),
         ("parallel: fixed", ":5: parallel: found 'fixed'; "),
+        (
+            "compression: {mode: mixed, groups: [{mode: int4}]}",
+            ":5: compression.groups[0].layers: missing; this key must be given; allowed: embedding_head, ",
+        ),
+        ("compression: {mode: mixed}", ":5: compression.groups: missing; this key must be given; allowed: a list"),
         ("cluster: slurm", ":5: cluster: found 'slurm'; keys are expected below it"),
         ("cluster: {nodes: 0}", ":5: cluster.nodes: found 0; at least one node"),
         ("cluster: {nodes: 3-}", ":5: cluster.nodes: found '3-'; allowed: a number ('4') or a range ('3-4')"),
@@ -167,7 +175,7 @@ def test_a_mistake_in_an_override_points_at_no_line_of_the_file(tmp_path: Path) 
     found = mistakes(written(tmp_path, GOOD), "steps=x", "batch={glob: 1}", "optimizer.lrr=1")
     assert found == [
         ": steps: found 'x'; input should be a valid integer, unable to parse string as an integer (given by --set)",
-        ": batch.global: missing; this key must be given (given by --set)",
+        ": batch.global: missing; this key must be given; allowed: a whole number from 1 to 262144 (given by --set)",
         ": batch.glob: unknown key; did you mean 'global'? (given by --set)",
         ": optimizer.lrr: unknown key; did you mean 'lr'? (given by --set)",
     ]
