@@ -20,6 +20,7 @@ from hpctrain import __version__
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.records.topology.evidence import GIGATRANSFERS, Nic, NvlinkPeer, PcieLink
+from hpctrain.records.topology.names import DEVICE_TYPE
 from hpctrain.records.topology.topology import Device, DeviceType, Node, Provenance, Topology
 
 _UNKNOWN_NUMA = -1
@@ -203,6 +204,9 @@ def node_of_dump(text: str, source: str, name: str) -> tuple[Node, dict[str, Dev
     for gpu in sorted(gpus, key=lambda gpu: int(gpu.removeprefix("cuda"))):
         element, place = gpus[gpu]
         key, types_name = _kind(element, place)
+        if not re.fullmatch(DEVICE_TYPE, key):
+            text = f"device and sm of the <gpu> give the type a name of {len(key)} characters"
+            raise _error(source, f"{text}; allowed: up to 200, without '=' and control characters", element)
         types[key] = DeviceType(kind="cuda", name=types_name)
         devices.append(_device(gpu, key, element, place, addresses, source))
     nics = [_nic(element, place, source) for element, place in places if element.tag == "net"]

@@ -146,6 +146,10 @@ def test_without_gpus_or_addresses_there_is_no_file_for_nccl() -> None:
         ("<system><cpu numaid='0'>\n<gpu dev='0'/></cpu></system>", "dump.xml:2: <gpu> is not inside a <pci>"),
         ("<system><cpu>\n<pci/></cpu></system>", "dump.xml:2: <pci> has no busid"),
         ("<system><pci busid='1'>\n<gpu/></pci></system>", "dump.xml:2: <gpu> has no dev"),
+        (
+            f"<system><pci busid='1' device='{'9' * 300}'>\n<gpu dev='0'/></pci></system>",
+            "dump.xml:2: device and sm of the <gpu> give the type a name of 304 characters; allowed: up to 200",
+        ),
         ("<a>" * 100 + "</a>" * 100, "dump.xml:1: nested too deep"),
         (DUMP.replace('dev="1" sm', 'dev="0" sm'), "dump.xml:1: two GPUs have the same `dev`"),
         (DUMP.replace('"0x1" numaid="1"', '"0x2" numaid="1"'), "dump.xml:1: it describes several hosts"),
