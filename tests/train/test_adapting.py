@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from train_site import CPU_ONLY, Outcome, Site, wait_for, wait_for_step
+from train_site import Outcome, Site, wait_for, wait_for_step
 
 from hpctrain.base.errors import EXIT_FAILED
 from hpctrain.records.history.run_log import Event, read_events
@@ -33,17 +31,13 @@ def stopped(site: Site, arguments: Sequence[str], until: Callable[[Path], None])
     """The run, which is asked to stop after `until` has come back."""
     known = set((site.path / "runs").glob("*"))
     paths = [str(Path(__file__).with_name("unequal_nodes")), os.environ.get("PYTHONPATH", "")]
-    env = {
-        **os.environ, **CPU_ONLY, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "FORWARD_S": json.dumps(FORWARD_S)
-    }  # fmt: skip
-    # Not a fork: Python imports what slows the nodes down as it starts.
-    argv = [sys.executable, "-m", "hpctrain", "train", "run.yaml", *SETTINGS, *arguments]
-    process = subprocess.Popen(argv, cwd=site.path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FORWARD_S": json.dumps(FORWARD_S)}
+    process = site.start("train", "run.yaml", *SETTINGS, *arguments, env=env)
     try:
         folder = site.run_folder(known)
         until(folder)
         process.terminate()
-        said = process.communicate(timeout=120)[0].decode()
+        said, _ = process.communicate(timeout=120)
     finally:
         process.kill()
     return Outcome(process.returncode, folder, said)

@@ -1,6 +1,6 @@
 """The forward pass of a micro-batch takes a stated time on each node, most of which the worker sleeps, so that speeds
-hardly depend on what else this machine does. Python imports this module as it starts, where PYTHONPATH names its
-folder.
+hardly depend on what else this machine does. Each process of the run executes this file as it starts, where PYTHONPATH
+names its folder.
 
 FORWARD_S is a JSON object: node -> seconds that a forward pass takes longer.
 """
@@ -13,13 +13,7 @@ import time
 if "hpctrain.node" in sys.orig_argv and "--node" in sys.orig_argv:
     os.environ["FORWARD_NODE"] = sys.orig_argv[sys.orig_argv.index("--node") + 1]
 if "hpctrain.worker" in sys.orig_argv:
-    from hpctrain.base import loading
-
-    def load_slowed(module, load=loading.load):
-        loaded = load(module)
-        if module == "hpctrain.worker.train":
-            slow_down(load("torch.distributed.pipelining").PipelineStage)
-        return loaded
+    from torch.distributed.pipelining import PipelineStage
 
     def slow_down(stage):
         seconds = json.loads(os.environ["FORWARD_S"])[os.environ["FORWARD_NODE"]]
@@ -30,4 +24,4 @@ if "hpctrain.worker" in sys.orig_argv:
 
         stage.forward_one_chunk = forward_one_chunk
 
-    loading.load = load_slowed
+    slow_down(PipelineStage)
