@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 from hpctrain.base.forking import ForkingRunner
 from hpctrain.base.module_argv import program
+from hpctrain.base.process import Process, SystemRunner
 from hpctrain.base.system.kernel import set_child_subreaper
 
 HERE = (sys.executable, __file__)
@@ -56,15 +57,8 @@ class ForkedCommand:
         """
         self._files = [tempfile.NamedTemporaryFile() for _ in range(1 if merged else 2)]  # noqa: SIM115 - closed below
         out, error = Path(self._files[0].name), Path(self._files[-1].name)
-        server = _server()
         with error.open("ab") as stderr:
-            words = [*HERE, str(cwd), str(stderr.fileno()), *argv]
-            # Only at this moment: other orphans are reaped where they are otherwise.
-            set_child_subreaper()
-            self._process = server.start(words, env=env, log=out, keep_fds=(stderr.fileno(),))
-            while not self._process.pid and self._process.poll() is None:
-                server.receive_replies(None)
-            set_child_subreaper(False)
+            self._process = _fork(argv, cwd, env, out, stderr.fileno())
         self.returncode: int | None = None
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -95,6 +89,21 @@ class ForkedCommand:
         self.send_signal(signal.SIGKILL)
 
 
+class ForkedRunner(SystemRunner):
+    """Starts processes of hpctrain, in the current folder and with a log, as forks; does all else as a SystemRunner."""
+
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        log: Path | int | None = None,
+        keep_fds: Sequence[int] = (),
+    ) -> Process:
+        assert isinstance(log, Path)
+        assert not keep_fds
+        return _fork(argv, Path.cwd(), os.environ if env is None else env, log, 1)
+
+
 def run(words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """`hpctrain WORDS` to its end."""
     return _run(["-m", "hpctrain", *words], cwd, env)
@@ -111,6 +120,18 @@ def _run(words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> subprocess.
     process = ForkedCommand([sys.executable, *words], cwd, env, merged=False)
     out, error = process.communicate(timeout=800)
     return subprocess.CompletedProcess(list(words), process.returncode or 0, out, error)
+
+
+def _fork(argv: Sequence[str], cwd: Path, env: Mapping[str, str], out: Path, error: int) -> Process:
+    """A fork with that command line, whose stderr is a descriptor of this process; 1: its output."""
+    server = _server()
+    # Only at this moment: other orphans are reaped where they are otherwise.
+    set_child_subreaper()
+    process = server.start([*HERE, str(cwd), str(error), *argv], env=env, log=out, keep_fds=(error,) * (error > 2))
+    while not process.pid and process.poll() is None:
+        server.receive_replies(None)
+    set_child_subreaper(False)
+    return process
 
 
 @functools.cache

@@ -15,7 +15,8 @@ from hpctrain.records.history.run_log import Event
 
 pytestmark = pytest.mark.slow
 
-LONG = ("--set", "steps=80", "--set", "checkpoint.every=1000", "--set", "validation.every=1000")
+STEPS = 40
+LONG = ("--set", f"steps={STEPS}", "--set", "checkpoint.every=1000", "--set", "validation.every=1000")
 """The only checkpoint is that of the last step."""
 SHARDED = ("--local", "2", "--topology", "four.json", "--set", "parallel={mode: fixed, dp: 2, zero: 1, micro_batch: 4}")
 SNAPSHOTS = (*SHARDED, "--set", "recovery.snapshot_every=1")
@@ -26,7 +27,8 @@ THREE = ("--local", "3", "--topology", "four.json", "--set", "parallel={mode: fi
 def disturbed(site: Site, arguments: tuple[str, ...], fault: Callable[[Path, str], None]) -> Outcome:
     """A run of which local1, or its worker, is killed after some steps."""
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", *LONG, *arguments)
+    env = {"PYTHONPATH": str(Path(__file__).with_name("paused"))}
+    process = site.start("train", "run.yaml", *LONG, *arguments, env=env)
     folder = site.run_folder(known)
     once_there(worker_of, folder, "local1")
     wait_for_step(folder, 10)
@@ -43,7 +45,7 @@ def second_start(outcome: Outcome) -> Event:
 
 def by_step(outcome: Outcome) -> dict[int, float]:
     """The loss of each step. Each step has one row: none is done twice, or lost."""
-    assert [row.step for row in outcome.rows] == list(range(1, 81))
+    assert [row.step for row in outcome.rows] == list(range(1, STEPS + 1))
     return {row.step: row.loss for row in outcome.rows}
 
 
@@ -96,7 +98,7 @@ def test_with_snapshots_alone_a_fault_costs_less_than_two_intervals(
     assert start.data["lost_steps"] <= 3
     assert start.data["memory"]["step"] >= 6
     again = [row.step for row in outcome.rows if row.generation == 1]
-    assert again == list(range(start.data["memory"]["step"] + 1, 81))
+    assert again == list(range(start.data["memory"]["step"] + 1, STEPS + 1))
 
 
 def test_a_lost_shard_is_in_the_snapshot_of_the_step_before(site: Site) -> None:
@@ -106,7 +108,7 @@ def test_a_lost_shard_is_in_the_snapshot_of_the_step_before(site: Site) -> None:
     assert start.data["lost_steps"] <= 1
     assert start.data["memory"]["step"] >= 9
     again = [row.step for row in outcome.rows if row.generation == 1]
-    assert again == list(range(start.data["memory"]["step"] + 1, 81))
+    assert again == list(range(start.data["memory"]["step"] + 1, STEPS + 1))
 
 
 def test_int4_residuals_of_three_replicas_go_on_in_the_fourth_one_s_absence(site: Site) -> None:
@@ -123,7 +125,7 @@ def test_int4_residuals_of_three_replicas_go_on_in_the_fourth_one_s_absence(site
     ]
     assert {row.compression is not None for row in outcome.rows} == {True}
     losses = by_step(outcome)
-    before, after = range(1, step + 1), range(step + 1, 81)
+    before, after = range(1, step + 1), range(step + 1, STEPS + 1)
     assert [losses[number] for number in before] == [alone[number] for number in before]
     # What one rank had not sent yet is lost, so single losses differ by more, but not their mean.
     assert fmean(losses[number] for number in after) == pytest.approx(fmean(alone[number] for number in after), abs=0.1)

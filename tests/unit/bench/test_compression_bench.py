@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from forked_python import ForkedRunner
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import SystemRunner
@@ -45,7 +46,7 @@ FAMILIES = [
 def test_every_method_has_its_turns(tmp_path: Path) -> None:
     make_corpus(tmp_path / CORPUS_FOLDER)
     with local_site(2) as place:
-        rows = {row.method: row for row in measure_site(SystemRunner(), place, FAMILIES, SMALL, tmp_path)}
+        rows = {row.method: row for row in measure_site(ForkedRunner(), place, FAMILIES, SMALL, tmp_path)}
     assert list(rows) == FAMILIES
     assert {(row.nodes, row.link, row.steps) for row in rows.values()} == {(2, "loopback", 2)}
     for row in rows.values():
@@ -96,7 +97,7 @@ def test_early_and_late_sums_of_a_hybrid_plan_are_the_same_training(tmp_path: Pa
     make_corpus(tmp_path / CORPUS_FOLDER)
     settings = replace(SMALL, spec=SMALL.spec.model_copy(update={"layers": 4}))
     with local_site(4) as place:
-        early, late = measure_site(SystemRunner(), place, ["hybrid_int8", "hybrid_int8_late"], settings, tmp_path)
+        early, late = measure_site(ForkedRunner(), place, ["hybrid_int8", "hybrid_int8_late"], settings, tmp_path)
     # A bucket has gradients of one stage or of several, so blocks of integers begin elsewhere.
     assert early.loss == pytest.approx(late.loss, abs=1e-3)
     assert early.counted_bytes_per_parameter == pytest.approx(late.counted_bytes_per_parameter, rel=0.02)

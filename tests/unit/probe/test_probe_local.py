@@ -6,10 +6,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked_python import ForkedRunner
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.process import SystemRunner
 from hpctrain.launch.probe import ProbeRequest, probe_local
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import Topology
@@ -17,7 +17,7 @@ from hpctrain.records.topology.topology import Topology
 pytestmark = pytest.mark.slow
 
 
-class WatchedRunner(SystemRunner):
+class WatchedRunner(ForkedRunner):
     """Remembers the process of each node."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ def no_process_left(runner: WatchedRunner) -> bool:
 
 def test_the_devices_of_a_cpu_node_are_measured_together_alone_and_with_messages(tmp_path: Path) -> None:
     request = ProbeRequest(device="cpu", cpu_devices=2)
-    topology = probe_local(2, tmp_path, SystemRunner(), SystemClock(), request)
+    topology = probe_local(2, tmp_path, ForkedRunner(), SystemClock(), request)
 
     assert topology.device_ids() == ["local0:cpu0", "local0:cpu1", "local1:cpu0", "local1:cpu1"]
     for node in topology.nodes:
