@@ -24,9 +24,10 @@ def bench(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_ten_kills_lose_nothing() -> None:
-    done = bench("checkpoint", "--kills", "10", "--json")
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = CliRunner().invoke(cli, ["bench", "checkpoint", "--kills", "10", "--json"])
+    assert done.exit_code == 0, done.output[-3000:]
     found = json.loads(done.stdout)["kills"]
     assert (found["kills"], found["lost"], found["older"], found["corrupt"]) == (10, 0, 0, [])
     assert found["while_writing"] >= 1
@@ -34,6 +35,7 @@ def test_ten_kills_lose_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_the_runtime_bench_gives_its_rows() -> None:
     small = ThroughputSettings(
         pairs=2, block_steps=2, warm_steps=1, rows=4, seq_len=32, spec=DecoderSpec(layers=2, dim=32, heads=2, vocab=320)

@@ -181,6 +181,7 @@ def test_a_row_for_each_training_as_soon_as_it_is_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_launch_trains_several_sharded_methods(tmp_path: Path) -> None:
     make_text(tmp_path / "mixed", 20_000)
     settings = replace(TINY, workers=2, steps=1)
