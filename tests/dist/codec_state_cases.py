@@ -192,7 +192,7 @@ def main(what: str, world: int, folder: Path) -> None:
     cases = {"moved": [*MOVED], "fewer": [*FEWER], "snapshots": ["straight", "snapshots"]}[what]
     for name in cases:
         changes = {"recovery": {"snapshot_every": 1}} if name == "snapshots" else {}
-        make_folder(folder / name, data, model=model, **changes)
+        make_folder(folder / name, data, model=model, validation={"every": 100}, **changes)
     for name in [*cases, "own", "guest", "live"]:
         for which in ("old", "new"):
             for rank in range(world):

@@ -341,7 +341,7 @@ def main(what: str, world: int, folder: Path) -> None:
         names = dict.fromkeys(SNAPSHOTS, changes)
     else:
         cases = list(OTHER if what == "other" else FEWER)
-        names = {name: {} for name in cases}
+        names = {name: {"validation": {"every": 100}} for name in cases}
     for name, changes in names.items():
         make_folder(folder / name, data, **changes)
     for name in cases:
