@@ -37,7 +37,7 @@ class SearchLimits:
     first_options_of_size: int = 2
     """On more than `EXHAUSTIVE_DEVICES` devices, the number of degrees, for each tp, with which the search begins for
     plans on 1, on 2 and 3, on 4 to 7 devices and so on, in place of `first_options`."""
-    neighbour_options: tuple[tuple[float, int], ...] = ((64, 140), (512, 80), (2048, 60), (inf, 30))
+    neighbour_options: tuple[tuple[float, int], ...] = ((64, 300), (512, 80), (2048, 60), (inf, 30))
     """(largest number of devices, largest number of options that the search near the best options evaluates after the
     first ones)."""
     replan_options: tuple[tuple[float, int], ...] = ((64, 140), (512, 12), (2048, 20), (inf, 12))
@@ -45,8 +45,6 @@ class SearchLimits:
     least_sampled: tuple[tuple[float, int], ...] = ((512, 3), (inf, 2))
     """(largest number of devices, fewest placements of an option that the search near the best options compares, if
     there are so many)."""
-    option_patience: int = 120
-    """Number of options in a row without a better plan after which the search near the best options ends."""
     full_evaluations: int = 8
     """Number of options near the best that get a full evaluation."""
     knapsack_evaluations: int = 3

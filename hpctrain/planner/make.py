@@ -1,19 +1,13 @@
-"""Makes a plan from a run file and a topology (`make_plan`), and explains a plan by others.
-
-`extra_neighbours` makes plans near a given plan that the search did not compare with it, such as one more stage or one
-node fewer. `idle_devices` compares a plan that leaves devices idle with one that uses all of them.
-"""
+"""Makes a plan from a run file and a topology (`make_plan`)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hpctrain.base.collector import collector_paused
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.planner.bounds.closed_form import ideal_step_s
-from hpctrain.planner.cost.memory_options import memory_options_of_plan
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import make_device_pool
@@ -29,24 +23,23 @@ from hpctrain.planner.search.codec_choice import (
     searched,
     searched_node_sums,
 )
-from hpctrain.planner.search.evaluate import best_of, cut_at_seam
-from hpctrain.planner.search.neighbours import nearest_dims, rejected_neighbours, shortage
+from hpctrain.planner.search.evaluate import cut_at_seam
+from hpctrain.planner.search.neighbours import rejected_neighbours
 from hpctrain.planner.search.node_sums import choose_node_sums
 from hpctrain.planner.search.objective import FASTEST_STEP, Objective, PlanSearch, choose, other_spaces
 from hpctrain.planner.search.replacement import minimise_moves, moves_between, uses_one_codec, warm_started
 from hpctrain.planner.search.solve import Solver, solve
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import ChosenPlan
-from hpctrain.planner.simulate.predict import Prediction, largest_increase, predict
-from hpctrain.records.format.node_name import DeviceId
+from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.history.layer_figures import LayerFigures
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.codec_spec import CodecSpec
 from hpctrain.records.plan.compression import AutoCompression
-from hpctrain.records.plan.plan import ParallelDims, Plan
-from hpctrain.records.plan.prediction import Predicted, Rejected
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.prediction import Predicted
 from hpctrain.records.plan.profile import CalibrationProfile
-from hpctrain.records.run.run import AutoParallel, FixedParallel, Run
+from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.runnable import check_runnable
 
@@ -102,7 +95,7 @@ def make_plan(
         raise InputError(
             f"previous plan: found {previous.layers} blocks, the run's model has {spec.layers}; give a plan of this run"
         )
-    plain, notes = _search_space(run, spec, topology, request, profile)
+    plain, notes = search_space_of(run, spec, topology, request, profile)
     space = plain
     if previous is not None and request.solver == "auto":
         space = warm_started(previous, plain, run if request.objective.only_time else None)
@@ -134,7 +127,7 @@ def make_plan(
     return plan if previous is None else _with_moves(plan, previous)
 
 
-def _search_space(
+def search_space_of(
     run: Run, spec: Spec, topology: Topology, request: PlanRequest, profile: CalibrationProfile | None
 ) -> tuple[SearchSpace, list[str]]:
     """Return the space of the run's options, and notes on unused devices and on keys of the run file that
@@ -256,141 +249,3 @@ def _with_moves(plan: Plan, previous: Plan) -> Plan:
         text = ", ".join(map(str, lost))
         notes.append(f"No device that is left holds blocks {text}: their state comes from a checkpoint.")
     return plan.model_copy(update={"moves": moves, "notes": notes})
-
-
-def extra_neighbours(
-    run: Run, spec: Spec, topology: Topology, plan: Plan, usable: float | None = None
-) -> list[Rejected]:
-    """Return how a plan compares with plans near it: with one stage more or less, with twice or half the tensor
-    parallelism, and without one node.
-
-    Each compared plan is the fastest one with its degrees or on its nodes, by a search of its own. Degrees that
-    `plan.rejected` lists already are left out.
-
-    Args:
-        run: the run file of the plan.
-        topology: all nodes that the plan could use.
-        plan: the plan to explain, with its predicted time.
-        usable: largest share of a device's memory that a plan may fill; None: the planner's default.
-    """
-
-    request = PlanRequest(objective=Objective(usable=usable))
-
-    def compared(change: str, other: Run, nodes: Topology) -> Rejected:
-        try:
-            other_plan = make_plan(other, spec, nodes, request, profile=plan.profile)
-        except HpctrainError as error:
-            return Rejected(change=change, reason=str(error))
-        return _compared(change, plan, other_plan)
-
-    neighbours = []
-    for words, dims in _degrees(plan, topology):
-        change = str(dims)
-        if all(entry.change != change for entry in plan.rejected):
-            fixed = FixedParallel(mode="fixed", **dims._asdict())
-            neighbours.append(compared(f"{words} ({change})", run.model_copy(update={"parallel": fixed}), topology))
-    anyhow = run.model_copy(update={"parallel": AutoParallel()})
-    for node in _representative_nodes(plan, topology):
-        others = topology.only([other.id for other in topology.nodes if other.id != node])
-        neighbours.append(compared(f"without {node}", anyhow, others))
-    return neighbours
-
-
-@dataclass(frozen=True)
-class IdleDevices:
-    """The usable devices that a plan leaves idle, and the fastest plan found that uses all usable devices."""
-
-    device_ids: tuple[DeviceId, ...]
-    """The idle devices."""
-    usable: int
-    """Number of usable devices, idle or not."""
-    all_used: Rejected
-    """The fastest plan found on all usable devices, compared with the plan that leaves some idle; without `delta_s` if
-    none can run."""
-
-
-def idle_devices(
-    run: Run, spec: Spec, topology: Topology, plan: Plan, usable: float | None = None
-) -> IdleDevices | None:
-    """Return the devices that a plan leaves idle, and how the fastest plan found on all devices compares with it; None
-    if the plan uses all usable devices.
-
-    The compared plan has the codec and the memory options of `plan`. Degrees that the run file gives do not apply to
-    it.
-
-    Args:
-        run: the run file of the plan.
-        topology: all nodes that the plan could use.
-        plan: the plan to explain, with its predicted time.
-        usable: largest share of a device's memory that a plan may fill; None: the planner's default.
-
-    Raises:
-        RefusedError: no device is usable.
-        InputError: the topology lacks a figure.
-    """
-    request = PlanRequest(objective=Objective(usable=usable))
-    free = run.model_copy(update={"parallel": AutoParallel()})
-    space, _ = _search_space(free, spec, topology, request, plan.profile)
-    used = set(plan.ranks)
-    idle = tuple(device.device_id for device in space.pool.devices if device.device_id not in used)
-    if not idle:
-        return None
-    devices = len(space.pool.devices)
-    space = space.with_work(codec=plan.codec, memory_options=memory_options_of_plan(plan))
-    full = nearest_dims(space, [dims for dims in space.candidate_dims if math.prod(dims) == devices])
-    patience = request.limits.other_dims_patience
-    predictions = [best_of(space, space.options([dims]), patience) for dims in full[: request.limits.max_other_dims]]
-    fastest = min(
-        (prediction for prediction in predictions if prediction), key=lambda prediction: prediction.total, default=None
-    )
-    if fastest is None:
-        reasons = [lack for dims in full if (lack := shortage(space, dims))]
-        reasons += [reason for dims, reason in space.impossible.items() if math.prod(dims) == devices]
-        reason = str(reasons[0]) if reasons else "no degrees use all of them"
-        return IdleDevices(idle, devices, Rejected(change=f"all {devices} devices", reason=reason))
-    before = plan.predicted.step_time_s if plan.predicted else fastest.terms
-    compared = Rejected(
-        change=str(fastest.layout.dims),
-        delta_s=fastest.total - before["total"],
-        reason=largest_increase(before, fastest.terms),
-    )
-    return IdleDevices(idle, devices, compared)
-
-
-def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, ParallelDims]]:
-    devices = len(topology.device_ids())
-    wanted = [
-        ("1 more stage", plan.pp + 1, plan.tp),
-        ("1 stage fewer", plan.pp - 1, plan.tp),
-        ("tp twice as large", plan.pp, 2 * plan.tp),
-        ("tp half as large", plan.pp, plan.tp // 2),
-    ]
-    return [(words, ParallelDims(pp, max(1, devices // (pp * tp)), tp)) for words, pp, tp in wanted if pp and tp]
-
-
-def _representative_nodes(plan: Plan, topology: Topology) -> list[str]:
-    """Return the nodes that are left out, one at a time, to explain the plan.
-
-    Nodes whose devices have equal types and speeds are of one kind. The list has one node of each kind that the plan
-    uses: of the plan's nodes of this kind, the last one in the topology. The slowest kind comes first, and at most
-    `SearchLimits.max_removed_nodes` nodes are listed. The list is empty if the topology has one node.
-    """
-    last: dict[tuple[tuple[str, float], ...], str] = {}
-    for node in topology.nodes:
-        if node.id in plan.nodes:
-            last[tuple((device.type, max(device.flops.values(), default=0.0)) for device in node.devices)] = node.id
-    if len(topology.nodes) == 1:
-        return []
-    by_speed = sorted(last, key=lambda devices: sum(flops for _, flops in devices))
-    return [last[devices] for devices in by_speed][: DEFAULT_LIMITS.max_removed_nodes]
-
-
-def _compared(change: str, plan: Plan, other: Plan) -> Rejected:
-    if plan.predicted is None or other.predicted is None:
-        return Rejected(change=change, reason="nobody predicted the plan")
-    before, after = plan.predicted.step_time_s, other.predicted.step_time_s
-    delta = after["total"] - before["total"]
-    reason = (
-        largest_increase(before, after) if delta > 0 else "no slower; the plan was not chosen by time alone, or by hand"
-    )
-    return Rejected(change=change, delta_s=delta, reason=reason)

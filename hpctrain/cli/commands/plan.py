@@ -32,8 +32,8 @@ from hpctrain.launch.preflight.prepare import with_model_sizes
 from hpctrain.planner import PlanRequest, Solver, make_plan
 from hpctrain.planner.cost.workload import USABLE_MEMORY_SHARE
 from hpctrain.planner.devices.power import probed_watts, run_watts
+from hpctrain.planner.explain import extra_neighbours, idle_devices
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
-from hpctrain.planner.make import extra_neighbours, idle_devices
 from hpctrain.planner.replan.calibration import learned_profile
 from hpctrain.planner.search.objective import Goal, GoodputConstraint, Objective
 from hpctrain.planner.simulate.goodput import (

@@ -9,8 +9,8 @@ from rich.table import Column, Table
 
 from hpctrain.base.units import format_bytes, format_delta, format_seconds
 from hpctrain.jobs.data_sheet_time import plan_error_text
+from hpctrain.planner.explain import IdleDevices
 from hpctrain.planner.layout.plan_conversion import CostedLayout
-from hpctrain.planner.make import IdleDevices
 from hpctrain.planner.simulate.engine import PathSegment, critical_path
 from hpctrain.planner.simulate.predict import simulate_step
 from hpctrain.records.format.node_name import DeviceId, compress_node_set

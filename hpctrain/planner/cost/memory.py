@@ -137,11 +137,24 @@ class MemoryModel:
         return self._most(self._memory_role(role), memory_bytes)
 
     def _find_most(self, memory_role: _MemoryRole, memory_bytes: float) -> int:
-        low, high, chunks = -1, self.work.spec.layers, len(memory_role.ends)
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self._need(memory_role, even_parts(middle, chunks)) <= self.work.usable * memory_bytes
-            low, high = (middle, high) if fits else (low, middle - 1)
+        usable, chunks = self.work.usable * memory_bytes, len(memory_role.ends)
+
+        def need(blocks: int) -> float:
+            return self._need(memory_role, even_parts(blocks, chunks))
+
+        low, high = 0, self.work.spec.layers
+        if (high_bytes := need(high)) <= usable:
+            return high
+        if (low_bytes := need(low)) > usable:
+            return -1
+        while high - low > 1:
+            # The bytes grow almost linearly with the blocks (interpolation search).
+            guess = low + int((usable - low_bytes) / (high_bytes - low_bytes) * (high - low))
+            middle = min(max(guess, low + 1), high - 1)
+            if (middle_bytes := need(middle)) <= usable:
+                low, low_bytes = middle, middle_bytes
+            else:
+                high, high_bytes = middle, middle_bytes
         return low
 
     def _compute(self, memory_role: _MemoryRole, blocks: tuple[int, ...]) -> float:

@@ -131,8 +131,23 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
     most = [_blocks_that_fit(cost, layout, rank) for rank in range(pp)]
     counts = split_evenly(layers, seconds, least, most) or split_evenly(layers, seconds, least, [layers] * pp)
     assert counts is not None, "the caller gives at least one block for each stage"
-    shared = [iter(even_parts(count, chunks)) for count in counts]
+    shared = [iter(_by_stage(cost, layout, rank, count)) for rank, count in enumerate(counts)]
     return replace(layout, blocks=tuple(next(shared[rank]) for rank in layout.rank_of_stage))
+
+
+def _by_stage(cost: CostModel, layout: Layout, rank: int, blocks: int) -> Sequence[int]:
+    """Return [stage of a pipeline rank] -> its number of blocks, such that the slowest stage takes as little time as
+    possible: the stage with the head gets fewer."""
+    stages, last = layout.stages_by_rank[rank], len(layout.blocks) - 1
+    if len(stages) == 1:
+        return [blocks]
+    parts = cost.module_times(layout.placement[0][rank], layout.micro_batch)
+    per_block = sum(parts.block) + sum(parts.block_tp)
+    fixed = [sum(parts.embedding) * (stage == 0) + sum(parts.head) * (stage == last) for stage in stages]
+    least = [0 if stage in (0, last) else 1 for stage in stages]
+    counts = split_evenly(blocks, lambda index, n: fixed[index] + n * per_block, least, [blocks] * len(stages))
+    assert counts is not None, "the caller gives enough blocks"
+    return counts
 
 
 def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[float, float]]:

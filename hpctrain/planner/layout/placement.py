@@ -33,9 +33,6 @@ MAX_SEQUENCES_PER_ORDER = 100
 order because they differ only by an exchange of replicas.
 """
 
-MANY_UNITS = 64
-"""Number of groups from which on placements in the largest nodes are tried, too. Of fewer groups, other placements take
-these nodes as well, and more placements would leave less time for each."""
 MAX_COUNTED_PLACEMENTS = 10**18
 """Number that stands for all numbers of placements that are too large to compute."""
 
@@ -227,11 +224,8 @@ def _likely_orders(
     """
     size = pp * dp
     chosen = [sorted(units, key=lambda unit: (-unit.flops, unit.index))[:size]]
-    if (
-        MANY_UNITS < len(units) > size
-        and len(sizes := Counter(unit.node for unit in units)) > 1
-        and len(set(sizes.values())) > 1
-    ):
+    sizes = Counter(unit.node for unit in units)
+    if len(units) > size and len(set(sizes.values())) > 1:
         # Groups of equal speed are taken from large nodes, or large nodes come before fast ones.
         chosen = [sorted(units, key=lambda unit: (-unit.flops, -sizes[unit.node], unit.index))[:size]]
         chosen.append(sorted(units, key=lambda unit: (-sizes[unit.node], -unit.flops, unit.index))[:size])

@@ -9,8 +9,7 @@ import random
 from collections.abc import Sequence
 
 from hpctrain.planner.bounds.knapsack import KnapsackBound
-from hpctrain.planner.cost.memory_options import MemoryOptions
-from hpctrain.planner.layout.layout import Layout, Option
+from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.placement import staggered_replicas
 from hpctrain.planner.search.evaluate import Evaluation, faster_of, pack_within_nodes, refine, shift_counts
 from hpctrain.planner.search.layout_search import anneal
@@ -18,6 +17,7 @@ from hpctrain.planner.search.option_search import OptionSearch
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import Candidate, SearchResult, SearchState, UnopenedCandidate
 from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.plan.plan import ParallelDims
 
 SAMPLED_WORK, FULL_WORK = 3, 20
 """Work of a sampled and of a full evaluation, in checks of a knapsack bound."""
@@ -254,9 +254,9 @@ class _BestFirstSearch(SearchState):
         near = sorted(self.near_best)[: limits.max_packed_layouts]
         known = [(predict(space.cost, layout), space) for _, _, space, layout in near]
         known = [(self.best, self.winner), *sorted(known, key=lambda pair: pair[0].total)]
-        first: dict[tuple[MemoryOptions, Option], tuple[Prediction, SearchSpace]] = {}
+        first: dict[ParallelDims, tuple[Prediction, SearchSpace]] = {}
         for prediction, space in known:
-            first.setdefault((space.work.memory_options, prediction.layout.option), (prediction, space))
+            first.setdefault(prediction.layout.dims, (prediction, space))
         for prediction, space in list(first.values())[: limits.annealed_options]:
             if prediction.total < limits.near_best_factor * self.best.total:
                 short = work / limits.short_annealing

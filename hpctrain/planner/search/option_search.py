@@ -82,7 +82,7 @@ class OptionSearch:
                 self._push(space, option, 1.0)
         misfits = []
         first = len(self._queue) if self._many else self.limits.first_options
-        for space, option, _ in self._pop(first, patience=first):
+        for space, option, _ in self._pop(first):
             if not self._evaluate(space, option):
                 misfits.append((space, option))
                 self._free += 1 - MISFIT_WORK
@@ -94,7 +94,7 @@ class OptionSearch:
             self._push_leaner(space, option, median(ratios) if ratios else 1.0)
         for known, ratio in zip(self.evaluated, ratios, strict=True):
             self._push_neighbours(known.space, known.option, ratio)
-        for space, option, ratio in self._pop(self._most, self.limits.option_patience):
+        for space, option, ratio in self._pop(self._most):
             best = self._evaluate(space, option)
             if best:
                 self._push_neighbours(space, option, self._ratio(best, space, option))
@@ -103,23 +103,22 @@ class OptionSearch:
                 self._free += 1 - MISFIT_WORK
 
     def fastest(self, most: int) -> list[EvaluatedOption]:
-        """Return at most `most` evaluated options, the one with the shortest predicted step first."""
-        return sorted(self.evaluated, key=lambda known: known.best.total)[:most]
+        """Return the fastest evaluated option of each pp and tp, at most `most` options, the one with the shortest
+        predicted step first. Fast options often differ only in dp, and then local search makes them equally fast."""
+        fastest: dict[tuple[int, int], EvaluatedOption] = {}
+        for known in sorted(self.evaluated, key=lambda known: known.best.total):
+            fastest.setdefault((known.option.dims.pp, known.option.dims.tp), known)
+        return list(fastest.values())[:most]
 
-    def _pop(self, most: int, patience: int) -> Iterator[tuple[SearchSpace, Option, float]]:
-        """Yield at most `most` options that can win, each with its ratio, the one with the smallest estimate first. End
-        when `patience` options in a row brought no better plan.
-        """
-        state, since_best, best = self.state, 0, self.state.best
+    def _pop(self, most: int) -> Iterator[tuple[SearchSpace, Option, float]]:
+        """Yield at most `most` options that can win, each with its ratio, the one with the smallest estimate first."""
         self._free = 0.0
-        while self._queue and most + self._free > 0 and since_best - self._free < patience:
+        while self._queue and most + self._free > 0:
             _, _, space, option, ratio = heapq.heappop(self._queue)
-            if state.best is not None and space.bounds.step_s(option) >= state.best.total:
-                continue
-            yield space, option, ratio
-            most -= 1
-            since_best = since_best + 1 if state.best is best else 0
-            best = state.best
+            best = self.state.best
+            if best is None or space.bounds.step_s(option) < best.total:
+                yield space, option, ratio
+                most -= 1
 
     def _evaluate(self, space: SearchSpace, option: Option) -> Prediction | None:
         """Return the fastest plan of an option with a few placements; None if none fits."""
@@ -129,6 +128,9 @@ class OptionSearch:
         # Placements with pipelines within nodes come first, those with stages within nodes last.
         number = min(len(likely), max(self._least_sampled, MAX_SAMPLED_UNITS // option.dims.pp // option.dims.dp))
         sampled = [likely[at * (len(likely) - 1) // max(1, number - 1)] for at in range(number)]
+        if not self._many:
+            # The distribution of the blocks takes most of the time, and grows with the groups.
+            self._free -= number * option.dims.pp * option.dims.dp / MAX_SAMPLED_UNITS - 1
         layouts = [space.fit_layout(placement, option) for placement in sampled]
         fitting = [layout for layout in layouts if layout.memory_shortage(space.cost.memory) is None]
         if not fitting:

@@ -17,8 +17,8 @@ from hpctrain.base.package_data import package_data_path
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.plan_explanation import explanation
 from hpctrain.planner import make_plan
+from hpctrain.planner.explain import IdleDevices, idle_devices
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
-from hpctrain.planner.make import IdleDevices, idle_devices
 from hpctrain.planner.replan.replan import TopologyChanges, apply_changes
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.plan import Plan

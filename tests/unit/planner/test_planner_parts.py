@@ -1,4 +1,4 @@
-"""On more than 64 devices, a plan for all of them is no slower than the planner's plan for a part of them."""
+"""A plan for all devices is no slower than the planner's plan for a part of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from hpctrain.bench.planner.search import uniform_topology
+from hpctrain.base.package_data import package_data_path
+from hpctrain.bench.planner.search import PAPER, uniform_topology
 from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Device, Node, Topology
@@ -66,3 +67,27 @@ def test_no_part_of_a_cluster_has_a_faster_plan(seed, devices, divisor):
     for names in _parts(topology):
         part = make_plan(run, spec, topology.only(names), REQUEST).predicted.step_time_s["total"]
         assert whole <= part * (1 + 1e-9), names
+
+
+SMALL_RUNS = (
+    ({"layers": 24, "dim": 1024, "heads": 16, "vocab": 320}, 64, 8),
+    ({"layers": 12, "dim": 768, "heads": 12, "vocab": 32000}, 512, 64),
+)
+"""(dimensions of the model, sequence length, global batch); the first run is so small that few devices are faster than
+many."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dims", "seq_len", "rows"), SMALL_RUNS)
+def test_few_devices_have_hardly_a_part_with_a_faster_plan(dims, seq_len, rows):
+    """On at most 64 devices no search of parts follows, so the search itself has to consider few devices."""
+    topology = Topology.model_validate_json(package_data_path("topology", PAPER).read_text())
+    batch = {"batch": {"global": rows}, "data": {"train": ["data"], "seq_len": seq_len}}
+    run = Run.model_validate({"steps": 1, "model": {"dims": dims}, **batch})
+    names = [node.id for node in topology.nodes]
+    parts = [[name for name in names if name not in (names[0], names[-1])], names[1:], names[:4], names[-4:]]
+    whole, *others = (
+        make_plan(run, run.spec(), topology.only(some), REQUEST).predicted.step_time_s["total"]
+        for some in (names, *parts)
+    )
+    assert whole <= 1.01 * min(others)
