@@ -33,7 +33,7 @@ def best_first_search(plain: SearchSpace, limit_s: float = math.inf) -> SearchRe
         plain: the space with the memory options of the run file.
         limit_s: seconds of the step of a plan that is known already. If the search finds no plan that is nearly as
             fast (`SearchLimits.improvable_factor`), it ends without local search, and the bound of its result is the
-            ideal step (`ideal_step_s`).
+            ideal step (`ideal_step_s`). Otherwise it finds the same plan as without a limit.
     """
     return _BestFirstSearch(plain, limit_s).run()
 
@@ -45,7 +45,8 @@ class _BestFirstSearch(SearchState):
     """
 
     def __init__(self, plain: SearchSpace, limit_s: float) -> None:
-        super().__init__(plain, limit_s)
+        super().__init__(plain)
+        self.improvable_s = plain.limits.improvable_factor * limit_s
         self.numbers = itertools.count()
         self.evaluated: list[tuple[Candidate, KnapsackBound]] = []
         """Fully evaluated options; their knapsack bounds are tightened at the end where that matters."""
@@ -71,7 +72,7 @@ class _BestFirstSearch(SearchState):
         complete = not self._skipped()
         if not complete:
             self._search_neighbours()
-        if self.best is None or self.best.total > self.limits.improvable_factor * self.limit_s:
+        if self.best is None or self.best.total > self.improvable_s:
             return self.result(0.0, ended=False)
         self.try_variants_of_best()
         self._pack_within_nodes()
