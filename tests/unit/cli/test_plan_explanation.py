@@ -17,13 +17,13 @@ from hpctrain.base.package_data import package_data_path
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.plan_explanation import explanation
 from hpctrain.planner import make_plan
-from hpctrain.planner.explain import IdleDevices, idle_devices
+from hpctrain.planner.explain import IdleDevices, extra_neighbours, idle_devices
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
 from hpctrain.planner.replan.replan import TopologyChanges, apply_changes
 from hpctrain.records.format.node_name import DeviceId
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.prediction import Rejected
-from hpctrain.records.run.run import Run
+from hpctrain.records.run.run import FixedParallel, Run
 from hpctrain.records.topology.topology import Topology
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "explain"
@@ -139,3 +139,17 @@ def test_why_no_plan_uses_all_devices_is_said() -> None:
     assert idle is not None
     assert idle.all_used.delta_s is None
     assert idle.all_used.reason
+
+
+@pytest.mark.slow
+def test_a_faster_plan_without_a_node_says_how_to_get_it() -> None:
+    run, topology = run_of("laptop"), Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
+    by_hand = run.model_copy(update={"parallel": FixedParallel(mode="fixed", pp=3, dp=1, tp=1)})
+    plan = make_plan(by_hand, run.spec(), topology)
+
+    faster = [entry for entry in extra_neighbours(by_hand, run.spec(), topology, plan) if (entry.delta_s or 0) < 0]
+
+    assert any(entry.change.startswith("without ") for entry in faster)
+    for entry in faster:
+        how = entry.change.replace("without", "--forbid") if "without" in entry.change else "parallel.mode fixed"
+        assert entry.reason == f"faster; a search tries only likely plans, and one by hand none: use {how}"
