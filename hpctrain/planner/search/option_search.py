@@ -129,7 +129,7 @@ class OptionSearch:
         number = min(len(likely), max(self._least_sampled, MAX_SAMPLED_UNITS // option.dims.pp // option.dims.dp))
         sampled = [likely[at * (len(likely) - 1) // max(1, number - 1)] for at in range(number)]
         if not self._many:
-            # The distribution of the blocks takes most of the time, and grows with the groups.
+            # On few devices, the distribution of the blocks over the groups takes most of the time.
             self._free -= number * option.dims.pp * option.dims.dp / MAX_SAMPLED_UNITS - 1
         layouts = [space.fit_layout(placement, option) for placement in sampled]
         fitting = [layout for layout in layouts if layout.memory_shortage(space.cost.memory) is None]
