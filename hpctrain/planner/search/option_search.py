@@ -178,10 +178,10 @@ class OptionSearch:
 
     def _first_options(self) -> Iterator[tuple[SearchSpace, Option]]:
         """Yield an option for each of some degrees, with the first schedule that the workload allows, mostly 1f1b, and
-        about two micro-batches a pipeline rank, and its space. On many devices, add one with the schedule of the
-        smallest bound and, on up to `SearchLimits.max_halved_devices`, one with the schedule and the memory options of
-        the smallest bound: on a slow network, ZeRO 2 and 3 are far faster than unsharded state, because their
-        collectives overlap the passes.
+        about two micro-batches a pipeline rank, and its space. On few devices, add the same option with the memory
+        options of the smallest bound. On many devices, add one with the schedule of the smallest bound and, on up to
+        `SearchLimits.max_halved_devices`, one with the schedule and the memory options of the smallest bound: on a slow
+        network, ZeRO 2 and 3 are far faster than unsharded state, because their collectives overlap the passes.
         """
         work, every = self.state.plain.work, self.state.plain.candidate_dims
         options = []
@@ -194,7 +194,12 @@ class OptionSearch:
                 options.append(Option(dims, work.schedule_specs(dims.pp)[0], nearest))
         plain = self.state.plain
         if not self._many:
-            yield from ((plain, option) for option in options)
+            for option in options:
+                yield plain, option
+                sharded = min(
+                    self.state.candidates.first_spaces(option.dims), key=lambda one: self._bound_s(one, option)
+                )
+                yield sharded, option
             return
         few = len(plain.pool.devices) <= self.limits.max_halved_devices
         taken: Counter[tuple[int, int]] = Counter()
