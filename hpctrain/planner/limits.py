@@ -37,7 +37,7 @@ class SearchLimits:
     first_options_of_size: int = 2
     """On more than `EXHAUSTIVE_DEVICES` devices, the number of degrees, for each tp, with which the search begins for
     plans on 1, on 2 and 3, on 4 to 7 devices and so on, in place of `first_options`."""
-    neighbour_options: tuple[tuple[float, int], ...] = ((64, 230), (512, 80), (2048, 60), (inf, 30))
+    neighbour_options: tuple[tuple[float, int], ...] = ((64, 300), (512, 80), (2048, 60), (inf, 30))
     """(largest number of devices, largest number of options that the search near the best options evaluates after the
     first ones). On at most `EXHAUSTIVE_DEVICES` devices, an option counts once for every `MAX_SAMPLED_UNITS`
     (`planner/search/option_search.py`) tensor-parallel groups in its placements."""
