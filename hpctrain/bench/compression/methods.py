@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -111,9 +112,10 @@ class MethodContext:
         """Return the number of warm-up steps of low-rank methods."""
         return max(self.dense_steps, math.ceil(WARMUP_SHARE * self.run_steps))
 
-    def new_level_groups(self) -> LevelGroups:
-        """Return new process groups of this rank's node, and of the ranks with its place on the other nodes. The
-        context's group must have all processes. Collective."""
+    @cached_property
+    def level_groups(self) -> LevelGroups:
+        """The process groups of this rank's node, and of the ranks with its place on the other nodes. The context's
+        group must have all processes. The first access makes the groups, and is collective."""
         rank, world, count = dist.get_rank(self.group), dist.get_world_size(self.group), self.devices
         within = [dist.new_group(list(range(first, first + count))) for first in range(0, world, count)]
         between = [dist.new_group(list(range(place, world, count))) for place in range(count)]
@@ -188,7 +190,7 @@ def _by_level(settings: dict[str, Any], dtype: torch.dtype | None, planned: Plan
     """
 
     def open_(model: nn.Module, context: MethodContext) -> GradientSync:
-        groups = context.new_level_groups()
+        groups = context.level_groups
         names, parameters = zip(*model.named_parameters(), strict=True)
         within = ReplicatedNodeLevel(groups.within, [parameter.shape for parameter in parameters], dtype)
         spec = _codec_spec(settings, context)
@@ -245,7 +247,7 @@ def _codec_spec(settings: dict[str, Any], context: MethodContext) -> CodecSpec:
 def _auto(model: nn.Module, context: MethodContext) -> GradientSync:
     """Return the gradient synchronisation of whole (unsharded) replicas with the codec, and by the levels, that the
     planner chooses for the links and the devices."""
-    node = context.new_level_groups().within if context.devices > 1 else None
+    node = context.level_groups.within if context.devices > 1 else None
     planned = measured_plan(context.group, node, context.work, context.choice)
     settings = planned.codec.to_json()
     match planned.intra_node:

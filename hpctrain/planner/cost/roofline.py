@@ -26,10 +26,21 @@ class ModuleTimes:
     block_split: float
     """Seconds that splitting a block's backward into I and W adds."""
 
+    def stage_s(self, blocks: int, *, first: bool, last: bool) -> float:
+        """Return the seconds of forward and backward of a stage on one tensor-parallel group, for one micro-batch.
+
+        Args:
+            blocks: number of its blocks.
+            first: whether it has the embedding.
+            last: whether it has the head.
+        """
+        block_s = sum(self.block) + sum(self.block_tp)
+        return blocks * block_s + sum(self.embedding) * first + sum(self.head) * last
+
     def whole_model(self, layers: int) -> float:
         """Return the seconds of forward and backward of a whole model with `layers` blocks on one tensor-parallel
         group, for one micro-batch."""
-        return layers * (sum(self.block) + sum(self.block_tp)) + sum(self.embedding) + sum(self.head)
+        return self.stage_s(layers, first=True, last=True)
 
 
 @dataclass(frozen=True)

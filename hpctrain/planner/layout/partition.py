@@ -142,8 +142,8 @@ def _by_stage(cost: CostModel, layout: Layout, rank: int, blocks: int) -> Sequen
     if len(stages) == 1:
         return [blocks]
     parts = cost.module_times(layout.placement[0][rank], layout.micro_batch)
-    per_block = sum(parts.block) + sum(parts.block_tp)
-    fixed = [sum(parts.embedding) * (stage == 0) + sum(parts.head) * (stage == last) for stage in stages]
+    per_block = parts.stage_s(1, first=False, last=False)
+    fixed = [parts.stage_s(0, first=stage == 0, last=stage == last) for stage in stages]
     least = [0 if stage in (0, last) else 1 for stage in stages]
     counts = split_evenly(blocks, lambda index, n: fixed[index] + n * per_block, least, [blocks] * len(stages))
     assert counts is not None, "the caller gives enough blocks"
@@ -158,10 +158,8 @@ def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[floa
     for replica in layout.distinct_replicas:
         count = layout.micro_batches[replica]
         parts = cost.module_times(layout.placement[replica][rank], layout.micro_batch)
-        fixed = sum(parts.embedding) * (rank == layout.rank_of_stage[0]) + sum(parts.head) * (
-            rank == layout.rank_of_stage[-1]
-        )
-        seconds.append((count * fixed, count * (sum(parts.block) + sum(parts.block_tp))))
+        fixed = parts.stage_s(0, first=rank == layout.rank_of_stage[0], last=rank == layout.rank_of_stage[-1])
+        seconds.append((count * fixed, count * parts.stage_s(1, first=False, last=False)))
     return list(dict.fromkeys(seconds))
 
 
