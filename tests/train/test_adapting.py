@@ -24,7 +24,7 @@ SETTINGS = (
     "--set", "validation.every=10000",
 )  # fmt: skip
 ADAPTING = ("--set", "adapt={mode: online, after: 20}")
-FORWARD_S = {"local0": 0.01, "local1": 0.01, "local2": 0.05}
+FORWARD_S = {"local0": 0.02, "local1": 0.02, "local2": 0.1}
 
 
 def stopped(site: Site, arguments: Sequence[str], until: Callable[[Path], None]) -> Outcome:
@@ -68,9 +68,10 @@ def test_a_slow_node_gets_less_work_and_no_step_is_lost(site: Site) -> None:
 
     judged = of_kind(outcome, "adaptation_measured")[0]
     assert judged.generation == 1
-    assert judged.data["kept"]
     measured_s = judged.data["measured_step_time_s"]  # None if other work changed the speed of a device meanwhile
-    assert measured_s is None or measured_s < adapted.data["measured_step_time_s"]
+    # Where other work takes what the plan gains, the run rightly goes back.
+    gains = measured_s is None or measured_s < adapted.data["measured_step_time_s"]
+    assert judged.data["kept"] == gains, judged
 
     rows = outcome.rows
     assert [row.step for row in rows] == list(range(1, len(rows) + 1))  # none is made twice
