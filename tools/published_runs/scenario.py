@@ -50,13 +50,17 @@ HALF = Framework(
 `process_bytes` (context, communicators, workspaces, allocator cache) is the most that a GH200 of the Sailor runs
 held besides tensors. Gradients are summed in DeepSpeed's buckets of 5e8 numbers (DeepSpeed's configuration
 reference)."""
-BRAIN_HALF = replace(HALF, accumulated_bytes=4)
-"""Megatron-DeepSpeed in bf16, whose optimizer adds up and sums gradients in fp32 (DeepSpeed's BF16_Optimizer)."""
+DEEPSPEED_HALF = replace(HALF, shards_in_place=True)
+"""Megatron-DeepSpeed in fp16, without `DEEPSPEED_UPDATE_BYTES`."""
 DEEPSPEED_UPDATE_BYTES = (8, 6)
-"""Bytes per parameter of the buffers in which DeepSpeed's fp16 optimizers prepare an update, without ZeRO and with it:
-gradients cast to fp32 one by one and then in one flat tensor (FP16_Optimizer), or a rank's part of them flat in fp16
-and then in fp32 (DeepSpeedZeroOptimizer). torch's allocator cannot make such a tensor of the small pieces that
-activations leave."""
+"""Bytes per parameter of the buffers in which DeepSpeed's fp16 optimizers prepare an update, in general and with ZeRO
+on one replica. Without ZeRO, gradients are cast to fp32 one by one and then in one flat tensor (FP16_Optimizer). With
+ZeRO, a rank's part of them is flattened in fp16 and then cast to fp32; but first, each of its gradients is cast to
+fp64 for the norm, and of several replicas, the embedding's gradient takes most of a rank's part
+(DeepSpeedZeroOptimizer). torch's allocator cannot make such tensors of the small pieces that activations leave."""
+BRAIN_HALF = replace(HALF, accumulated_bytes=4, shards_in_place=True, gather_buffer_bytes=2)
+"""Megatron-DeepSpeed in bf16 (DeepSpeed's BF16_Optimizer), whose optimizer adds up and sums gradients in fp32. Its
+ranks gather up to 5e9 updated weights at once, for which torch's all-gather into a list has a buffer of all of them."""
 SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, residual_stream_bytes=4)
 """Megatron in fp32: weights, gradients and two moments in fp32."""
 FULLY_SHARDED = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8)
@@ -64,8 +68,9 @@ FULLY_SHARDED = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8)
 weights are gathered and computed in bf16. Gradients are summed in `MeasuredRun.reduced_bytes`."""
 SENDING_BESIDE = replace(HALF, blocking_sends=False)
 """DT-FM's runtime, which sends and receives beside its computation (Yuan et al. 2022, section 3)."""
-WITHOUT_DROPOUT = ("Sailor", "BigScience", "llm-foundry")
-"""Families whose runs use no dropout, as in Sailor's scripts, BLOOM's configuration and llm-foundry's models."""
+WITHOUT_DROPOUT = ("Sailor", "llm-foundry")
+"""Families whose runs use no dropout, as in Sailor's scripts and llm-foundry's models. BigScience's job scripts
+(bigscience, train/tr11-176B-ml) set no rate of dropout, and Megatron-DeepSpeed's default is 0.1."""
 CLASSIFIER_VOCAB = 50257
 """Rows of the embedding of DT-FM's models, whose table states no vocabulary: those of GPT-2."""
 BLOCKING = ("BigScience",)
@@ -171,7 +176,8 @@ def _framework(run: MeasuredRun) -> Framework:
     if run.bf16:
         return BRAIN_HALF
     if run.half and "DeepSpeed" in run.framework:
-        return replace(HALF, state_bytes=HALF.state_bytes + DEEPSPEED_UPDATE_BYTES[run.zero > 0])
+        update_bytes = DEEPSPEED_UPDATE_BYTES[run.zero > 0 and run.dp == 1]
+        return replace(DEEPSPEED_HALF, state_bytes=HALF.state_bytes + update_bytes)
     return HALF if run.half else SINGLE
 
 

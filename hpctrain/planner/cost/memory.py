@@ -265,35 +265,48 @@ class MemoryModel:
         addition, a device holds gathered weights: all of them at levels 1 and 2, at level 3 those of two pieces at a
         time (a block and the part outside of blocks). It also holds gradients before their reduce-scatter: all of them
         at level 1, those of two pieces at levels 2 and 3. With a split backward, the device's largest stage takes the
-        place of the two pieces. The buffers of the collectives hold further pieces (`COLLECTIVE_PIECES`). Freed memory
-        that the heap still holds (`HEAP_RETAINED_COPIES`) counts too.
+        place of the two pieces. Freed memory that the heap still holds (`HEAP_RETAINED_COPIES`) counts too.
 
         Args:
             shares: the parts of the model in the device's stages.
         """
         work, zero = self.work, self.work.memory_options.zero
-        stages = [self.work.parameters(share, memory_role.tp) for share in shares]
+        framework = work.framework
+        stages = [work.parameters(share, memory_role.tp) for share in shares]
         parameters = sum(stages)
-        outside = max(self.work.parameters(share._replace(blocks=0), memory_role.tp) for share in shares)
-        piece = max(self.work.parameters(ModelPart(1, False, False), memory_role.tp), outside)
+        outside = max(work.parameters(share._replace(blocks=0), memory_role.tp) for share in shares)
+        piece = max(work.parameters(ModelPart(1, False, False), memory_role.tp), outside)
         at_work = max(stages) if memory_role.splits else min(parameters, 2 * piece)
-        gradient_bytes = work.framework.gradient_bytes
-        parts = work.framework.bytes_per_parameter * parameters / memory_role.shards
-        parts += work.framework.accumulated_bytes * parameters
+        gradient_bytes = framework.gradient_bytes
+        parts = framework.part_bytes * parameters / memory_role.shards
+        parts += framework.accumulated_bytes * parameters
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
         # Between shard groups a rank sums only its own part; within one it has a residual of the whole gradient.
         shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
         residuals = self._codec_state_bytes * parameters / shards
-        freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters
-        in_collectives = COLLECTIVE_PIECES[memory_role.kind] * piece
-        if memory_role.kind == "cpu":
-            in_collectives += STAGE_PIECES * (len(stages) - 1) * piece
-        if zero == 1:
-            # Each piece is on its way once a step, as what is sent and received; by level also in another order.
-            in_collectives = min(in_collectives, (2 if work.intra_node == "flat" else 3) * parameters)
-        buffers = work.framework.summed_bytes * in_collectives
+        freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * framework.weight_bytes * parameters
+        buffers = self._collective_buffers(memory_role.kind, stages, piece)
         return parts + weights + gradients + buffers + residuals + freed
+
+    def _collective_buffers(self, kind: str, stages: list[int], piece: int) -> float:
+        """Return the bytes of the buffers of ZeRO's collectives on a device.
+
+        Args:
+            kind: kind of the device, cpu or cuda.
+            stages: number of parameters of each stage of the device.
+            piece: number of parameters of the largest piece: a block, or the part outside of blocks.
+        """
+        work, framework, parameters = self.work, self.work.framework, sum(stages)
+        if framework.shards_in_place:
+            return framework.bucket_bytes + framework.gather_buffer_bytes * parameters
+        numbers = COLLECTIVE_PIECES[kind] * piece
+        if kind == "cpu":
+            numbers += STAGE_PIECES * (len(stages) - 1) * piece
+        if work.memory_options.zero == 1:
+            # Each piece is on its way once a step, as what is sent and received; by level also in another order.
+            numbers = min(numbers, (2 if work.intra_node == "flat" else 3) * parameters)
+        return float(framework.summed_bytes * numbers)
 
 
 LiveCounts = tuple[tuple[int, ...], ...]

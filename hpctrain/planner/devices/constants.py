@@ -229,6 +229,13 @@ class Framework:
     0 where they are added up in the gradients themselves."""
     checkpoint_bytes: int = 12
     """Bytes per parameter of the copy of weights and moments while a checkpoint is written during training."""
+    shards_in_place: bool = False
+    """Whether ZeRO 1 shards one flat tensor in place, as DeepSpeed does: a rank's parts of weights and gradients are
+    views of the whole ones, and gradients are summed in a bucket. If False, these parts are tensors of their own, and
+    gradients are summed by piece (a block, or the part outside of blocks), as by `fully_shard`."""
+    gather_buffer_bytes: int = 0
+    """Bytes per parameter of the buffer in which ranks gather all updated weights at once, if `shards_in_place`; 0
+    where they gather a bucket at a time."""
     shard_prefetch: bool = True
     """Whether ZeRO's collectives of one block overlap the computation of other blocks: on CUDA all of them, on a CPU
     the reduce-scatters."""
@@ -264,6 +271,12 @@ class Framework:
     def bytes_per_parameter(self) -> int:
         """Bytes per parameter of weights, gradients, optimizer state and the copy for a checkpoint, together."""
         return self.weight_bytes + self.gradient_bytes + self.state_bytes + self.checkpoint_bytes
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes per parameter of the tensors that ZeRO shards."""
+        views = self.weight_bytes + self.gradient_bytes if self.shards_in_place else 0
+        return self.bytes_per_parameter - views
 
 
 HPCTRAIN_FRAMEWORK = Framework()
