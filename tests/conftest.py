@@ -59,7 +59,8 @@ hypothesis.settings.load_profile("suite")
 
 # Every process that a test starts inherits this, however far it detaches itself.
 MARK, MARK_VALUE = "HPCTRAIN_TEST_SESSION", f"{os.getpid()}-{time.time_ns()}"
-GRACE_S = 3.0
+GRACE_S = 10.0
+"""Seconds in which processes may end that were told to; on a busy machine it takes a while."""
 
 STATE = Path(tempfile.gettempdir()) / f"hpctrain-tests-{MARK_VALUE}"
 """Instead of the folder in which the person's history of runs lies; removed at the end."""

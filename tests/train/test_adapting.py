@@ -37,7 +37,7 @@ def stopped(site: Site, arguments: Sequence[str], until: Callable[[Path], None])
         folder = site.run_folder(known)
         until(folder)
         process.terminate()
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=600)
     finally:
         process.kill()
     return Outcome(process.returncode, folder, said)

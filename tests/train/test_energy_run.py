@@ -46,8 +46,10 @@ def test_status_says_what_a_run_on_two_virtual_nodes_of_one_machine_used(site: S
     one = sum(sum((row.cpu_j or {}).values()) for row in rows if row.node == "local0")
     energy = json.loads(site.command("status", str(done.folder), "--json").stdout)["energy"]
     assert 0 < one <= used_j
-    # Where rows of both nodes overlap, power counts as constant, which that of a busy machine is not.
-    assert 0.9 * one <= energy["total_j"] <= 1.1 * used_j
+    # Both nodes counted it all, and it counts once. Where their rows overlap, power counts as constant, which that of a
+    # busy machine is not.
+    assert 0.5 * one <= energy["total_j"] <= 1.5 * used_j
+    assert sum(sum((row.cpu_j or {}).values()) for row in rows) > 1.5 * one
     assert 0 < energy["steps_j"] <= energy["total_j"]
     assert energy["carbon_g"] == pytest.approx(energy["total_j"] / 1e4)
     assert energy["step_j"] == pytest.approx(energy["token_j"] * 8 * 64)

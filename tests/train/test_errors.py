@@ -174,7 +174,7 @@ def test_the_last_step_waits_for_room(site: Site, tmp_path: Path) -> None:
     script = f"""
         mount -t tmpfs -o size=8m tmpfs {disk} || exit 90
         {hpctrain} train run.yaml --local 1 --topology one.json --set name=full --set steps=32 >{tmp_path}/said 2>&1 &
-        for _ in $(seq 1200); do
+        for _ in $(seq 6000); do
             grep -qs '"kind": "waiting_for_room"' {disk}/full-*/events.jsonl && break
             kill -0 $! || break
             sleep 0.1

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from train_site import Outcome, Site, once_there, small_topology, wait_for, wait_for_step, worker_of
+from train_site import Gate, Outcome, Site, once_there, small_topology, wait_for, wait_for_step, worker_of
 
 from hpctrain.checkpoint import published
 from hpctrain.records.history.run_log import last_row_of_each_step
@@ -45,12 +45,15 @@ def encoder_decoder(site: Site) -> Outcome:
     """The encoder on one node and the decoder on another, whose worker is killed after the first checkpoint."""
     small_topology(2).write(site.path / "seam.json")
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", "--local", "2", "--topology", "seam.json", *words(*ENCODER_DECODER))
+    gate = Gate(site.path / "gate of encoder_decoder", EVERY + 4)
+    argv = ("train", "run.yaml", "--local", "2", "--topology", "seam.json", *words(*ENCODER_DECODER))
+    process = site.start(*argv, env=gate.env)
     folder = site.run_folder(known)
     worker = once_there(worker_of, folder, "local1")
     wait_for_step(folder, EVERY + 2)
     wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "the first checkpoint")
     worker.kill()
+    gate.open()
     said, _ = process.communicate(timeout=800)
     return Outcome(process.returncode, folder, said)
 

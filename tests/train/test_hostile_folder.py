@@ -37,11 +37,13 @@ def test_nothing_is_imported_from_the_current_folder_nor_from_the_run_folder(sit
     lay_traps(folder, caught)
     said = hpctrain("resubmit", ".", "--set", "steps=6", "--json", cwd=folder)
     assert json.loads(said)["folder"] == str(folder)
-    status = {}
+    attempts = folder / "attempts.jsonl"
 
-    def is_done() -> bool:
-        status.update(json.loads(hpctrain("status", str(folder), "--json", cwd=here)))
-        return status["step"] == 6 and status["state"] == "done" and not processes_of(folder)
+    def is_over() -> bool:
+        lines = attempts.read_text().splitlines()
+        return len(lines) == 2 and "end" in json.loads(lines[-1]) and not processes_of(folder)
 
-    wait_for(is_done, 120, "the end of the run in the background")
+    wait_for(is_over, 120, "the end of the run in the background")
+    status = json.loads(hpctrain("status", str(folder), "--json", cwd=here))
+    assert (status["step"], status["state"]) == (6, "done")
     assert not caught.exists(), caught.read_text()

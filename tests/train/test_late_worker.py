@@ -14,7 +14,7 @@ from hpctrain.checkpoint import published
 from hpctrain.records.history.run_log import read_metrics
 from hpctrain.records.plan.plan import Plan
 
-SETTINGS = ["steps=1000000", "checkpoint.every=20", "recovery.spares=1", "recovery.heartbeat_timeout_s=1"]
+SETTINGS = ["steps=1000000", "checkpoint.every=20", "recovery.spares=1", "recovery.heartbeat_timeout_s=3"]
 
 pytestmark = pytest.mark.slow
 
@@ -44,13 +44,14 @@ def test_it_leaves_metrics_and_checkpoints_to_the_generation_that_began_meanwhil
     stopped: list[psutil.Process] = []
     try:
         wait_for_step(folder, 25)
+        # A thread of the worker writes it, which sleeps with the worker.
+        wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "a checkpoint from before")
         first = GenerationStore(folder / "generations").newest()
         assert first is not None
         [node] = Plan.read(folder / first.plan).nodes
         stopped = [node_process(folder, node), worker_of(folder, node)]
         for sleeper in stopped:
             sleeper.suspend()
-        wait_for(lambda: bool(published.listed(folder / "checkpoints")), 5, "a checkpoint from before")
         wait_for_step(folder, 45, generation=1)
         agent, worker = stopped
         worker.resume()
@@ -73,4 +74,4 @@ def test_it_leaves_metrics_and_checkpoints_to_the_generation_that_began_meanwhil
             if sleeper.is_running():
                 sleeper.resume()
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)

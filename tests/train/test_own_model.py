@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from forked_python import run_program
-from train_site import Outcome, Site, once_there, small_topology, wait_for, wait_for_step, worker_of
+from train_site import Gate, Outcome, Site, once_there, small_topology, wait_for, wait_for_step, worker_of
 
 from hpctrain.checkpoint import published
 from hpctrain.records.history.run_log import last_row_of_each_step
@@ -38,12 +38,15 @@ def trained(site: Site) -> Outcome:
     shutil.copytree(EXAMPLE, site.path / "own_model")
     small_topology(2).write(site.path / "two.json")
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "own_model/run.yaml", "--local", "2", "--topology", "two.json", *SETTINGS)
+    gate = Gate(site.path / "gate of own_model", 7)
+    words = ("train", "own_model/run.yaml", "--local", "2", "--topology", "two.json", *SETTINGS)
+    process = site.start(*words, env=gate.env)
     folder = site.run_folder(known)
     worker = once_there(worker_of, folder, "local1")
     wait_for_step(folder, 5)
     wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "the first checkpoint")
     worker.kill()
+    gate.open()
     said, _ = process.communicate(timeout=800)
     return Outcome(process.returncode, folder, said)
 

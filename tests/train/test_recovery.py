@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -11,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 from train_site import (
+    HELD,
+    Gate,
     Outcome,
     Site,
     node_process,
@@ -36,17 +39,19 @@ def finish(process, folder: Path) -> Outcome:  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="module")
 def worker_killed(site: Site) -> Outcome:
-    """Four nodes by a hand-edited plan; a worker is killed after the first checkpoint."""
+    """Four nodes by a hand-edited plan; a worker is killed after the first checkpoint and before the second."""
     known = set((site.path / "runs").glob("*"))
+    gate = Gate(site.path / "gate of worker_killed", 12)
     process = site.start(
         "train", "run.yaml", "--local", "4", "--topology", "four.json", "--plan", "plan4.json",
-        "--set", "recovery.memory=off",
+        "--set", "recovery.memory=off", env=gate.env,
     )  # fmt: skip
     folder = site.run_folder(known)
     worker = once_there(worker_of, folder, "local1")
     wait_for_step(folder, 10)
     wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "the first checkpoint")
     worker.kill()
+    gate.open()
     return finish(process, folder)
 
 
@@ -143,14 +148,17 @@ def test_a_run_that_lost_its_checkpoints_begins_again_only_when_asked(site: Site
     assert [row.step for row in again.rows if row.generation == 1] == list(range(1, 7))
 
 
-def test_losing_the_first_node_means_a_new_plan_for_the_rest(site: Site, undisturbed: Outcome) -> None:
+def test_losing_the_first_node_means_a_new_plan_for_the_rest(site: Site, undisturbed: Outcome, tmp_path: Path) -> None:
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", "--local", "4", "--topology", "four.json", "--plan", "plan4.json")
+    gate = Gate(tmp_path / "gate", 4)
+    words = ("train", "run.yaml", "--local", "4", "--topology", "four.json", "--plan", "plan4.json")
+    process = site.start(*words, env=gate.env)
     folder = site.run_folder(known)
     node = once_there(node_process, folder, "local0")
     wait_for_step(folder, 2)
     workers = node.children()
     node.kill()
+    gate.open()
     outcome = finish(process, folder)
     assert outcome.code == 0, outcome.said
     assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
@@ -184,17 +192,18 @@ def test_a_stopped_run_saves_first_and_its_folder_is_not_for_two(site: Site, und
     assert found.manifest.step == last
 
 
-def test_a_hung_worker_is_ended_by_the_watchdog(site: Site) -> None:
+def test_a_hung_worker_is_ended_by_the_watchdog(site: Site, tmp_path: Path) -> None:
     known = set((site.path / "runs").glob("*"))
+    gate = Gate(tmp_path / "gate", 4)
     process = site.start(
         "train", "run.yaml", "--local", "2", "--topology", "four.json",
-        "--set", "recovery.progress_timeout_s=30", "--set", "steps=60",  # room for a start on a busy machine
-        env={"PYTHONPATH": str(Path(__file__).with_name("paused"))},  # and for the test to look before the run is over
+        "--set", "recovery.progress_timeout_s=30", env=gate.env,  # room for a start on a busy machine
     )  # fmt: skip
     folder = site.run_folder(known)
     hung = once_there(worker_of, folder, "local0")
     wait_for_step(folder, 2)
     hung.send_signal(signal.SIGSTOP)
+    gate.open()
     outcome = finish(process, folder)
     assert outcome.code == 0, outcome.said
     assert not psutil.pid_exists(hung.pid)
@@ -223,7 +232,7 @@ def test_a_killed_supervisor_takes_everything_along(site: Site) -> None:
     agents = [node_process(folder, node) for node in ("local0", "local1")]
     family = agents + [child for agent in agents for child in agent.children(recursive=True)]
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate(timeout=600)
     wait_for(lambda: not any(p.is_running() for p in family), 60, "every process of the run has ended")
     assert published.newest(folder / "checkpoints")[0] is not None
 
@@ -233,7 +242,7 @@ def test_a_supervisor_killed_in_its_first_moment_leaves_nothing_either(site: Sit
     process = site.start("train", "run.yaml", "--local", "2", "--topology", "four.json", "--set", "steps=1000000")
     folder = site.run_folder(known)
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate(timeout=600)
     wait_for(lambda: not processes_of(folder), 60, "every process of the run has ended")
 
 
@@ -313,14 +322,14 @@ if "hpctrain.node" in " ".join(sys.orig_argv):
 def test_a_proposer_that_reads_for_long_is_not_taken_for_lost(site: Site, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_PROPOSER)
     known = set((site.path / "runs").glob("*"))
-    process = site.start(
-        "train", "run.yaml", "--local", "3", "--topology", "four.json",
-        env={"PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    gate = Gate(tmp_path / "gate", 4)
+    env = {**gate.env, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(HELD)])}
+    process = site.start("train", "run.yaml", "--local", "3", "--topology", "four.json", env=env)
     folder = site.run_folder(known)
     worker = once_there(worker_of, folder, "local1")
     wait_for_step(folder, 2)
     worker.kill()
+    gate.open()
     outcome = finish(process, folder)
     assert outcome.code == 0, outcome.said
     kinds = [event.kind for event in outcome.events]

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 from test_recovery import finish
-from train_site import Outcome, Site, kill_node, kill_worker, once_there, wait_for_step, worker_of
+from train_site import Gate, Outcome, Site, kill_node, kill_worker, once_there, wait_for_step, worker_of
 
 from hpctrain.records.history.run_log import Event
 
@@ -27,12 +27,13 @@ THREE = ("--local", "3", "--topology", "four.json", "--set", "parallel={mode: fi
 def disturbed(site: Site, arguments: tuple[str, ...], fault: Callable[[Path, str], None]) -> Outcome:
     """A run of which local1, or its worker, is killed after some steps."""
     known = set((site.path / "runs").glob("*"))
-    env = {"PYTHONPATH": str(Path(__file__).with_name("paused"))}
-    process = site.start("train", "run.yaml", *LONG, *arguments, env=env)
+    gate = Gate(site.path / f"gate {len(known)}", 12)
+    process = site.start("train", "run.yaml", *LONG, *arguments, env=gate.env)
     folder = site.run_folder(known)
     once_there(worker_of, folder, "local1")
     wait_for_step(folder, 10)
     fault(folder, "local1")
+    gate.open()
     return finish(process, folder)
 
 

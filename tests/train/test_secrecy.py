@@ -67,11 +67,11 @@ def test_tokens_around_a_run_are_nowhere_and_it_is_reached_only_at_its_own_addre
     known = set((site.path / "runs").glob("*"))
     process = site.start(
         "submit", "run.yaml", "--topology", "four.json", "--json", "--set", "name=secrecy", "--set", "cluster.nodes=2",
-        "--set", "steps=400", "--set", f"code={code}", "--set", "secrets=[HF_TOKEN]", "--set", "data.stage=node",
+        "--set", "steps=1000000", "--set", f"code={code}", "--set", "secrets=[HF_TOKEN]", "--set", "data.stage=node",
         "--set", f"data.stage_folder={node_disk}", "--set", "notify={url_env: HOOK, on: [cancelled]}",
         env=TOKENS,
     )  # fmt: skip
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=600)[0]
     folder = site.run_folder(known)
     wait_for_step(folder, 2)
 

@@ -79,5 +79,5 @@ def test_snakemake_prepares_trains_waits_and_writes_what_the_recipe_says(
 def test_nextflow_s_recipe_is_in_its_language(repository: Path, workflows: Path) -> None:
     recipe = repository / "docs/examples/nextflow/main.nf"
     argv = [str(workflows / "python"), "-c", PARSE, str(recipe)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout.split() == ["DATA", "SUBMIT", "WAIT", "EVALUATE", "EXPORT", "REPORT"], done.stderr
