@@ -170,7 +170,7 @@ def sleeping(site: Site, rank: int) -> dict[str, Any]:
     def sleep(*_: object) -> None:
         calls.append(None)
         if len(calls) == 2:
-            time.sleep(9)
+            time.sleep(12)
 
     if rank == 1:
         trainer.pipeline.stages[0].submod.register_forward_pre_hook(sleep)
@@ -200,7 +200,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
 def main(what: str, world: int, folder: Path) -> None:
     data = folder / "data"
     prepare([TEXT], data, PrepareOptions(valid_fraction=0.1, limit_bytes=200_000))
-    for name, batches, patience_s in (("run", 0, 120), ("impatient", 0, 2.5), ("validated", 1, 120)):
+    for name, batches, patience_s in (("run", 0, 120), ("impatient", 0, 4), ("validated", 1, 120)):
         make_folder(folder / name, data)
         path = folder / name / "run.yaml"
         changes = {"validation": {"every": 1, "batches": batches}, "recovery": {"progress_timeout_s": patience_s}}

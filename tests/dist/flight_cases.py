@@ -161,7 +161,8 @@ def beside_waiting(
 
 def lost_rank(rank: int) -> dict[str, Any]:
     """What rank 0 sees if no other rank ever sends its messages."""
-    group = dist.new_group(timeout=timedelta(seconds=1))
+    dist.barrier()  # or the others would come too late to make the group
+    group = dist.new_group(timeout=timedelta(seconds=3))
     found: dict[str, Any] = {}
     if rank == 0:
         stage = Stage({"mode": "int4"}, None, group)

@@ -239,13 +239,13 @@ def ruined(folder: Path, rank: int, meeting: dist.Store) -> str:
 
 
 def bubble(folder: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
-    """Two stages whose forward takes 0.15 s and whose backward 0.3 s: they sleep, so a busy machine matters little, and
+    """Two stages whose forward takes 0.3 s and whose backward 0.6 s: they sleep, so a busy machine matters little, and
     of three steps the middle one counts."""
     place = folder / "bubble"
     trainer = open_trainer(place, PLANS["pp2 one micro-batch"][0], 0, None, rank, meeting)
     for stage in trainer.pipeline.stages:
-        stage.submod.register_forward_pre_hook(lambda *_: time.sleep(0.15))
-        stage.submod.register_full_backward_pre_hook(lambda *_: time.sleep(0.3))
+        stage.submod.register_forward_pre_hook(lambda *_: time.sleep(0.3))
+        stage.submod.register_full_backward_pre_hook(lambda *_: time.sleep(0.6))
     train(trainer, StoppingOrders(4))  # type: ignore[arg-type]
     leave()
     rows = sorted(read_metrics(place / "metrics.jsonl")[-3:], key=lambda row: row.bubble_fraction or 0)

@@ -81,7 +81,7 @@ def process_group(folder: Path, rank: int, world: int) -> Iterator[None]:
     """The default group over all processes of this launch."""
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/.store-{os.getppid()}", rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=600),
     )  # fmt: skip
     yield
     dist.barrier()

@@ -41,6 +41,8 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 
 WIDE = SPEC.model_copy(update={"dim": 64, "vocab": 320})
+LATE_S = 1.5
+"""Seconds by which ranks are late: longer than a step takes on a busy machine."""
 
 
 def open_plan(
@@ -163,7 +165,7 @@ def delay(pipeline: Pipeline, where: str) -> None:
     """Let this rank be late once, at one place of the step to come."""
     stage = pipeline.stages[0]
     block = stage.submod.get_submodule("layers.1")
-    pauses = [0.5]
+    pauses = [LATE_S]
 
     def pause(*_: object) -> None:
         if pauses:
@@ -185,7 +187,7 @@ def waiting(plan: Plan, rank: int, late: tuple[int, ...], where: str) -> tuple[s
     places: Counter[tuple[str, bool]] = Counter()
     dist.barrier()
     if rank in late and where == "start":
-        time.sleep(0.5)
+        time.sleep(LATE_S)
     elif rank in late:
         delay(pipeline, where)
     with watched(places):
