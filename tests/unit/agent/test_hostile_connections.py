@@ -184,7 +184,7 @@ def test_bytes_without_end_from_a_stranger_are_not_kept(cluster: Cluster) -> Non
         flooder.setblocking(False)
         sent = 0
         closed = False
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not closed:
             assert time.monotonic() < deadline, "the agent still listens to it"
             try:

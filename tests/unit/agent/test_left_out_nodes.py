@@ -284,7 +284,7 @@ def test_agents_learn_of_a_cut_between_others_and_of_its_end(cluster: Cluster) -
             turn()
             return bool(condition())
 
-        cluster.until(holds, within_s=20)
+        cluster.until(holds)
 
     until(lambda: all(not reachability.silent for reachability in trackers.values()))
     until(lambda: all(agent.says.unheard == () for agent in cluster.agents.values()))

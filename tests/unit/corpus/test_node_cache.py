@@ -192,7 +192,7 @@ def test_a_disk_that_is_too_small_is_told_and_nothing_is_begun(folder: Path, bas
     assert unshare is not None
     mount = 'mount -t tmpfs -o size=4k tmpfs "$1" && exec "$0" -c "$3" "$1" "$2"'
     argv = [unshare, "-rm", "sh", "-c", mount, sys.executable, str(base), str(folder), PROGRAM]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
     said, left = done.stdout.splitlines()
     assert "no room for a copy of the data: " in said
     assert left == "['.lock']"

@@ -12,6 +12,7 @@ import pytest
 SCRIPT = """
 import json, os, signal, sys, time
 from dataclasses import dataclass
+from pathlib import Path
 from hpctrain.base.errors import FileError, HpctrainError, FieldError
 from hpctrain.corpus.prepare.pool import WorkerPool
 
@@ -23,6 +24,10 @@ class Task:
     def run(self, report):
         if self.kind != "quiet":
             report(self.number)
+        if self.kind == "meets":  # the other one of these two, in another process
+            Path(__file__).with_name(f"met-{self.number}").touch()
+            while not Path(__file__).with_name(f"met-{1 - self.number}").exists():
+                time.sleep(0.01)
         if self.kind == "wrong file":
             raise FileError("f", [FieldError("key", "is wrong", 3)])
         if self.kind == "mistake":
@@ -41,7 +46,8 @@ def outcome(pool, kind):
 if __name__ == "__main__":
     seen = []
     with WorkerPool(2) as pool:
-        results = list(pool.run(map(Task, range(9)), seen.append))
+        tasks = [Task(number, "meets" if number < 2 else "fine") for number in range(9)]
+        results = list(pool.run(tasks, seen.append))
         told = [outcome(pool, kind) for kind in ("wrong file", "mistake", "killed")]
         again = [number for number, _ in pool.run(map(Task, range(3)), seen.append)]
         # While this process hears how far the first is, both are done.
@@ -54,7 +60,7 @@ if __name__ == "__main__":
 def test_results_are_in_order_and_errors_end_the_work(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True, timeout=100
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True, timeout=600
     )
     numbers, processes, advanced, told, again, both = json.loads(done.stdout)
     assert (numbers, processes, advanced, again) == (list(range(9)), 2, 36 + 3, [0, 1, 2])

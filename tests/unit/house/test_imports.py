@@ -38,7 +38,7 @@ print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def wheel(clone, tmp_path_factory) -> Path:
     """A wheel built from it."""
     target = tmp_path_factory.mktemp("wheel")
     argv = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(target), str(clone)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = target.glob("*.whl")
     return path
@@ -52,7 +52,7 @@ def places_from(path: Path, cwd: Path) -> list[Path]:
     """Where a Python that finds hpctrain under `path` finds the package and the data folders."""
     env = {**os.environ, "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", ASK], cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", ASK], cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return [Path(text) for text in json.loads(done.stdout)]
@@ -62,10 +62,10 @@ def places_from(path: Path, cwd: Path) -> list[Path]:
 def environment(wheel, tmp_path_factory) -> Path:
     """A virtual environment with hpctrain from the wheel, and nothing else; its site-packages."""
     venv = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=600)
     (target,) = venv.glob("lib/python*/site-packages")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, timeout=120)
+    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, timeout=600)
     return target
 
 
@@ -100,7 +100,7 @@ def test_a_project_that_uses_the_wheel_sees_its_types(environment, tmp_path):
     )
     argv = [sys.executable, "-m", "mypy", "--python-executable", str(environment.parents[2] / "bin" / "python")]
     argv += ["--config-file=", "--cache-dir", str(tmp_path / "cache"), "client.py"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert 'client.py:2: note: Revealed type is "str"' in done.stdout
     assert 'client.py:3: error: Argument 1 to "format_seconds" has incompatible type "str"' in done.stdout
     assert "Found 1 error in 1 file" in done.stdout

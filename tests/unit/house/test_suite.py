@@ -45,7 +45,7 @@ def suite(repository, tmp_path):
         env = {**os.environ, "PYTHONPATH": str(repository / "tests"), **environ}
         argv = [sys.executable, "-m", "pytest", "-p", "conftest", "-c", str(repository / "pyproject.toml"), "-s"]
         argv += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(path)]
-        return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600, check=False)
 
     return run
 

@@ -295,7 +295,7 @@ def test_what_is_around_a_task_gives_back_its_exit_code(
     script = tmp_path / "job.sh"
     script.write_text(render_job(run(), tmp_path, f"{tmp_path / 'python'} the-task"))
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "gpu1", "SLURMD_NODENAME": "gpu1"}
-    done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=600, check=False)
     assert (tmp_path / "verbs").read_text().split() == verbs, done.stderr
     # `end` here passes no code on; what it was called with counts.
     assert done.returncode == 0
@@ -327,7 +327,7 @@ def test_a_node_that_came_back_gets_its_task_again_and_the_highest_code_of_the_o
     script = tmp_path / "job.sh"
     script.write_text(render_job(run(), tmp_path, "true"))
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "a,b,c", "SLURMD_NODENAME": "a"}
-    done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=600, check=False)
     starts = [line.partition("--nodelist=")[2].partition(" --output")[0] for line in (tmp_path / "srun.argv").open()]
     assert sorted(starts[:3]) == ["a", "b", "c"]
     assert starts[3:] == ["b --overlap"], "once: Slurm had refused it"

@@ -352,5 +352,5 @@ sys.exit(program.main(["run"]))
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_a_stop_while_the_program_loads_is_heard_later(number: signal.Signals) -> None:
     """In a process of its own: a signal goes to any thread that does not block it."""
-    done = subprocess.run([sys.executable, "-c", LOADED_LATE, str(int(number))], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", LOADED_LATE, str(int(number))], timeout=600, check=False)
     assert done.returncode == 75

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from fake_clock import FakeClock
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.probe.measure.figures import PairFigures, bandwidth_of
@@ -34,7 +35,7 @@ def ends():
     b.close()
 
 
-def stream(sock: socket.socket, seconds: float = 5.0) -> DeadlineSocket:
+def stream(sock: socket.socket, seconds: float = 60.0) -> DeadlineSocket:
     return DeadlineSocket(sock, CLOCK, CLOCK.now() + seconds)
 
 
@@ -61,7 +62,7 @@ class Ahead(SystemClock):
 
 
 def test_each_end_sees_how_far_the_others_clock_is_ahead(ends) -> None:
-    ahead = DeadlineSocket(ends[1], Ahead(5.0), CLOCK.now() + 5.0)
+    ahead = DeadlineSocket(ends[1], Ahead(5.0), CLOCK.now() + 60.0)
     with ThreadPoolExecutor(1) as pool:
         answerer = pool.submit(measure_pair, ahead, False, QUICK)
         caller = measure_pair(stream(ends[0]), True, QUICK)
@@ -92,18 +93,27 @@ def test_a_slow_link_is_not_climbed_to_the_top(ends) -> None:
     assert [(size, len(samples)) for size, samples in rungs] == [(1024, 3)]
 
 
-@pytest.mark.parametrize(("needed", "share"), [(0.0, 0.0), (1.0, 1.0)])
-def test_the_share_of_a_transfer_that_needed_a_processor(ends, needed: float, share: float) -> None:
-    def cpu_s() -> float:
-        return needed * CLOCK.now()
+class Remembering(SystemClock):
+    """A clock that knows what it said last."""
 
+    said = 0.0
+
+    def now(self) -> float:
+        self.said = super().now()
+        return self.said
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_the_share_of_a_transfer_that_needed_a_processor(ends, share: float) -> None:
+    clock = Remembering()
+    timed = DeadlineSocket(ends[0], clock, clock.now() + 60.0)
     with ThreadPoolExecutor(1) as pool:
         answerer = pool.submit(measure_pair, stream(ends[1]), False, QUICK)
-        figures = measure_pair(stream(ends[0]), True, QUICK, cpu_s)
+        figures = measure_pair(timed, True, QUICK, lambda: share * clock.said)
         answerer.result()
 
-    assert figures.sending_cpu == pytest.approx(share, abs=0.05)
-    assert figures.receiving_cpu == pytest.approx(share, abs=0.05)
+    assert figures.sending_cpu == pytest.approx(share, abs=1e-3)
+    assert figures.receiving_cpu == pytest.approx(share, abs=1e-3)
 
 
 def test_at_least_the_asked_volume_is_sent(ends) -> None:
@@ -115,22 +125,24 @@ def test_at_least_the_asked_volume_is_sent(ends) -> None:
 
 
 def test_a_slow_link_stops_at_the_time_limit_and_is_timed_at_the_receiver(ends) -> None:
-    """The receiver takes 128 KiB every 20 ms: 6.5 MB/s, whatever the sender's buffers swallow at first."""
+    """The receiver takes 128 KiB every 20 ms of its clock: 6.5 MB/s, whatever the sender's buffers swallow at first."""
+    clock = FakeClock()
     for sock, option in ((ends[0], socket.SO_SNDBUF), (ends[1], socket.SO_RCVBUF)):
         sock.setsockopt(socket.SOL_SOCKET, option, 65536)
 
     class Slow(DeadlineSocket):
         def fill(self, view: memoryview) -> None:
             time.sleep(0.02)
+            clock.sleep(0.02)
             super().fill(view)
 
     settings = replace(QUICK, bulk_bytes=64 * MIB, bulk_bytes_max=64 * MIB, bulk_limit_s=0.5)
     with ThreadPoolExecutor(1) as pool:
-        arrivals = pool.submit(stream_receive, Slow(ends[1], CLOCK, CLOCK.now() + 5.0))
+        arrivals = pool.submit(stream_receive, Slow(ends[1], clock, clock.now() + 60.0))
         stream_send(stream(ends[0]), settings)
 
     assert arrivals.result()[-1][1] < 16 * MIB
-    assert bandwidth_of(arrivals.result())[0] == pytest.approx(6.5e6, rel=0.3)
+    assert bandwidth_of(arrivals.result())[0] == pytest.approx(128 * 1024 / 0.02, rel=0.01)
 
 
 def test_a_dead_peer_is_told_at_once(ends) -> None:
@@ -147,7 +159,7 @@ def test_a_hung_peer_costs_the_slot_and_no_more(ends, caller: bool) -> None:
     with pytest.raises(PeerError, match="stopped sending"):
         measure_pair(stream(ends[0], seconds=0.3), caller, QUICK)
 
-    assert 0.2 < CLOCK.now() - start < 2.0
+    assert 0.2 < CLOCK.now() - start < 30.0  # as long as a busy machine may need, and not for ever
 
 
 def test_a_peer_that_stops_reading_costs_the_slot(ends) -> None:

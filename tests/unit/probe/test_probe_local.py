@@ -52,8 +52,10 @@ def test_the_devices_of_a_cpu_node_are_measured_together_alone_and_with_messages
             assert device.memory_bytes <= psutil.virtual_memory().total / 4
     shared = len(os.sched_getaffinity(0)) < 4
     assert any("several devices have the same CPU" in note for note in topology.provenance.notes) == shared
-    # Messages between the nodes are measured after those within a node, by the same processes.
-    assert set(topology.fabric.classes[0].backend) == {"gloo"}
+    # Messages between the nodes are measured after those within a node, by the same processes; delayed, they give no
+    # line either.
+    assert set(topology.fabric.classes[0].backend) <= {"gloo"}
+    assert not any("over the training backend were not measured" in note for note in topology.provenance.notes)
 
 
 def test_three_nodes_end_to_end(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_three_nodes_end_to_end(tmp_path: Path) -> None:
         assert 0 < node.devices[0].launch_s < 1e-2
     over_gloo = [side.backend["gloo"] for link in topology.fabric.links for side in (link.ab, link.ba) if side.backend]
     assert over_gloo
-    assert all(figures.alpha_s > 0 and figures.beta_s_per_byte > 0 for figures in over_gloo)
+    assert all(figures.alpha_s >= 0 and figures.beta_s_per_byte > 0 for figures in over_gloo)
     assert set(topology.fabric.classes[0].backend) == {"gloo"}
     assert topology.provenance.notes == []
     assert topology.verdict.exclude == []

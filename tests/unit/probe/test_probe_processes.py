@@ -3,6 +3,7 @@
 import socket
 import stat
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,9 +26,9 @@ SETTINGS = ProbeSettings(
     bulk_bytes=MIB,
     bulk_s=0.0,
     bulk_bytes_max=MIB,
-    join_deadline_s=5.0,
-    slot_deadline_s=2.0,
-    devices_deadline_s=5.0,
+    join_deadline_s=60.0,
+    slot_deadline_s=60.0,
+    devices_deadline_s=60.0,
 )
 NODES = ["n0", "n1", "n2"]
 REPORT = {
@@ -74,7 +75,7 @@ class MeasuringRunner:
 
     def _serve(self, channel: LineChannel) -> None:
         channel.send({"kind": "ready"})
-        if channel.wait_message(5.0) == {"kind": "go"}:
+        if channel.wait_message(60.0) == {"kind": "go"}:
             channel.send(self._answer)
         channel.close()
 
@@ -84,7 +85,7 @@ class HangingRunner(MeasuringRunner):
 
     def _serve(self, channel: LineChannel) -> None:
         channel.send({"kind": "ready"})
-        while (message := channel.wait_message(5.0)) is not None:
+        while (message := channel.wait_message(60.0)) is not None:
             if message["kind"] == "go":
                 channel.send(self._answer)
             elif message["kind"] == "rendezvous":
@@ -108,7 +109,7 @@ def probe(folder: Path, who: Sequence[str] = NODES, settings: ProbeSettings = SE
             )
             for me in who
         ]
-        return [part.result(timeout=60) for part in parts]
+        return [part.result(timeout=600) for part in parts]
 
 
 def test_the_first_node_gets_the_topology_and_nothing_is_left(tmp_path: Path) -> None:
@@ -130,14 +131,17 @@ def test_the_first_node_gets_the_topology_and_nothing_is_left(tmp_path: Path) ->
     assert all(argv[argv.index("--share") + 1] == "3" for argv in runner.argvs)
     assert ("links", 2, 3) in seen
     assert list(tmp_path.iterdir()) == []
-    assert threading.active_count() <= threads + 1
+    deadline = time.monotonic() + 60  # for the threads of processes, which have answered
+    while threading.active_count() > threads + 1:
+        assert time.monotonic() < deadline, threading.enumerate()
+        time.sleep(0.01)
 
 
 def test_a_node_that_never_comes_is_bad_and_the_rest_is_measured(tmp_path: Path) -> None:
-    topology = probe(tmp_path, who=["n0", "n1"], settings=replace(SETTINGS, join_deadline_s=1.0))[0]
+    topology = probe(tmp_path, who=["n0", "n1"], settings=replace(SETTINGS, join_deadline_s=3.0))[0]
 
     assert topology.verdict.exclude == ["n2"]
-    assert "did not join within 1 s" in topology.node("n2").health.reasons[0].text
+    assert "did not join within 3 s" in topology.node("n2").health.reasons[0].text
     assert [(link.a, link.b) for link in topology.fabric.links] == [("n0", "n1")]
     assert (topology.provenance.rounds_done, topology.provenance.rounds_planned) == (1, 3)
 
@@ -179,7 +183,7 @@ def test_the_error_of_the_measuring_process_is_passed_on(tmp_path: Path) -> None
 
 
 def test_processes_that_hang_in_their_messages_cost_the_deadline_and_nothing_else(tmp_path: Path) -> None:
-    topology = probe(tmp_path, settings=replace(SETTINGS, backend_deadline_s=0.5), runner=HangingRunner())[0]
+    topology = probe(tmp_path, settings=replace(SETTINGS, backend_deadline_s=2.0), runner=HangingRunner())[0]
 
     assert topology.verdict.status == "go"
     assert topology.device_ids() == ["n0:cpu0", "n1:cpu0", "n2:cpu0"]

@@ -111,7 +111,7 @@ def read_by_pip(text: str, folder: Path) -> list[tuple[str | None, str | None]]:
     """Return (name, local file or folder) of each requirement of a file, as pip reads it."""
     file = folder / "requirements.lock"
     file.write_text(text)
-    done = subprocess.run([sys.executable, "-c", PIP_READS, file], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PIP_READS, file], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return [(name, path) for name, path in json.loads(done.stdout)]
 

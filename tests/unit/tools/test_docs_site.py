@@ -23,7 +23,7 @@ LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?
 def build(target: Path, config: Path = CONFIG) -> subprocess.CompletedProcess[str]:
     """Run MkDocs as `make docs` does, with the site in `target`."""
     argv = [sys.executable, "-m", "mkdocs", "build", "-f", str(config), "-d", str(target)]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.fixture(scope="module")
