@@ -5,7 +5,10 @@ all runs of tests/train. Plans are compared with one process over two steps, the
 first, and validated in both. A compiled block is compiled for the plain processor, so the vector code of torch's
 compiler is not run. On the lab a run's files are read every 0.2 s, but `hpctrain status` is asked every 3 s, as it
 takes half a second of the processor time that the run needs; a run that a test ends by itself pauses before each step.
-Limits of waits on the lab only end a hang, so they count threefold.
+
+A test shows the same on a busy machine. Workers are held before a step until the test has caused its fault. Where nodes
+are measured, either the degrees are fixed, or what is asserted follows from the figures. Limits of waits only end a
+hang, so they count several times.
 """
 
 from __future__ import annotations

@@ -82,6 +82,12 @@ class Cluster:
         """What `hpctrain lab cut` does, at once."""
         faults.cut(this_machine(), load_layout(self.folder), a, b)
 
+    def shape(self, rate: str, *nodes: str) -> None:
+        """What `hpctrain lab shape` does; of all nodes unless some are named. A link far slower than this machine is
+        measured alike by a busy one, whose probe would else leave nodes out because they seem slow."""
+        layout = load_layout(self.folder)
+        faults.shape(this_machine(), layout, nodes or layout.names, rate)
+
     def heal(self, *nodes: str) -> None:
         """What `hpctrain lab heal` does; of all nodes unless some are named."""
         layout = load_layout(self.folder)

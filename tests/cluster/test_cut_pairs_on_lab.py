@@ -52,8 +52,9 @@ def test_a_pair_that_is_cut_during_a_run(project: Project) -> None:
 
 
 def test_a_pair_that_was_cut_before_the_probe(project: Project) -> None:
+    project.cluster.shape("100mbit")
     project.cluster.cut("node1", "node2")
-    told = project.hpctrain("submit", "run.yaml", "--json", "--set", f"steps={STEPS}")
+    told = project.hpctrain("submit", "run.yaml", "--json", "-w", "node[0-2]", "--set", f"steps={STEPS}")
     job = project.job(json.loads(told.stdout))
     assert_done_in_one_job(job)
     assert Topology.read(job.folder / "topology.json").fabric.broken == [("node1", "node2")]
@@ -63,6 +64,6 @@ def test_a_pair_that_was_cut_before_the_probe(project: Project) -> None:
 
 def test_a_pair_that_was_cut_between_the_probe_and_the_run(project: Project) -> None:
     project.cluster.cut("node1", "node2")
-    job = project.submit(f"steps={STEPS}")
+    job = project.submit(f"steps={STEPS}", "cluster.nodelist='node[0-2]'")
     assert_done_in_one_job(job)
     assert left_out(job)[0].reason == "node2 is left out: it and node1 do not hear each other"

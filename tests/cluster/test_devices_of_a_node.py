@@ -56,7 +56,9 @@ def test_two_nodes_of_two_devices_train_and_recover_from_a_killed_worker(
 
     topology = Topology.read(job.folder / "topology.json")
     assert sorted(topology.device_ids()) == [f"{node}:cpu{n}" for node in job.members() for n in (0, 1)]
-    assert all(node.intra_bytes_per_s and node.intra_alpha_s for node in topology.nodes)
+    for node in topology.nodes:  # other processes may delay the messages so much that they give no line
+        why = f"{node.id}: messages between its devices were not measured: their times do not grow"
+        assert node.intra_bytes_per_s or any(note.startswith(why) for note in topology.provenance.notes)
     plan = Plan.read(job.folder / "plan.json")
     assert len(set(plan.ranks)) == plan.world_size == 4
     if plan.tp == 2:

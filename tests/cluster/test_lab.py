@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -58,13 +59,13 @@ def payload_bits_per_s(cluster, receiver: str, sender: str) -> float:
     return float(done.stdout)
 
 
-def agrees(cluster, receiver: str, sender: str, bits_per_s: float) -> bool:
-    """Whether a transfer has this rate within 15 %, at the first try that a busy machine lets through undisturbed."""
+def agrees(cluster, receiver: str, sender: str, low: float, high: float) -> bool:
+    """Whether a transfer has so many bits/s, at the first try that a busy machine lets through undisturbed."""
     measured = []
-    while len(measured) < 6 and not any(abs(rate / bits_per_s - 1) < 0.15 for rate in measured):
+    while len(measured) < 6 and not any(low < rate < high for rate in measured):
         measured.append(payload_bits_per_s(cluster, receiver, sender))
     print(f"{sender} to {receiver}, bits/s: {measured}")
-    return abs(measured[-1] / bits_per_s - 1) < 0.15
+    return low < measured[-1] < high
 
 
 def reaches(cluster, source: str, *targets: str) -> dict[str, str]:
@@ -126,10 +127,10 @@ def test_a_task_takes_its_nodes_share_of_the_cores_unless_it_is_told_otherwise(c
 def test_a_link_has_the_rate_it_is_given_in_each_direction(cluster):
     cluster.lab("shape", "node1", "--rate", "100mbit", "--direction", "out")
     cluster.lab("shape", "node1", "--rate", "40mbit", "--direction", "in")
-    assert agrees(cluster, "node0", "node1", 100e6)
-    assert agrees(cluster, "node1", "node0", 40e6)
+    assert agrees(cluster, "node0", "node1", 85e6, 115e6)
+    assert agrees(cluster, "node1", "node0", 34e6, 46e6)
     cluster.lab("heal", "node1")
-    assert payload_bits_per_s(cluster, "node1", "node0") > 60e6
+    assert agrees(cluster, "node1", "node0", 60e6, math.inf)
 
 
 def test_a_cut_pair_hears_nothing_of_each_other_and_everything_of_the_rest(cluster):
@@ -200,7 +201,7 @@ def test_switches_and_cpu_shares_and_down_leaves_nothing(lab, tmp_path):
     spec.write_text(SPEC)
     done = lab.lab("up", str(spec), "--replace")
     assert done.stdout == f"export SLURM_CONF={lab.folder}/slurm.conf\n"
-    assert agrees(lab, "left", "right", 60e6)
+    assert agrees(lab, "left", "right", 51e6, 69e6)
     share = float(lab.run("srun", "-w", "right", "-N1", sys.executable, "-c", SPIN).stdout)
     assert share < 0.6
     assert all(traces().values())

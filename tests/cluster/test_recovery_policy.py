@@ -17,8 +17,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "own_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab")]
 
-STEPS = 300
-"""More than a machine does between a look at the steps and the loss of a node that follows it at once."""
+STEPS = 60
+"""The first generation pauses before each of them, and its node is lost long before the last one."""
 RUN = {
     "adapt": {"mode": "off"},  # measured times of a busy machine change no plan
     "name": "policy",
@@ -45,6 +45,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def paced(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs' first generations pause before each step."""
+    monkeypatch.setitem(cluster.env, "PACED_AT_FIRST", "yes")
+
+
 @pytest.mark.timeout(1200)
 def test_what_follows_an_attempt(project: Project) -> None:
     """Three runs at once: one loses a node it cannot do without, one that of its script, one fails by itself."""
@@ -56,7 +62,6 @@ def test_what_follows_an_attempt(project: Project) -> None:
     cluster.kill(lost)
 
     fatal = project.submit(*ONE_NODE, "steps=50", *DIVERGES)
-    # Nothing stands between its first steps and the loss of its node: it must not be done by then.
     chained = project.submit(*ONE_NODE)
     (successor,) = chained.successors()
     assert f"afterany:{chained.job_id}" in cluster.job(successor)["Dependency"]

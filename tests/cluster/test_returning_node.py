@@ -34,7 +34,7 @@ def test_a_job_outlives_its_nodes_and_what_slurm_says_of_them(project: Project) 
     """Nodes come back before Slurm gives them up, and after it; the first one, with the job script, is among them. The
     job without its script is then stopped by hand, and another one goes on."""
     cluster = project.cluster
-    with cluster.short_messages():
+    with cluster.slow_to_give_up():
         job = project.submit(f"steps={ENDLESS}", "cluster.nodes=4", "recovery.retries=9")
         job.wait_for_step(5)
         batch = cluster.job(job.job_id)["BatchHost"]
@@ -51,6 +51,8 @@ def test_a_job_outlives_its_nodes_and_what_slurm_says_of_them(project: Project) 
             cluster.wait((job.folder / "left" / "0.kept").exists, 60, "another node keeps the job")
             cluster.heal(batch)
         trains_on(job)
+
+    with cluster.short_messages():
         cluster.kill(lost)
         cluster.wait(lambda: batch in job.members() and lost not in job.members(), 60, job.explain)
         trains_on(job)
@@ -93,13 +95,14 @@ def test_a_first_node_that_is_back_within_seconds_does_not_end_the_job(project: 
     job = project.submit(f"steps={ENDLESS}")
     job.wait_for_step(5)
     batch = cluster.job(job.job_id)["BatchHost"]
-    for seconds in (2.0, 6.0):
-        time.sleep(SLURM_WAITS_S + 5)
-        with gets_its_agent_again(job, batch):
-            cluster.kill(batch)
-            time.sleep(seconds)
-            cluster.heal(batch)
-        trains_on(job)
+    with cluster.slow_to_give_up():
+        for seconds in (2.0, 6.0):
+            time.sleep(SLURM_WAITS_S + 5)
+            with gets_its_agent_again(job, batch):
+                cluster.kill(batch)
+                time.sleep(seconds)
+                cluster.heal(batch)
+            trains_on(job)
     other = next(node for node in reversed(job.first_nodes()) if node != batch)
     cluster.kill(other)
     cluster.wait(lambda: batch in job.members() and other not in job.members(), 60, job.explain)

@@ -18,12 +18,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab", "apptainer"
 def test_a_run_in_an_image_survives_a_lost_node_and_a_preemption(cluster, prepared: Path, small_image: Path) -> None:
     """The run has more steps than any machine does meanwhile, and is cancelled: nothing here has to be in time."""
     project = Project(cluster, prepared)
+    cluster.shape("100mbit")
     run = ["submit", "run.yaml", "--set", f"container={{image: {small_image}, env: {{SEEN_INSIDE: $SLURM_JOB_ID}}}}"]
     more = ("--set", f"steps={ENDLESS}", "--set", REPLICA_ON_EACH_NODE.format(3))
     told = json.loads(project.hpctrain(*run, "--json", *more).stdout)
     job = project.job(told)
     job.wait_for_step(10)
-    inside = project.hpctrain("exec", job.name, "node0", "--", "env").stdout
+    inside = project.hpctrain("exec", job.name, job.members()[0], "--", "env").stdout
     seen = dict(line.split("=", 1) for line in inside.splitlines() if "=" in line)
     assert seen["HPCTRAIN_IMAGE"] == str(small_image)
     assert seen["SEEN_INSIDE"] == job.job_id

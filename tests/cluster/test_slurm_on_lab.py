@@ -87,7 +87,8 @@ def test_who_brings_back_a_job_that_ends_within_its_grace_time(cluster, slurm, t
     outputs = [tmp_path / f"{job_id}.out" for job_id in (stays, goes)]
     cluster.wait(lambda: all(out.exists() and out.read_text() for out in outputs), 30, "both jobs listen")
     slurm.update(stays, Requeue=0)
-    cluster.run("srun", "--partition=high", "--nodelist=node[0-1]", "--nodes=2", "--exclusive", "true")
+    with cluster.slow_to_give_up():
+        cluster.run("srun", "--partition=high", "--nodelist=node[0-1]", "--nodes=2", "--exclusive", "true")
     cluster.wait(lambda: slurm.job(goes).state != "COMPLETING", 30, "it is known what becomes of the jobs")
     newer = slurm.config()["version"] >= "24"
     assert (slurm.job(goes).state, slurm.job(goes).restarts) == (("PENDING", 1) if newer else ("COMPLETED", 0))

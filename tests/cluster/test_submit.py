@@ -29,7 +29,10 @@ def listening(folder: Path) -> set[str]:
         words = process.info["cmdline"] or []
         if str(folder) not in words or not {"hpctrain.node", "hpctrain.worker"} & set(words):
             continue
-        links = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()]
+        links = []
+        for path in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                links.append(str(path.readlink()))
         for table in ("tcp", "tcp6"):
             rows = [row.split() for row in Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()[1:]]
             found |= {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links}
@@ -39,9 +42,8 @@ def listening(folder: Path) -> set[str]:
 
 def test_a_probe_is_a_job_that_sees_the_slow_node(cluster, prepared: Path) -> None:
     project = Project(cluster, prepared)
-    for node in cluster.nodes:
-        cluster.lab("shape", node, "--rate", "480mbit")
-    cluster.lab("shape", "node2", "--rate", "120mbit")
+    cluster.shape("100mbit")
+    cluster.lab("shape", "node2", "--rate", "25mbit")
     done = project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "slow.json", check=False)
     assert done.returncode in (0, 3), done.stderr
     topology = Topology.read(prepared / "slow.json")
@@ -75,7 +77,8 @@ def test_a_node_is_lost_and_the_rest_goes_on_with_the_job(project: Project) -> N
     with project.cluster.slow_to_give_up():
         project.cluster.kill(lost)
         assert job.wait_for_event("node_lost").data["node"] == lost
-        assert project.hpctrain("exec", job.name, "node0", "--", "hostname").stdout == "node0\n"
+        first = next(node for node in job.members() if node != lost)
+        assert project.hpctrain("exec", job.name, first, "--", "hostname").stdout == f"{first}\n"
         assert project.hpctrain("exec", job.name, "--", "sh", "-c", "exit 7", check=False).returncode == 7
         job.wait_for_event("recovered")
         job.wait_for_step(job.steps() + 15)
@@ -88,10 +91,11 @@ def test_the_batch_host_is_lost_too(project: Project) -> None:
     """The job script dies with its node; the agents that are left finish the run, or on a slow machine the next job."""
     job = project.submit()
     job.wait_for_step(15)
-    project.cluster.kill("node0")
+    batch = project.cluster.job(job.job_id)["BatchHost"]
+    project.cluster.kill(batch)
     job.wait_until_done(script_too=False)
     job.assert_whole()
-    assert "node0" not in job.members()
+    assert batch not in job.members()
 
 
 def test_a_preempted_job_saves_comes_back_and_is_done(project: Project) -> None:
@@ -164,10 +168,10 @@ def assert_survived_preemption(job: Job) -> None:
 def test_two_runs_share_the_cluster(project: Project) -> None:
     """One meets its time limit; beside it, the other is requeued by hand, cancelled and resubmitted."""
     short = project.submit(
-        "cluster.nodes=1", "cluster.time='2'", "cluster.save_notice_s=55", f"steps={ENDLESS}", "checkpoint.every=1000"
+        "cluster.nodes=1", "cluster.time='3'", "cluster.save_notice_s=90", f"steps={ENDLESS}", "checkpoint.every=1000"
     )
     assert_survives_its_user(project.submit("cluster.nodes=2", f"steps={ENDLESS}"))
-    # Two minutes, of which one is kept for saving: the notice comes after the other.
+    # Three minutes, of which the second half is kept for saving: a busy machine may need long until the first step.
     project.cluster.wait(lambda: len(short.attempts()) >= 2, 120, "the attempt after the time limit")
     assert short.attempts()[0]["reason"] == "stopped before the time limit, saved, and back to the queue"
     assert short.attempts()[1]["job_id"] != short.job_id

@@ -112,7 +112,7 @@ PROGRAM = """
 from hpctrain import api
 
 run = api.submit("run.yaml", settings={"name": "program", "steps": 6}, topology="topology.json")
-status = api.wait(run, timeout_s=200)
+status = api.wait(run, timeout_s=700)
 print(status.state, status.step, status.reason)
 print(run.metrics["step"].tolist(), run.job_id == run.attempts[0]["job_id"], len(run.plan.nodes) > 1)
 """
