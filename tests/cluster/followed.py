@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-END_S = 90
-"""The end of a run is in its files, which are read every second."""
+END_S = 600
+"""The end of a run is in its files, which are read every second: this only ends a hang."""
 
 
 class Followed:

@@ -33,6 +33,6 @@ def test_it_leaves_nothing_when_it_is_interrupted(cluster, tmp_path: Path) -> No
     bench = cluster.start(*BENCH, *words, log=log)
     cluster.wait(lambda: cluster.run("squeue", "--noheader").stdout, 60, log.read_text)
     bench.send_signal(signal.SIGINT)
-    assert bench.wait(timeout=120) == 1, log.read_text()
+    assert bench.wait(timeout=400) == 1, log.read_text()
     assert "Aborted" in log.read_text()
     assert cluster.run("squeue", "--noheader").stdout == ""
