@@ -166,7 +166,7 @@ class MethodRunner:
             choice_intra_node=None if planned is None or planned.intra_node == "flat" else planned.intra_node,
             planned_step_s=None
             if planned is None
-            else {one.codec.mode: one.step_s for one in planned.compression[-1].compared if one.step_s is not None},
+            else {one.codec.label: one.step_s for one in planned.compression[-1].compared if one.step_s is not None},
         )
 
 
