@@ -280,7 +280,7 @@ def test_workers_change_nothing_and_a_kill_costs_no_finished_unit(tmp_path: Path
         first.kill()
         first.wait()
     # Workers see that their parent is gone, and end too.
-    assert psutil.wait_procs(workers, timeout=30)[1] == []
+    assert psutil.wait_procs(workers, timeout=300)[1] == []
     assert not (tmp_path / "two").exists()
     kept = {path: path.stat().st_ino for path in partial.glob("unit-0000?/train-*.bin") if path.parent.suffix == ""}
     assert kept

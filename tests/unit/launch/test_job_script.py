@@ -232,7 +232,7 @@ def test_in_an_allocation_a_request_to_stop_reaches_the_agents(tmp_path: Path, m
             process.terminate()
         else:
             (tmp_path / "cancelled").touch()
-        assert process.wait(60) == 0
+        assert process.wait(600) == 0
     finally:
         process.kill()
     assert (tmp_path / "told").read_text() == "USR2\nUSR2\n"
