@@ -253,12 +253,12 @@ def bubble(folder: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
 
 
 def slow_rank(folder: Path, rank: int, meeting: dist.Store) -> list[dict[str, Any]]:
-    """Two replicas, of which the second sleeps 0.1 s in each forward pass; and the rows of the whole job."""
+    """Two replicas, of which the second sleeps 0.3 s in each forward pass; and the rows of the whole job."""
     place = folder / "slow_rank"
     trainer = open_trainer(place, PLANS["dp2 uneven"][0], 0, None, rank, meeting)
     trainer.run = trainer.run.model_copy(update={"profile": ProfilerSettings(layers=True)})
     if rank == 1:
-        trainer.pipeline.stages[0].submod.register_forward_pre_hook(lambda *_: time.sleep(0.1))
+        trainer.pipeline.stages[0].submod.register_forward_pre_hook(lambda *_: time.sleep(0.3))
     train(trainer, StoppingOrders(12))  # type: ignore[arg-type]
     leave()
     times = [row.stage_forward_s or [] for row in read_metrics(place / "metrics.jsonl")[6:11]]

@@ -66,10 +66,10 @@ def test_the_log_of_the_ranks_says_who_is_slow_and_who_waits(of_two: dict[str, d
     assert all("layers" not in row for row in rows[:2])
     first, second = rows[2:]
     (slept,), (did_not,) = second["forward_s"], first["forward_s"]
-    assert slept >= 0.1
+    assert slept >= 0.3
     assert slept == pytest.approx(whole["forward_s"], abs=1e-5)
     longer = slept + second["backward_s"][0] - did_not - first["backward_s"][0]
-    assert first["wait_dp_s"] + first["wait_world_s"] >= longer - 0.1
+    assert first["wait_dp_s"] + first["wait_world_s"] >= longer - 0.2
     assert first["wait_pp_s"] == second["wait_pp_s"] == first["wait_device_s"] == 0
     for layers in (first["layers"], second["layers"]):
         assert [layer["layer"] for layer in layers] == ["embedding", "0", "1", "2", "3", "norm", "head"]
