@@ -39,8 +39,8 @@ class Decision:
     """For `propose`: the nodes of the next generation. For `fail` with too few nodes: the nodes that remain, if
     the decision can name them; else empty."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Living node that is no member -> the reason: the node and a member do not hear each other, or the probe could not
-    measure the link between them."""
+    """Node that is no member -> the reason: the node and a member do not hear each other, or the probe could not
+    measure the link between them. Before the first generation, also: the proposer never heard the node."""
     exit_code: int = 0
     """For `stop` and `fail`: exit code of the agent."""
     failure: WorkerFailure | None = None
@@ -301,6 +301,9 @@ def _between(now: float, view: AgentView, limits: DecisionLimits) -> Decision:
     turn = members.index(view.me) * limits.proposer_takeover_s
     if waited < turn + (0 if settled else limit):
         return Decision("wait", f"node {members[0]} proposes the next generation")
+    if view.record is None:
+        unheard = sorted(set(view.nodes) - {*members, *out})
+        out |= {node: f"{node} is left out: {view.me} did not hear it in {waited:.0f} s" for node in unheard}
     return Decision("propose", view.reason or "start", members=members, left_out=out)
 
 

@@ -128,7 +128,7 @@ def note_members(
             get an event.
         nodes: all nodes of the job.
         peers: the other agents, as this agent knows them.
-        left_out: living node that is no member of the next generation -> the reason.
+        left_out: node that is no member of the next generation, although it may live -> the reason.
     """
     before = set(nodes) if last is None else {member.node for member in last.members}
     now = {member.node for member in record.members}

@@ -65,7 +65,7 @@ EVENTS: Mapping[EventKind, str] = {
     "`fault` is its row in the table of faults, `error` what it reported.",
     "worker_hung": "No worker made a step in recovery.progress_timeout_s; `hung` are those that block others.",
     "node_lost": "The `node` is gone; `crashed`: its agent had an error of its own.",
-    "node_left_out": "The `node` lives and is no member of the next generation.",
+    "node_left_out": "The `node` is no member of the next generation, although it may live.",
     "node_returned": "The `node` is a member again.",
     "agent_crashed": "The agent of `node` ended by `error`.",
     "fork_server_lost": "The process that starts the workers of `node` ended; `replaced`: another one was started.",

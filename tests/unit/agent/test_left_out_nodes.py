@@ -104,6 +104,17 @@ def test_the_first_generation_waits_until_all_have_met() -> None:
     assert first_of_all({("n1", "n2")}, join_timeout_s=10).members == ("n0", "n1", "n3")
 
 
+def test_a_node_that_nobody_hears_at_the_start_is_left_out_with_a_reason() -> None:
+    peers = tuple(replace(peer(n, "joining"), generation=-1) for n in NODES[1:3])
+    view = AgentView("n0", NODES, "joining", NOW - 59, peers=(*peers, PeerView("n3", lost=True)))
+    assert decide(NOW, view, SETTINGS).act == "wait"
+    decision = decide(
+        NOW + 61, replace(view, peers=tuple(replace(p, last_seen=NOW + 61) for p in view.peers)), SETTINGS
+    )
+    assert (decision.act, decision.members) == ("propose", ("n0", "n1", "n2"))
+    assert decision.left_out == {"n3": "n3 is left out: n0 did not hear it in 120 s"}
+
+
 def test_a_link_that_the_probe_could_not_measure_needs_no_wait() -> None:
     decision = first_of_all({("n1", "n2")}, broken_links=(("n1", "n2"),))
     assert decision.members == ("n0", "n1", "n3")
