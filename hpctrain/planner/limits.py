@@ -46,22 +46,18 @@ class SearchLimits:
     least_sampled: tuple[tuple[float, int], ...] = ((512, 3), (inf, 2))
     """(largest number of devices, fewest placements of an option that the search near the best options compares, if
     there are so many)."""
-    full_evaluations: int = 8
+    full_evaluations: int = 12
     """Number of options near the best that get a full evaluation."""
-    knapsack_evaluations: int = 3
-    """Number of these options, the fastest ones, that are also evaluated with placements from their knapsack bound."""
     full_evaluations_of_many: int = 2
     """Number of fast options that get a full evaluation on more than `EXHAUSTIVE_DEVICES` devices."""
     full_placements: int = 36
     """Largest number of placements in each of the full evaluations that `full_evaluations` counts."""
-    annealed_options: int = 4
-    """Number of fast options whose layouts are annealed."""
-    annealing_work: float = 14_000
-    """Work of the annealing of the best plan, in the end, as `hpctrain.planner.search.layout_search.anneal` counts it.
-    """
-    short_annealing: int = 6
-    """Number by which `annealing_work` is divided for each of the other fast options, and for all annealing where the
-    bounds have excluded all other options."""
+    annealed_options: int = 12
+    """Number of degrees whose fastest layouts are annealed in the first round; each further round has half as many."""
+    annealing_work: float = 6_000
+    """Work of each round of annealing, in the end, as `hpctrain.planner.search.layout_search.anneal` counts it."""
+    short_annealing: int = 2
+    """Number by which `annealing_work` is divided where the bounds have excluded all other options."""
     annealing_slowdown: float = 0.02
     """Largest share by which the first changes of an annealing may make the step longer."""
     max_skipped_bounds: int = 100

@@ -17,7 +17,6 @@ from hpctrain.planner.search.option_search import OptionSearch
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import Candidate, SearchResult, SearchState, UnopenedCandidate
 from hpctrain.planner.simulate.predict import Prediction, predict
-from hpctrain.records.plan.plan import ParallelDims
 
 SAMPLED_WORK, FULL_WORK = 3, 20
 """Work of a sampled and of a full evaluation, in checks of a knapsack bound."""
@@ -74,14 +73,13 @@ class _BestFirstSearch(SearchState):
             self._search_neighbours()
         if self.best is None or self.best.total > self.improvable_s:
             return self.result(0.0, ended=False)
-        self.try_variants_of_best()
         self._pack_within_nodes()
         self._refine_best()
         self._stagger_replicas()
         before = self.best
         self._anneal_layouts(self.limits.annealing_work / (self.limits.short_annealing if complete else 1))
         if self.best is not before:
-            self.take(refine(self.winner, self.best), self.winner)
+            self.take(shift_counts(self.winner.cost, self.best, self.limits.max_refinements), self.winner)
         skipped = self._skipped()
         return self.result(self._min_bound_s(skipped), ended=not skipped)
 
@@ -95,13 +93,8 @@ class _BestFirstSearch(SearchState):
         to prove that the remaining options cannot win."""
         search = OptionSearch(self)
         search.run()
-        for number, (best, space, option) in enumerate(search.fastest(self.limits.full_evaluations)):
-            placements = space.placements(option.dims)[: self.limits.full_placements]
-            if number < self.limits.knapsack_evaluations:
-                bound = space.bounds.knapsack(option)
-                _, limit_s = bound.bracket(space.bounds.step_s(option), best.total)
-                placements += space.bounds.placements_by(bound, limit_s)
-            nearest = self.evaluate(space, option, placements)
+        for best, space, option in search.fastest(self.limits.full_evaluations):
+            nearest = self.evaluate(space, option, space.placements(option.dims)[: self.limits.full_placements])
             for layout, bound_s in ((nearest.nearest or best.layout, nearest.bound_s), (best.layout, best.total)):
                 self.near_best.append((bound_s, next(self.numbers), space, layout))
 
@@ -244,27 +237,31 @@ class _BestFirstSearch(SearchState):
                 self.near_best.clear()
 
     def _anneal_layouts(self, work: float) -> None:
-        """Try layouts that differ from the best ones in several things at once.
+        """Compare the fastest layouts of several degrees after local search: anneal each for a short time, then the
+        faster half of them for twice as long, and so on, until one is left (successive halving, Jamieson and Talwalkar
+        2016). The fastest of all becomes the best plan.
 
         Args:
-            work: work of the annealing of the best plan (`anneal`).
+            work: work of each round (`anneal`), shared by its layouts.
         """
         if self.best is None:
             return
         limits, rng = self.limits, random.Random(0)
         near = sorted(self.near_best)[: limits.max_packed_layouts]
         known = [(predict(space.cost, layout), space) for _, _, space, layout in near]
-        known = [(self.best, self.winner), *sorted(known, key=lambda pair: pair[0].total)]
-        first: dict[ParallelDims, tuple[Prediction, SearchSpace]] = {}
-        for prediction, space in known:
-            first.setdefault(prediction.layout.dims, (prediction, space))
-        for prediction, space in list(first.values())[: limits.annealed_options]:
-            if prediction.total < limits.near_best_factor * self.best.total:
-                short = work / limits.short_annealing
-                better, winner = anneal(self.candidates, space, prediction, short, limits.annealing_slowdown, rng)
-                if better.total < self.best.total:
-                    self.take(better, winner)
-        self.take(*anneal(self.candidates, self.winner, self.best, work, limits.annealing_slowdown, rng))
+        first = {self.best.layout.dims: (self.best, self.winner)}
+        for plan, space in sorted(known, key=lambda pair: pair[0].total):
+            first.setdefault(plan.layout.dims, (plan, space))
+        plans = list(first.values())[: limits.annealed_options]
+        while plans:
+            share = work / len(plans)
+            plans = sorted(
+                (anneal(self.candidates, space, plan, share, limits.annealing_slowdown, rng) for plan, space in plans),
+                key=lambda pair: pair[0].total,
+            )
+            if plans[0][0].total < self.best.total:
+                self.take(*plans[0])
+            plans = plans[: len(plans) // 2]
 
     def _min_bound_s(self, skipped: Sequence[UnopenedCandidate | Candidate]) -> float:
         """Return the smallest lower bound of all options, in seconds: of those that were evaluated fully or skipped,

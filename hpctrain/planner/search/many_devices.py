@@ -155,7 +155,7 @@ def _search_by_bounds(state: SearchState) -> None:
         used[pp, tp] = 0 if state.best is not before else used[pp, tp] + (MISFIT_FACTOR if fits else 1)
         if not fits:
             candidates.push_leaner_options(candidate)
-    state.try_variants_of_best(sampled=True)
+    state.try_variants_of_best()
 
 
 def _in_whole(whole: SearchSpace, result: SearchResult, best: Prediction) -> SearchResult:

@@ -11,6 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from hpctrain.planner.cost.memory_options import MemoryOptions
+from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.search.layout_search import simulated_actions
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace
@@ -46,9 +47,9 @@ class EvaluatedOption(NamedTuple):
 class OptionSearch:
     """Evaluates options in order of an estimate of their step time: those near fast ones first.
 
-    The estimate of an option is its lower bound with the bubble, times a ratio: the predicted step of the evaluated
-    option whose neighbour it is, divided by that option's lower bound with the bubble. The search begins with degrees
-    from the whole range.
+    The estimate of an option is its priority (`CandidateQueue.priority_s`) times a ratio: the predicted step of the
+    evaluated option whose neighbour it is, divided by that option's priority. The search begins with degrees from the
+    whole range.
 
     Args:
         state: the search that gets each better plan.
@@ -59,8 +60,12 @@ class OptionSearch:
         self.evaluated: list[EvaluatedOption] = []
         """The options that fit the memory, in the order of their evaluation."""
         self._seen: set[tuple[MemoryOptions, Option]] = set()
+        self._evaluations: Counter[ParallelDims] = Counter()
+        """Degrees -> number of evaluated options."""
+        self._fastest: dict[ParallelDims, Prediction] = {}
+        """Degrees -> their fastest plan."""
         self._queue: list[tuple[float, int, SearchSpace, Option, float]] = []
-        """Heap of (estimate in seconds, running number, space, option, ratio of estimate and bound with the bubble)."""
+        """Heap of (estimate in seconds, running number, space, option, ratio of estimate and priority)."""
         self._numbers = itertools.count()
         self._free = 0.0
         """Evaluations that the options so far did not take, because they are known not to fit the memory."""
@@ -103,11 +108,13 @@ class OptionSearch:
                 self._free += 1 - MISFIT_WORK
 
     def fastest(self, most: int) -> list[EvaluatedOption]:
-        """Return the fastest evaluated option of each pp and tp, at most `most` options, the one with the shortest
-        predicted step first. Fast options often differ only in dp, and then local search makes them equally fast."""
-        fastest: dict[tuple[int, int], EvaluatedOption] = {}
+        """Return the fastest evaluated option of each pp, tp and power of two up to dp, at most `most` options, the one
+        with the shortest predicted step first. Fast options often differ only by few replicas, and then local search
+        makes them equally fast."""
+        fastest: dict[tuple[int, int, int], EvaluatedOption] = {}
         for known in sorted(self.evaluated, key=lambda known: known.best.total):
-            fastest.setdefault((known.option.dims.pp, known.option.dims.tp), known)
+            pp, dp, tp = known.option.dims
+            fastest.setdefault((pp, tp, dp.bit_length()), known)
         return list(fastest.values())[:most]
 
     def _pop(self, most: int) -> Iterator[tuple[SearchSpace, Option, float]]:
@@ -124,13 +131,10 @@ class OptionSearch:
         """Return the fastest plan of an option with a few placements; None if none fits."""
         if not space.bounds.may_fit(option):
             return None
-        likely = space.placements(option.dims)
-        # Placements with pipelines within nodes come first, those with stages within nodes last.
-        number = min(len(likely), max(self._least_sampled, MAX_SAMPLED_UNITS // option.dims.pp // option.dims.dp))
-        sampled = [likely[at * (len(likely) - 1) // max(1, number - 1)] for at in range(number)]
+        sampled = self._sampled_placements(space, option.dims)
         if not self._many:
             # On few devices, the distribution of the blocks over the groups takes most of the time.
-            self._free -= number * option.dims.pp * option.dims.dp / MAX_SAMPLED_UNITS - 1
+            self._free -= len(sampled) * option.dims.pp * option.dims.dp / MAX_SAMPLED_UNITS - 1
         layouts = [space.fit_layout(placement, option) for placement in sampled]
         fitting = [layout for layout in layouts if layout.memory_shortage(space.cost.memory) is None]
         if not fitting:
@@ -138,18 +142,33 @@ class OptionSearch:
         best = min((TimedLayout(space.cost, layout) for layout in fitting), key=lambda timed: timed.bound_s).predict()
         self._free -= simulated_actions(best.layout) / MANY_ACTIONS
         self.evaluated.append(EvaluatedOption(best, space, option))
+        self._fastest[option.dims] = min(self._fastest.get(option.dims, best), best, key=lambda known: known.total)
         if self.state.best is None or best.total < self.state.best.total * (1 - 1e-9):
             self.state.take(best, space)
         return best
 
-    def _bound_s(self, space: SearchSpace, option: Option) -> float:
-        return self.state.candidates.priority_s(space.bounds.step_s(option), option)
+    def _sampled_placements(self, space: SearchSpace, dims: ParallelDims) -> list[Placement]:
+        """Return a few placements of some degrees. On few devices, these are the one of the fastest plan with these
+        degrees so far, and others than for the option with these degrees that was evaluated before. On many devices,
+        they are always the same, because the links of a placement that was evaluated before are known."""
+        likely = space.placements(dims)
+        # Placements with pipelines within nodes come first, those with stages within nodes last.
+        number = min(len(likely), max(self._least_sampled, MAX_SAMPLED_UNITS // dims.pp // dims.dp))
+        shift, fastest = (0, None) if self._many else (self._evaluations[dims], self._fastest.get(dims))
+        self._evaluations[dims] += 1
+        sampled = [likely[(at * (len(likely) - 1) // max(1, number - 1) + shift) % len(likely)] for at in range(number)]
+        if fastest is not None and len(likely) > number and space.can_shard(fastest.layout.placement):
+            sampled[0] = fastest.layout.placement
+        return sampled
+
+    def _priority_s(self, space: SearchSpace, option: Option) -> float:
+        return self.state.candidates.priority_s(space.bounds.step_s(option), space, option)
 
     def _ratio(self, best: Prediction, space: SearchSpace, option: Option) -> float:
-        """Return an option's predicted step divided by its bound with the bubble; 1 if the bound is 0, as on devices so
-        fast that their times are 0."""
-        bound_s = self._bound_s(space, option)
-        return best.total / bound_s if bound_s > 0 else 1.0
+        """Return an option's predicted step divided by its priority; 1 if the priority is 0, as on devices so fast that
+        their times are 0."""
+        priority_s = self._priority_s(space, option)
+        return best.total / priority_s if priority_s > 0 else 1.0
 
     def _push(self, space: SearchSpace, option: Option, ratio: float) -> None:
         memory_options = space.work.memory_options
@@ -161,7 +180,7 @@ class OptionSearch:
         if memory_options.sequence_parallel and not may_split_sequences(space.work, tp):
             return
         self._seen.add(key)
-        estimate = ratio * self._bound_s(space, option)
+        estimate = ratio * self._priority_s(space, option)
         heapq.heappush(self._queue, (estimate, next(self._numbers), space, option, ratio))
 
     def _with_equal_micro_batches(self, option: Option) -> Option:
@@ -179,9 +198,9 @@ class OptionSearch:
     def _first_options(self) -> Iterator[tuple[SearchSpace, Option]]:
         """Yield an option for each of some degrees, with the first schedule that the workload allows, mostly 1f1b, and
         about two micro-batches a pipeline rank, and its space. On few devices, add the same option with the memory
-        options of the smallest bound. On many devices, add one with the schedule of the smallest bound and, on up to
-        `SearchLimits.max_halved_devices`, one with the schedule and the memory options of the smallest bound: on a slow
-        network, ZeRO 2 and 3 are far faster than unsharded state, because their collectives overlap the passes.
+        options of the smallest priority. On many devices, add one with the schedule of the smallest priority and, on up
+        to `SearchLimits.max_halved_devices`, one with the schedule and the memory options of the smallest priority: on
+        a slow network, ZeRO 2 and 3 are far faster than unsharded state, because their collectives overlap the passes.
         """
         work, every = self.state.plain.work, self.state.plain.candidate_dims
         options = []
@@ -197,24 +216,25 @@ class OptionSearch:
             for option in options:
                 yield plain, option
                 sharded = min(
-                    self.state.candidates.first_spaces(option.dims), key=lambda one: self._bound_s(one, option)
+                    self.state.candidates.first_spaces(option.dims), key=lambda one: self._priority_s(one, option)
                 )
                 yield sharded, option
             return
         few = len(plain.pool.devices) <= self.limits.max_halved_devices
         taken: Counter[tuple[int, int]] = Counter()
-        for option in sorted(options, key=lambda option: (self._bound_s(plain, option), option)):
+        for option in sorted(options, key=lambda option: (self._priority_s(plain, option), option)):
             similar = prod(option.dims).bit_length(), option.dims.tp
             if taken[similar] < self.limits.first_options_of_size:
                 taken[similar] += 1
                 spaces = self.state.candidates.first_spaces(option.dims) if few else [plain]
                 best = [(space, self._best_schedule(space, option)) for space in spaces]
-                yield from dict.fromkeys(((plain, option), best[0], min(best, key=lambda pair: self._bound_s(*pair))))
+                least = min(best, key=lambda pair: self._priority_s(*pair))
+                yield from dict.fromkeys(((plain, option), best[0], least))
 
     def _best_schedule(self, space: SearchSpace, option: Option) -> Option:
-        """Return the option with the schedule that has the smallest bound with the bubble."""
+        """Return the option with the schedule that has the smallest priority."""
         others = (option._replace(schedule_spec=spec) for spec in space.work.schedule_specs(option.dims.pp))
-        return min(others, key=lambda other: self._bound_s(space, other))
+        return min(others, key=lambda other: self._priority_s(space, other))
 
     def _push_leaner(self, space: SearchSpace, option: Option, ratio: float) -> None:
         smaller = [size for size in self._sizes if size < option.micro_batch]
