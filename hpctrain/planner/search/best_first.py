@@ -237,9 +237,9 @@ class _BestFirstSearch(SearchState):
                 self.near_best.clear()
 
     def _anneal_layouts(self, work: float) -> None:
-        """Compare the fastest layouts of several degrees after local search: anneal each for a short time, then the
-        faster half of them for twice as long, and so on, until one is left (successive halving, Jamieson and Talwalkar
-        2016). The fastest of all becomes the best plan.
+        """Compare the fastest layouts of several degrees and numbers of stages after local search: anneal each for a
+        short time, then the faster half of them for twice as long, and so on, until one is left (successive halving,
+        Jamieson and Talwalkar 2016). The fastest of all becomes the best plan.
 
         Args:
             work: work of each round (`anneal`), shared by its layouts.
@@ -249,9 +249,9 @@ class _BestFirstSearch(SearchState):
         limits, rng = self.limits, random.Random(0)
         near = sorted(self.near_best)[: limits.max_packed_layouts]
         known = [(predict(space.cost, layout), space) for _, _, space, layout in near]
-        first = {self.best.layout.dims: (self.best, self.winner)}
+        first = {(self.best.layout.dims, len(self.best.layout.blocks)): (self.best, self.winner)}
         for plan, space in sorted(known, key=lambda pair: pair[0].total):
-            first.setdefault(plan.layout.dims, (plan, space))
+            first.setdefault((plan.layout.dims, len(plan.layout.blocks)), (plan, space))
         plans = list(first.values())[: limits.annealed_options]
         while plans:
             share = work / len(plans)

@@ -108,13 +108,13 @@ class OptionSearch:
                 self._free += 1 - MISFIT_WORK
 
     def fastest(self, most: int) -> list[EvaluatedOption]:
-        """Return the fastest evaluated option of each pp, tp and power of two up to dp, at most `most` options, the one
-        with the shortest predicted step first. Fast options often differ only by few replicas, and then local search
-        makes them equally fast."""
-        fastest: dict[tuple[int, int, int], EvaluatedOption] = {}
+        """Return the fastest evaluated option of each pp, tp, power of two up to dp and number of virtual stages, at
+        most `most` options, the one with the shortest predicted step first. Fast options often differ only by few
+        replicas, and then local search makes them equally fast."""
+        fastest: dict[tuple[int, int, int, int], EvaluatedOption] = {}
         for known in sorted(self.evaluated, key=lambda known: known.best.total):
             pp, dp, tp = known.option.dims
-            fastest.setdefault((pp, tp, dp.bit_length()), known)
+            fastest.setdefault((pp, tp, dp.bit_length(), known.option.virtual_stages), known)
         return list(fastest.values())[:most]
 
     def _pop(self, most: int) -> Iterator[tuple[SearchSpace, Option, float]]:
