@@ -164,7 +164,8 @@ def test_other_degrees_are_no_faster_than_the_chosen_ones(plan, topology):
     for pp, dp, tp in ((1, 1, 1), (2, 1, 1), (3, 1, 1), (1, 2, 1), (1, 3, 1)):
         fixed = plan(topology(speeds), parallel={"mode": "fixed", "pp": pp, "dp": dp, "tp": tp})
         assert (fixed.pp, fixed.dp, fixed.tp) == (pp, dp, tp)
-        assert fixed.predicted.step_time_s["total"] >= best * (1 - 1e-3), (pp, dp, tp)
+        # With fixed degrees, all of the annealing is for these degrees.
+        assert fixed.predicted.step_time_s["total"] >= 0.99 * best, (pp, dp, tp)
 
 
 def test_fixed_choices_are_kept(plan, topology):
