@@ -53,7 +53,8 @@ class SearchLimits:
     full_placements: int = 36
     """Largest number of placements in each of the full evaluations that `full_evaluations` counts."""
     annealed_options: int = 12
-    """Number of degrees whose fastest layouts are annealed in the first round; each further round has half as many."""
+    """Number of layouts that are annealed in the first round, each the fastest with its degrees and number of stages;
+    each further round has half as many."""
     annealing_work: float = 6_000
     """Work of each round of annealing, in the end, as `hpctrain.planner.search.layout_search.anneal` counts it."""
     short_annealing: int = 2
