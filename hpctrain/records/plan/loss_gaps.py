@@ -45,6 +45,7 @@ _ROTATED = (
     "--preset 0.13m --method rotated_int3 --method rotated_int2 --lr 4e-3,8e-3,1.6e-2 --seeds 1-3 --text documents "
     "--text code"
 )
+_ROTATED_INT4 = "--preset 0.13m --method rotated_int4 --lr 4e-3,8e-3,1.6e-2 --seeds 1-3 --text documents --text code"
 _LOW_RANK = "--preset 0.13m --method power_sgd_auto_int2 --lr 4e-3,8e-3,1.6e-2 --seeds 1-3 --text documents --text code"
 
 LOSS_GAPS: tuple[LossGap, ...] = (
@@ -53,6 +54,7 @@ LOSS_GAPS: tuple[LossGap, ...] = (
     LossGap({"mode": "int4"}, 0.0035, 0.0099, 0.68e6, 3, _THREE_SEEDS),
     LossGap({"mode": "rotated_int3"}, -0.0105, 0.0127, 0.13e6, 3, _ROTATED),
     LossGap({"mode": "rotated_int2"}, 0.0039, 0.0156, 0.13e6, 3, _ROTATED),
+    LossGap({"mode": "rotated_int4"}, 0.0141, 0.0111, 0.13e6, 3, _ROTATED_INT4),
     LossGap({"mode": "power_sgd", "rank": "auto", "remainder": "int2"}, 0.0085, 0.0040, 0.13e6, 3, _LOW_RANK),
     LossGap({"mode": "power_sgd"}, 0.0815, 0.017, 0.68e6, 3, _THREE_SEEDS),
     LossGap({"mode": "topk", "density": 0.07}, 0.108, None, 0.68e6, 1, _ALL_METHODS),
