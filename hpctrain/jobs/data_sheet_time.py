@@ -29,7 +29,7 @@ model was not fitted to, each publication with the same weight (`python -m tools
 
 PLAN_ERRORS: Mapping[tuple[str, ...], tuple[float, float]] = {
     ("a100",): (0.85, 1.08),
-    ("h100",): (1.04, 1.32),
+    ("h100",): (1.03, 1.33),
     ("gh200",): (1.12, 1.39),
     ("v100",): (0.91, 1.53),
     ("t4",): (0.99, 1.62),

@@ -39,7 +39,7 @@ PACKAGED: Mapping[str, float] = {
     "activation_passes": CUDA_CONSTANTS.activation_passes[0],
     "block_ops": CUDA_CONSTANTS.block_ops[0],
     "collective_ops": CUDA_CONSTANTS.collective_ops,
-    "optimizer_bytes": 11.9,
+    "optimizer_bytes": 11.8,
     "step_ops": CUDA_CONSTANTS.step_ops,
     "weight_passes": CUDA_CONSTANTS.weight_passes[0],
     "logits_passes": CUDA_CONSTANTS.logits_passes[0],

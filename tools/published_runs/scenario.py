@@ -51,16 +51,19 @@ HALF = Framework(
 held besides tensors. Gradients are summed in DeepSpeed's buckets of 5e8 numbers (DeepSpeed's configuration
 reference)."""
 DEEPSPEED_HALF = replace(HALF, shards_in_place=True)
-"""Megatron-DeepSpeed in fp16, without `DEEPSPEED_UPDATE_BYTES`."""
+"""Megatron-DeepSpeed in fp16, without `DEEPSPEED_UPDATE_BYTES`. With ZeRO 1 each of n ranks' parts of the gradients is
+reduced to this rank by an operation of its own (DeepSpeedZeroOptimizer.average_tensor). A chain through all ranks sends
+n/(n − 1) times the bytes of a reduce-scatter."""
 DEEPSPEED_UPDATE_BYTES = (8, 6)
 """Bytes per parameter of the buffers in which DeepSpeed's fp16 optimizers prepare an update, in general and with ZeRO
 on one replica. Without ZeRO, gradients are cast to fp32 one by one and then in one flat tensor (FP16_Optimizer). With
 ZeRO, a rank's part of them is flattened in fp16 and then cast to fp32; but first, each of its gradients is cast to
 fp64 for the norm, and of several replicas, the embedding's gradient takes most of a rank's part
 (DeepSpeedZeroOptimizer). torch's allocator cannot make such tensors of the small pieces that activations leave."""
-BRAIN_HALF = replace(HALF, accumulated_bytes=4, shards_in_place=True, gather_buffer_bytes=2)
-"""Megatron-DeepSpeed in bf16 (DeepSpeed's BF16_Optimizer), whose optimizer adds up and sums gradients in fp32. Its
-ranks gather up to 5e9 updated weights at once, for which torch's all-gather into a list has a buffer of all of them."""
+BRAIN_HALF = replace(HALF, accumulated_bytes=4, shards_in_place=True, sharded_sum_factor=2.0, gather_buffer_bytes=2)
+"""Megatron-DeepSpeed in bf16 (DeepSpeed's BF16_Optimizer), whose optimizer adds up gradients in fp32. All of them are
+all-reduced in fp32 (PipelineEngine._bf16_reduce_grads), which sends twice the bytes of a reduce-scatter. Its ranks
+gather up to 5e9 updated weights at once, for which torch's all-gather into a list has a buffer of all of them."""
 SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, residual_stream_bytes=4)
 """Megatron in fp32: weights, gradients and two moments in fp32."""
 FULLY_SHARDED = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8)
@@ -177,7 +180,8 @@ def _framework(run: MeasuredRun) -> Framework:
         return BRAIN_HALF
     if run.half and "DeepSpeed" in run.framework:
         update_bytes = DEEPSPEED_UPDATE_BYTES[run.zero > 0 and run.dp == 1]
-        return replace(DEEPSPEED_HALF, state_bytes=HALF.state_bytes + update_bytes)
+        sum_factor = run.dp / max(run.dp - 1, 1)
+        return replace(DEEPSPEED_HALF, state_bytes=HALF.state_bytes + update_bytes, sharded_sum_factor=sum_factor)
     return HALF if run.half else SINGLE
 
 

@@ -298,5 +298,5 @@ def _unavoidable(work: Workload, device: DeviceSpec, constants: CostConstants) -
     blocks = spec.forward_flops(1, seq_len) - head
     activations = spec.layers * work.block_bytes(1, 1) * sum(constants.activation_passes)
     logits = spec.logits_bytes(1, seq_len) * sum(constants.logits_passes)
-    speed = device.flops * constants.efficiency
-    return 3 * blocks / speed + activations / device.bytes_per_s, 3 * head / speed + logits / device.bytes_per_s
+    blocks_s = 3 * blocks / constants.efficiency / device.flops + activations / device.bytes_per_s
+    return blocks_s, 3 * head / device.flops + logits / device.bytes_per_s

@@ -95,7 +95,7 @@ def roofline(
     ) -> ForwardBackward:
         forward, backward = (
             _pass_time(
-                constants, unit, (1 + side) * flops, saved * saved_passes[side] + table * table_passes[side], ops[side]
+                unit, (1 + side) * flops, saved * saved_passes[side] + table * table_passes[side], ops[side]
             ).seconds(constants)
             for side in (0, 1)
         )
@@ -113,18 +113,15 @@ def roofline(
     )
 
 
-def _pass_time(
-    constants: CostConstants, unit: TensorParallelGroup, flops: float, touched: float, ops: float
-) -> PassTime:
+def _pass_time(unit: TensorParallelGroup, flops: float, touched: float, ops: float) -> PassTime:
     """Return the time of a pass on a tensor-parallel group.
 
     Args:
-        flops: FLOPs of one device.
+        flops: FLOPs of one device, as many as large matrix products would make in the same time.
         touched: bytes that one device reads or writes.
         ops: tiny operations that the host starts.
     """
-    device_s = flops / (unit.flops * constants.efficiency) + touched / unit.bytes_per_s
-    return PassTime(device_s, ops * unit.launch_s)
+    return PassTime(flops / unit.flops + touched / unit.bytes_per_s, ops * unit.launch_s)
 
 
 def _block(
@@ -137,14 +134,13 @@ def _block(
     """
     spec, seq_len, tp, memory_options = work.spec, work.seq_len, len(unit.devices), work.memory_options
     whole = spec.forward_flops(micro_batch, seq_len) - spec.forward_flops(micro_batch, seq_len, spec.layers)
-    narrow = 1 + constants.half_width * tp / spec.dim
-    flops, saved = narrow * whole / spec.layers / tp, work.block_bytes(micro_batch, tp)
+    slower = (1 + constants.half_width * tp / spec.dim) / constants.efficiency
+    flops, saved = slower * whole / spec.layers / tp, work.block_bytes(micro_batch, tp)
     weights = work.used_weight_bytes * spec.block_parameters() / tp
     scores = [work.attention_bytes(constants.attention_passes, micro_batch, tp, side) for side in (0, 1)]
     saved -= work.kept_score_bytes(micro_batch, tp)
     forward, backward = (
         _pass_time(
-            constants,
             unit,
             (1 + side) * flops,
             saved * constants.activation_passes[side] + scores[side] + weights * constants.weight_passes[side],
@@ -161,13 +157,13 @@ def _block(
         if memory_options.recompute == "full":
             touched = saved * constants.activation_passes[0] + scores[0] + weights * constants.weight_passes[0]
         else:
-            flops = narrow * spec.selective_flops(micro_batch, seq_len) / tp
+            flops = slower * spec.selective_flops(micro_batch, seq_len) / tp
             touched = scores[0]
             if not work.kept_score_bytes(micro_batch, tp):
                 touched = work.selective_bytes(micro_batch, tp) * constants.activation_passes[0]
             if not flops:  # the whole block is computed again except for its products, which are kept
                 touched += weights * constants.weight_passes[0]
-        backward += _pass_time(constants, unit, flops, touched, 0.0)
+        backward += _pass_time(unit, flops, touched, 0.0)
     return forward, backward
 
 

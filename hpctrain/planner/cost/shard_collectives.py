@@ -138,7 +138,8 @@ def shard_collective_times(
         # Gradients are compressed within the backward pass only if one group shards over all replicas; see decision 45.
         width = work.codec.number_bytes(shards, work.spec.dim) / FULL_BYTES if shards == len(placement) else 1.0
         within = MESSAGES[work.intra_node].number_bytes / FULL_BYTES if work.intra_node != "flat" else 1.0
-        part, summed = work.framework.summed_bytes * parameters / shards, work.framework.summed_bytes * parameters
+        part = work.framework.summed_bytes * parameters / shards
+        summed = work.framework.sharded_sum_factor * work.framework.summed_bytes * parameters
         rings = [groups[rank] for groups in scatters]
         if len(rings) > 1:
             sizes = [summed * within, summed * width / rings[0].size]

@@ -53,6 +53,14 @@ def test_narrow_blocks_cost_more_per_flop_on_a_gpu_only(topology, run):
         assert (cost.module_times(unit, 8).block > even.module_times(unit, 8).block) == (kind == "cuda")
 
 
+def test_the_head_reaches_the_speed_of_large_products_and_blocks_a_share_of_it(topology, run):
+    cost, unit = model(topology, run, kind="cuda")
+    worse = {"cuda": replace(CUDA_CONSTANTS, efficiency=CUDA_CONSTANTS.efficiency / 2)}
+    less_efficient = CostModel(cost.work, cost.links, worse).module_times(unit, 8)
+    assert less_efficient.block > cost.module_times(unit, 8).block
+    assert less_efficient.head == cost.module_times(unit, 8).head
+
+
 def test_a_framework_says_what_stays_in_memory(topology, run):
     cost, _ = model(topology, run)
     half = replace(

@@ -140,10 +140,11 @@ def test_times_of_a_host_that_waits_for_each_kernel_add_to_those_of_the_device(t
     assert ahead.step_s(constants) < waiting.step_s(constants) == ahead.step_s(replace(constants, overlap_power=1.0))
 
 
-def test_gradients_added_up_in_fp32_are_summed_in_fp32(tmp_path: Path) -> None:
-    half, brain = scenes(tmp_path, SHARDED_STATE, {**SHARDED_STATE, "dtype": "bf16", "id": "bf16"})
-    assert [scene.work.framework.summed_bytes for scene in (half, brain)] == [2, 4]
-    constants = constants_by(PACKAGED)
+def test_deepspeed_sums_in_fp32_in_bf16_and_sends_more_than_a_reduce_scatter(tmp_path: Path) -> None:
+    row, constants = DEEPSPEED | {"num_gpus": "8", "dp": "4"}, constants_by(PACKAGED)
+    half, brain = scenes(tmp_path, row, row | {"dtype": "bf16"})
+    sums = [(scene.work.framework.summed_bytes, scene.work.framework.sharded_sum_factor) for scene in (half, brain)]
+    assert sums == [(2, 4 / 3), (4, 2)]
     assert half.step_s(constants) < brain.step_s(constants)
 
 
