@@ -29,7 +29,13 @@ from hpctrain.compress.collectives.sums_in_flight import SumsInFlight
 from hpctrain.model.build import Fill, build_part
 from hpctrain.model.imported.model import blocks_of
 from hpctrain.model.layers import StageBlocks
-from hpctrain.parallel.action_table import ActionTable, actions_by_group_rank, forward_only, place_unshards
+from hpctrain.parallel.action_table import (
+    ActionTable,
+    actions_by_group_rank,
+    forward_only,
+    place_unshards,
+    receives_first,
+)
 from hpctrain.parallel.fsdp import ShardedStage, apply_sharding
 from hpctrain.parallel.gradients import TiedWeights, tie_weights
 from hpctrain.parallel.loss import LossScaler, make_loss
@@ -284,6 +290,8 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     runtime = _PipelineScheduleRuntime(stages, micro_batches, loss_fn=loss, scale_grads=False)
     runtime._prepare_schedule_with_comms(actions_by_group_rank(plan, inputs.schedule, mesh, coordinate))
     place_unshards(runtime, plan.zero, [stage.stage_index for stage in stages])
+    if inputs.device.type == "cpu":
+        runtime.pipeline_order_with_comms = receives_first(runtime.pipeline_order_with_comms)
     members = runtime.stage_index_to_group_rank
     owners = [dist.get_global_rank(mesh.get_group("pp"), members[index]) for index in range(len(plan.stages))]
     runtime.fwd_recv_ops = TrackedReceives("output of", -1, owners, inputs.device, inputs.message_timeout)
