@@ -2,8 +2,8 @@
 
 The lab has two racks of four nodes. Each rack's uplink is as fast as one node's link, so the racks are oversubscribed
 4:1. Messages take most of a step, and several workers share a node, or several nodes an uplink. A link is measured by
-the probe, the devices by a probe of this machine with as many workers as the run has. The prediction knows the racks
-from the lab's spec.
+the probe, the devices by a probe of this machine with as many workers as the run has, but no more than cores: workers
+that wait for messages leave the cores to others. The prediction knows the racks from the lab's spec.
 
 As a program, `python -m hpctrain.bench.planner.lab_runs FOLDER RANK ADDRESS STEPS` is one worker of a run.
 """
@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from hpctrain.base.module_argv import program
+from hpctrain.base.system.job_share import usable_cpus
 from hpctrain.bench.comparison import errors_of
 from hpctrain.bench.planner.search import uniform_topology
 from hpctrain.bench.probe.lab_probe import probe_lab_nodes
@@ -121,7 +122,8 @@ def measure(machine: Machine, layout: LabLayout, steps: int, progress: Callable[
         rows: list[LabRow] = []
         by_workers: dict[int, Topology] = {}
         for number, case in enumerate(CASES):
-            workers = len(case.nodes)
+            # Two workers at least, because the probe also measures the link between two of one node.
+            workers = min(len(case.nodes), max(2, usable_cpus()))
             if workers not in by_workers:
                 progress(f"the devices of {workers} workers")
                 place = folder / f"probe{workers}"
@@ -159,7 +161,7 @@ def compare(case: LabCase, step_time_s: float, local: Topology, link: tuple[floa
 
     Args:
         step_time_s: the measured step, in seconds.
-        local: topology of as many virtual nodes of this machine as the case has workers.
+        local: topology of virtual nodes of this machine, at least two, whose devices are as fast as in the case.
         link: (alpha in s, beta in s/byte) between two nodes of the lab, of a message alone.
     """
     shared, alone = (_predicted_s(case, topology_of_lab(case, local, link, shares)) for shares in (True, False))
