@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 
+from hpctrain.base.collector import cached_method
 from hpctrain.planner.bounds.rank_times import PipelinePasses
 from hpctrain.planner.bounds.unit_counts import (
     UnitCounts,
@@ -77,7 +77,6 @@ class ClosedFormBound:
         self.backward_s = self._most_backward_s()
         """(a, b) such that a rank with one stage on one device takes at most a + b·parameters seconds for the backward
         of a micro-batch."""
-        self._cut_s = cache(self._slowest_rank_s)
 
     def _most_backward_s(self) -> tuple[float, float]:
         work = self.cost.work
@@ -114,7 +113,7 @@ class ClosedFormBound:
             # The backward of the first stage is not split. The bound counts this as more speed.
             total += dp * self.kinds[0][0] * self.split_ratio
         update_work = self.kinds[-1][0] * dp * parameters * per_parameter
-        bounds = [(self.count * work + update_work) / total, most * self._cut_s(pp, option.schedule_spec)]
+        bounds = [(self.count * work + update_work) / total, most * self._slowest_rank_s(pp, option.schedule_spec)]
         bounds.append(self._shard_collectives_s(option))
         if pp == 1:
             bounds.append(self._whole_models(dp, tail))
@@ -224,6 +223,7 @@ class ClosedFormBound:
             shares.append(forward / (forward + backward + parts.block_split))
         return min(shares) / option.virtual_stages, max(sum(parts.embedding) for parts in self.timed)
 
+    @cached_method
     def _slowest_rank_s(self, pp: int, schedule_spec: ScheduleSpec) -> float:
         """Return the least seconds of the slowest pipeline rank for one micro-batch, over all cuts of the model into
         whole blocks.

@@ -104,8 +104,8 @@ class MemoryFeasibility:
         Args:
             roles: for each pipeline rank, what decides its memory besides the number of its blocks.
         """
-        most = (float(self.cost.memory.max_blocks(role, memory_bytes)) for role in roles)
-        return [blocks if blocks >= 0 else -INFEASIBLE_BLOCKS for blocks in most]
+        most = [self.cost.memory.max_blocks(role, memory_bytes) for role in roles]
+        return [float(blocks) if blocks >= 0 else -INFEASIBLE_BLOCKS for blocks in most]
 
 
 def micro_batches_held(memory: MemoryModel, role: RankRole, memory_bytes: float, most: int) -> FloatArray:

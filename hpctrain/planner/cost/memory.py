@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from hpctrain.base.collector import cached_method
 from hpctrain.base.even_parts import even_parts
 from hpctrain.checkpoint.memory.segment import UNDO_BYTES
+from hpctrain.planner.cost.live_micro_batches import LiveCounts, live_micro_batches
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.records.plan.compression import BUCKET_BYTES
 from hpctrain.records.plan.local_sgd import LocalSteps
-from hpctrain.schedule.generate import (
-    SPLIT_BACKWARD_SCHEDULES,
-    V_SHAPED_SCHEDULES,
-    make_schedule,
-    stages_by_rank,
-    visit_order,
-    warmup_count,
-)
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, stages_by_rank
 
 IN_FLIGHT_BYTES = 4 * BUCKET_BYTES
 """Bytes of the gradient buckets that a device is sending at one moment, if there are several replicas."""
@@ -72,6 +64,27 @@ class RankRole(NamedTuple):
     micro_batches: int
 
 
+class _StateRole(NamedTuple):
+    """The part of a `RankRole` on which the bytes of a device depend that are equally many for all numbers of
+    micro-batches."""
+
+    kind: str
+    """Kind of the device: cpu or cuda."""
+    splits: bool
+    """Whether the backward is split into I and W."""
+    ends: tuple[tuple[bool, bool], ...]
+    """[stage of the rank] -> (whether it is the model's first stage, whether it is the last one)."""
+    dp: int
+    """Number of replicas, at most those of two shard groups: the memory depends only on whether there is more than one
+    replica and more than one shard group."""
+    tp: int
+    shards: int
+
+    def shares(self, blocks: tuple[int, ...]) -> list[ModelPart]:
+        """Return the parts of the model in the rank's stages, which have these numbers of blocks."""
+        return [ModelPart(count, *ends) for ends, count in zip(self.ends, blocks, strict=True)]
+
+
 class _MemoryRole(NamedTuple):
     """The part of a `RankRole` on which the rank's memory depends. Many roles share one `_MemoryRole`, so predicted
     bytes are cached by it.
@@ -80,33 +93,23 @@ class _MemoryRole(NamedTuple):
     `live_micro_batches` returns them.
     """
 
-    kind: str
-    """Kind of the device: cpu or cuda."""
-    splits: bool
-    """Whether the backward is split into I and W."""
-    ends: tuple[tuple[bool, bool], ...]
-    """[stage of the rank] -> (whether it is the model's first stage, whether it is the last one)."""
+    state: _StateRole
     moments: LiveCounts
-    dp: int
-    """Number of replicas, at most those of two shard groups: the memory depends only on whether there is more than one
-    replica and more than one shard group."""
-    tp: int
-    shards: int
     micro_batch: int
 
 
 def _memory_role(role: RankRole) -> _MemoryRole:
     stages, last = stages_by_rank(role.schedule, role.pp, role.stages)[role.rank], role.stages - 1
-    return _MemoryRole(
+    state = _StateRole(
         kind=role.kind,
         splits=role.schedule in SPLIT_BACKWARD_SCHEDULES,
         ends=tuple((stage == 0, stage == last) for stage in stages),
-        moments=live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)[role.rank],
         dp=role.shards * min(role.dp // role.shards, 2),
         tp=role.tp,
         shards=role.shards,
-        micro_batch=role.micro_batch,
     )
+    moments = live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)[role.rank]
+    return _MemoryRole(state, moments, role.micro_batch)
 
 
 class MemoryModel:
@@ -115,12 +118,7 @@ class MemoryModel:
     def __init__(self, work: Workload) -> None:
         self.work = work
         self._memory_role = cache(_memory_role)
-        self._need = cache(self._compute)
-        """Memory role, blocks of each stage -> peak bytes."""
-        self._most = cache(self._find_most)
-        """Memory role, bytes of memory -> the most blocks that fit."""
         self._mean_blocks = cache(work.mean_blocks)
-        self._sizes_of = cache(self._activation_sizes)
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Return the peak bytes of a device.
@@ -128,19 +126,21 @@ class MemoryModel:
         Args:
             blocks: number of blocks of each stage that the device holds.
         """
-        return self._need(self._memory_role(role), blocks)
+        return self._need_bytes(self._memory_role(role), blocks)
 
+    @cached_method
     def max_blocks(self, role: RankRole, memory_bytes: float) -> int:
         """Return the most blocks that fit into the usable share of `memory_bytes`; -1 if not even a rank without blocks
         fits.
         """
-        return self._most(self._memory_role(role), memory_bytes)
+        return self._most_blocks(self._memory_role(role), memory_bytes)
 
-    def _find_most(self, memory_role: _MemoryRole, memory_bytes: float) -> int:
-        usable, chunks = self.work.usable * memory_bytes, len(memory_role.ends)
+    @cached_method
+    def _most_blocks(self, memory_role: _MemoryRole, memory_bytes: float) -> int:
+        usable, chunks = self.work.usable * memory_bytes, len(memory_role.state.ends)
 
         def need(blocks: int) -> float:
-            return self._need(memory_role, even_parts(blocks, chunks))
+            return self._need_bytes(memory_role, even_parts(blocks, chunks))
 
         low, high = 0, self.work.spec.layers
         if (high_bytes := need(high)) <= usable:
@@ -157,32 +157,43 @@ class MemoryModel:
                 high, high_bytes = middle, middle_bytes
         return low
 
-    def _compute(self, memory_role: _MemoryRole, blocks: tuple[int, ...]) -> float:
-        shares = [ModelPart(count, *ends) for ends, count in zip(memory_role.ends, blocks, strict=True)]
-        whole = memory_role.shards == 1
-        state = self._whole_state(memory_role, shares) if whole else self._sharded_state(memory_role, shares)
-        process = self.work.framework.process_bytes
-        beside = PROCESS_BYTES[memory_role.kind] if process is None else process
-        return beside + state + self._segment_bytes(memory_role, shares) + self._activations(memory_role, shares)
+    @cached_method
+    def _need_bytes(self, memory_role: _MemoryRole, blocks: tuple[int, ...]) -> float:
+        state, moments, micro_batch = memory_role
+        sizes, at_work = self._stage_activations(state, micro_batch, blocks)
+        if len(sizes) == 1:
+            live_bytes = sizes[0] * max(moments)[0]
+        else:
+            live_bytes = max(sum([live * size for live, size in zip(moment, sizes, strict=True)]) for moment in moments)
+        return self._state_bytes(state, blocks) + live_bytes + at_work
 
-    def _segment_bytes(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
+    @cached_method
+    def _state_bytes(self, role: _StateRole, blocks: tuple[int, ...]) -> float:
+        """Return the bytes of a device without its activations."""
+        shares, process = role.shares(blocks), self.work.framework.process_bytes
+        state = self._whole_state(role, shares) if role.shards == 1 else self._sharded_state(role, shares)
+        beside = PROCESS_BYTES[role.kind] if process is None else process
+        return beside + state + self._segment_bytes(role, shares)
+
+    def _segment_bytes(self, role: _StateRole, shares: list[ModelPart]) -> float:
         """Return the bytes that the memory which outlives a CPU worker takes in addition to weights and moments: the
         reduced gradients, the codec's state after two steps and the undo area of a segment, and snapshots. A topology
         does not have the host memory of GPU workers."""
         work = self.work
-        if memory_role.kind != "cpu" or isinstance(work.codec, LocalSteps):
+        if role.kind != "cpu" or isinstance(work.codec, LocalSteps):
             return 0.0
-        parameters = sum(self.work.parameters(share, memory_role.tp) for share in shares)
-        piece = parameters / memory_role.shards
-        alone, segment = memory_role.shards == memory_role.dp, work.state_outlives
+        parameters = sum(self.work.parameters(share, role.tp) for share in shares)
+        piece = parameters / role.shards
+        alone, segment = role.shards == role.dp, work.state_outlives
         # Two of the rank's own state and, if no other node has its part, two of another rank's.
         snapshots = 0 if not work.snapshots else 4 if alone else 0 if segment else 2
-        codec_states = 0 if memory_role.dp == 1 else 2 * segment + snapshots
-        shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
+        codec_states = 0 if role.dp == 1 else 2 * segment + snapshots
+        shards = role.shards if role.shards < role.dp else 1
         residuals = codec_states * work.codec.state_bytes(work.spec.dim) * parameters / shards
         own = work.framework.gradient_bytes * piece + UNDO_BYTES if segment else 0.0
         return own + snapshots * SNAPSHOT_BYTES * piece + residuals
 
+    @cached_method
     def _activation_sizes(self, micro_batch: int, tp: int) -> tuple[float, float, float, float]:
         """Return the bytes of one micro-batch's activations on a device, which are equal for every stage.
 
@@ -198,52 +209,52 @@ class MemoryModel:
         logits = work.spec.logits_bytes(micro_batch, work.seq_len, work.spec.head_shards(tp))
         return work.block_bytes(micro_batch, tp), saved, boundary, logits
 
-    def _activations(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
-        work = self.work
-        block, saved, boundary, logits = self._sizes_of(memory_role.micro_batch, memory_role.tp)
+    @cached_method
+    def _stage_activations(
+        self, role: _StateRole, micro_batch: int, blocks: tuple[int, ...]
+    ) -> tuple[list[float], float]:
+        """Return ([stage of the rank] -> bytes of a micro-batch's activations that the stage keeps until its backward,
+        bytes of the block that computes)."""
+        work, shares = self.work, role.shares(blocks)
+        block, saved, boundary, logits = self._activation_sizes(micro_batch, role.tp)
         # A stage also keeps its input and its output.
         sizes = [
             self._mean_blocks(share)[1] * saved
             + 2 * boundary
             + logits * share.last
-            + self._casts_until_backward(memory_role, share)
+            + self._casts_until_backward(role, share)
             for share in shares
         ]
-        most = max(sum(live * size for live, size in zip(moment, sizes, strict=True)) for moment in memory_role.moments)
         # The block that computes also holds gradients and, with recomputation, the activations that it did not keep.
         if work.memory_options.recompute == "none":
-            return most + block
-        return (
-            most
-            + 2 * block
-            + max(self._casts(memory_role, share) - self._casts_until_backward(memory_role, share) for share in shares)
+            return sizes, block
+        return sizes, 2 * block + max(
+            self._casts(role, share) - self._casts_until_backward(role, share) for share in shares
         )
 
-    def _casts(self, memory_role: _MemoryRole, share: ModelPart) -> float:
+    def _casts(self, role: _StateRole, share: ModelPart) -> float:
         """Return the bytes of the low-precision weight copies that autocast makes in a stage's forward pass.
 
         An embedding has no such copy, because it is no matrix product.
         """
-        casts = self.work.casts_weights(sharded=memory_role.shards > 1)
-        return CAST_BYTES * self.work.parameters(share._replace(first=False), memory_role.tp) if casts else 0
+        casts = self.work.casts_weights(sharded=role.shards > 1)
+        return CAST_BYTES * self.work.parameters(share._replace(first=False), role.tp) if casts else 0
 
-    def _casts_until_backward(self, memory_role: _MemoryRole, share: ModelPart) -> float:
+    def _casts_until_backward(self, role: _StateRole, share: ModelPart) -> float:
         """Return the bytes of the weights' low-precision copies that live until the backward pass.
 
         With recomputation, the copies of the blocks' weights do not count, because the backward pass makes them again.
         """
-        return self._casts(
-            memory_role, share if self.work.memory_options.recompute == "none" else share._replace(blocks=0)
-        )
+        return self._casts(role, share if self.work.memory_options.recompute == "none" else share._replace(blocks=0))
 
-    def _whole_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
+    def _whole_state(self, role: _StateRole, shares: list[ModelPart]) -> float:
         work = self.work
-        parameters = sum(self.work.parameters(share, memory_role.tp) for share in shares)
+        parameters = sum(self.work.parameters(share, role.tp) for share in shares)
         total = float((work.framework.bytes_per_parameter + work.framework.accumulated_bytes) * parameters)
-        if memory_role.dp > 1:
+        if role.dp > 1:
             # Buckets of gradients; a large embedding is a bucket of its own.
             gradient_bytes = work.framework.gradient_bytes
-            table = float(gradient_bytes * work.spec.embedding_parameters() / work.spec.head_shards(memory_role.tp))
+            table = float(gradient_bytes * work.spec.embedding_parameters() / work.spec.head_shards(role.tp))
             total += min(gradient_bytes * parameters, max(IN_FLIGHT_BYTES, table))
             total += self._codec_state_bytes * parameters
             if work.intra_node != "flat":
@@ -258,7 +269,7 @@ class MemoryModel:
         copies = 2 if self.work.framework.checkpoint_bytes else 1
         return copies * self.work.codec.state_bytes(self.work.spec.dim)
 
-    def _sharded_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
+    def _sharded_state(self, role: _StateRole, shares: list[ModelPart]) -> float:
         """Return the bytes of weights, gradients, optimizer state and residuals on a device with ZeRO.
 
         The fp32 weights, their gradients, the moments and the copy that is made to save a checkpoint are sharded. In
@@ -272,21 +283,21 @@ class MemoryModel:
         """
         work, zero = self.work, self.work.memory_options.zero
         framework = work.framework
-        stages = [work.parameters(share, memory_role.tp) for share in shares]
+        stages = [work.parameters(share, role.tp) for share in shares]
         parameters = sum(stages)
-        outside = max(work.parameters(share._replace(blocks=0), memory_role.tp) for share in shares)
-        piece = max(work.parameters(ModelPart(1, False, False), memory_role.tp), outside)
-        at_work = max(stages) if memory_role.splits else min(parameters, 2 * piece)
+        outside = max(work.parameters(share._replace(blocks=0), role.tp) for share in shares)
+        piece = max(work.parameters(ModelPart(1, False, False), role.tp), outside)
+        at_work = max(stages) if role.splits else min(parameters, 2 * piece)
         gradient_bytes = framework.gradient_bytes
-        parts = framework.part_bytes * parameters / memory_role.shards
+        parts = framework.part_bytes * parameters / role.shards
         parts += framework.accumulated_bytes * parameters
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
         # Between shard groups a rank sums only its own part; within one it has a residual of the whole gradient.
-        shards = memory_role.shards if memory_role.shards < memory_role.dp else 1
+        shards = role.shards if role.shards < role.dp else 1
         residuals = self._codec_state_bytes * parameters / shards
-        freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * framework.weight_bytes * parameters
-        buffers = self._collective_buffers(memory_role.kind, stages, piece)
+        freed = HEAP_RETAINED_COPIES[role.kind][zero] * framework.weight_bytes * parameters
+        buffers = self._collective_buffers(role.kind, stages, piece)
         return parts + weights + gradients + buffers + residuals + freed
 
     def _collective_buffers(self, kind: str, stages: list[int], piece: int) -> float:
@@ -307,94 +318,3 @@ class MemoryModel:
             # Each piece is on its way once a step, as what is sent and received; by level also in another order.
             numbers = min(numbers, (2 if work.intra_node == "flat" else 3) * parameters)
         return float(framework.summed_bytes * numbers)
-
-
-LiveCounts = tuple[tuple[int, ...], ...]
-"""[moment][stage of a rank] -> number of micro-batches whose activations the stage keeps at that moment."""
-
-
-@lru_cache(maxsize=4096)
-def live_micro_batches(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[LiveCounts, ...]:
-    """Return how many micro-batches' activations each stage of a pipeline rank keeps when the rank keeps the most.
-
-    Activations count from F until B, or until W with split backwards. Tables of gpipe and 1f1b are fullest after their
-    warm-up. With split backwards and one stage a rank, W lags behind F so that all ranks are equally full.
-
-    Args:
-        schedule: name of the schedule.
-        stages: number of stages of the model, over all `pp` ranks.
-        micro_batches: number of micro-batches of the replica in a step.
-
-    Returns:
-        [rank] -> moments, each with a number for every stage of the rank. A moment is left out if another one has at
-        least as many micro-batches in every stage.
-    """
-    if schedule == "gpipe":
-        return (((micro_batches,),),) * pp
-    if schedule == "1f1b":
-        return tuple(((min(pp - rank, micro_batches),),) for rank in range(pp))
-    if schedule in V_SHAPED_SCHEDULES:
-        return _counts_of_table(schedule, pp, stages, micro_batches)
-    if stages == pp:
-        return (((min(pp, micro_batches),),),) * pp
-    return _interleaved(schedule in SPLIT_BACKWARD_SCHEDULES, pp, stages // pp, micro_batches)
-
-
-def _counts_of_table(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[LiveCounts, ...]:
-    # The pattern repeats itself from 2 · pp micro-batches on.
-    table = make_schedule(schedule, pp, stages, min(micro_batches, 2 * pp))
-    return tuple(
-        _counts_of_rank([(stages_of_rank.index(action.stage), action.kind) for action in row], len(stages_of_rank))
-        for row, stages_of_rank in zip(table.ranks, stages_by_rank(schedule, pp, stages), strict=True)
-    )
-
-
-def _counts_of_rank(actions: list[tuple[int, str]], chunks: int) -> LiveCounts:
-    live, moments = [0] * chunks, set()
-    for chunk, kind in actions:
-        live[chunk] += {"F": 1, "I": 0}.get(kind, -1)
-        if kind == "F":
-            moments.add(tuple(live))
-    return _maximal_counts(moments)
-
-
-def _interleaved(splits: bool, pp: int, chunks: int, micro_batches: int) -> tuple[LiveCounts, ...]:
-    """Return the live activations of interleaved schedules, as `live_micro_batches` does, without making the action
-    table.
-
-    All ranks have the same order of actions, each with its own number of warm-up forwards.
-
-    Args:
-        splits: whether the schedule splits the backward into I and W.
-        chunks: stages on each rank.
-    """
-    order = np.array([chunk for chunk, _ in visit_order(pp, chunks, micro_batches)])
-    # [chunk, n] -> visits of the chunk among the first n; backwards visit the chunks in the opposite order.
-    forwards = np.zeros((chunks, len(order) + 1), dtype=np.int64)
-    forwards[:, 1:] = (order == np.arange(chunks)[:, None]).cumsum(axis=1)
-    backwards = forwards[::-1]
-    counts = []
-    for rank in range(pp):
-        warmup = warmup_count(rank, pp, chunks, micro_batches, splits)
-        turns = np.arange(len(order) - warmup)
-        # Just after each forward; W lags behind by as many actions as the rank's number.
-        freed = np.maximum(turns - (rank if splits else 0), 0)
-        live = forwards[:, warmup + turns + 1] - backwards[:, freed] if len(turns) else forwards[:, -1:]
-        counts.append(_maximal_counts(_columns(live)))
-    return tuple(counts)
-
-
-def _columns(values: NDArray[np.int64]) -> set[tuple[int, ...]]:
-    return set(map(tuple, values.T.tolist()))
-
-
-def _maximal_counts(moments: set[tuple[int, ...]]) -> LiveCounts:
-    fullest: list[tuple[int, ...]] = []
-    for moment in sorted(moments, reverse=True):
-        if len(moment) == 2:
-            # Of two stages, the first has more in all moments before; so the second has to have more than in these.
-            if not fullest or moment[1] > fullest[-1][1]:
-                fullest.append(moment)
-        elif not any(all(x >= y for x, y in zip(other, moment, strict=True)) for other in fullest):
-            fullest.append(moment)
-    return tuple(fullest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from hpctrain.planner.cost.collectives import (
@@ -75,8 +75,7 @@ class CostModel:
         self.links = links
         self.constants = constants
         self.memory = MemoryModel(work)
-        self._kinds: dict[tuple[GroupSpec, float, float], UnitKind] = {}
-        self.kind = cache(self._kind)
+        self.kind = cache(partial(_kind, links, {}))
         """The kind of a tensor-parallel group; groups of one kind take equally long for everything."""
         self._placement_links: dict[int, PlacementLinks] = {}
         self._alpha_beta = cache(lambda source, target: message_alpha_beta(links, source.device_ids, target.device_ids))
@@ -100,15 +99,6 @@ class CostModel:
         other = CostModel(replace(self.work, **changes), self.links, self.constants)
         other.kind, other._placement_links, other._alpha_beta = self.kind, self._placement_links, self._alpha_beta
         return other
-
-    def _kind(self, unit: TensorParallelGroup) -> UnitKind:
-        hops = ring_hops(unit.device_ids) if len(unit.devices) > 1 else []
-        costs = [(0.0, 0.0)]
-        for a, b in hops:
-            alpha, beta = self.links.in_a_ring(a, b)
-            costs.append((alpha, beta * (unit.contention if a.node != b.node else 1.0)))
-        figures = unit.group_spec, max(a for a, _ in costs), max(b for _, b in costs)
-        return self._kinds.setdefault(figures, len(self._kinds))
 
     def module_times(self, unit: TensorParallelGroup, micro_batch: int) -> ModuleTimes:
         """Return the times of the model's parts on a tensor-parallel group, for micro-batches of `micro_batch`
@@ -238,16 +228,17 @@ class CostModel:
         rings = links.replicate_ring_groups(replicas, False)
         pairs = rings if codec.exact else links.replicate_ring_groups(replicas, True)
         in_nodes = links.shard_ring_groups(replicas, False) if by_level else None
-        copied = flat_copy_share(self.work, len(shares), tp)
+        copied, constants = flat_copy_share(self.work, len(shares), tp), self.constants[placement[0][0].kind]
         sums = []
         for share, rank in zip(shares, owner, strict=True):
             numbers = self.work.parameters(share, tp) / replicas
             units = [placement[replica][rank] for replica in placement.representatives]
-            copy_s = copied * max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
+            flops, bytes_per_s, _ = links.slowest_rates[rank]
             codec_s = None if codec.exact else slowest_codec(units)
-            flop_s = 1 / min(unit.flops for unit in units)
-            sent_byte_s = max(self.constants[unit.kind].sent_byte_passes / unit.bytes_per_s for unit in units)
-            gradients = StageGradients(numbers, framework.summed_bytes, width, copy_s, codec_s, flop_s, sent_byte_s)
+            gradients = StageGradients(
+                numbers, framework.summed_bytes, width, copied * constants.reducer_bytes / bytes_per_s, codec_s,
+                1 / flops, constants.sent_byte_passes / bytes_per_s,
+            )  # fmt: skip
             if isinstance(codec, Mixed):
                 parts = self.work.group_parameters(share, tp)
                 taken = mixed_sum_time(codec, parts, rings[rank], pairs[rank], gradients, framework.bucket_bytes)
@@ -290,6 +281,21 @@ class CostModel:
         """
         devices = len(placement) * len(placement[0]) * len(placement[0][0].devices)
         return scalar_all_reduce_s(self.placement_links(placement).slowest_alpha, devices) if devices > 1 else 0.0
+
+
+def _kind(links: Links, numbers: dict[tuple[GroupSpec, float, float], UnitKind], unit: TensorParallelGroup) -> UnitKind:
+    """Return the number of a group's kind.
+
+    Args:
+        numbers: figures of a kind -> its number; gets each new kind.
+    """
+    hops = ring_hops(unit.device_ids) if len(unit.devices) > 1 else []
+    costs = [(0.0, 0.0)]
+    for a, b in hops:
+        alpha, beta = links.in_a_ring(a, b)
+        costs.append((alpha, beta * (unit.contention if a.node != b.node else 1.0)))
+    figures = unit.group_spec, max(a for a, _ in costs), max(b for _, b in costs)
+    return numbers.setdefault(figures, len(numbers))
 
 
 def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostConstants, launch_s: float) -> StageTime:

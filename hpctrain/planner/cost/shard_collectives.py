@@ -122,42 +122,37 @@ def shard_collective_times(
         shards: number of consecutive replicas that share a state (a shard group).
         constants: constants of the kind of device.
     """
-    placement = placement_links.placement
+    placement, codec = placement_links.placement, work.codec
+    tp, kind, over_all = len(placement[0][0].devices), placement[0][0].kind, shards == len(placement)
     gathers = placement_links.shard_ring_groups(shards, False)
-    across = placement_links.replicate_ring_groups(shards, False)
-    tp = len(placement[0][0].devices)
-    scatters = _reduce_scatter_groups(placement_links, work, shards)
+    # One shard group over all replicas has nothing to all-reduce.
+    across = [] if over_all else placement_links.replicate_ring_groups(shards, False)
+    scatters = list(zip(*_reduce_scatter_groups(placement_links, work, shards), strict=True))
+    # Gradients are compressed within the backward pass only if one group shards over all replicas; see decision 45.
+    width = codec.number_bytes(shards, work.spec.dim) / FULL_BYTES if over_all else 1.0
+    within = MESSAGES[work.intra_node].number_bytes / FULL_BYTES if work.intra_node != "flat" else 1.0
+    beside = codec.beside_share(shards) if over_all and sums_beside(work, kind) else 0.0
+    slowest = placement_links.slowest_rates
     times = []
     for share, rank in zip(shares, owner, strict=True):
-        parameters = work.parameters(share, tp)
-        pieces = share.pieces
-        units = [placement[replica][rank] for replica in placement.representatives]
-        stage = _StageCollectives(
-            pieces, 1 / min(unit.bytes_per_s for unit in units), max(unit.launch_s for unit in units), constants
-        )
-        # Gradients are compressed within the backward pass only if one group shards over all replicas; see decision 45.
-        width = work.codec.number_bytes(shards, work.spec.dim) / FULL_BYTES if shards == len(placement) else 1.0
-        within = MESSAGES[work.intra_node].number_bytes / FULL_BYTES if work.intra_node != "flat" else 1.0
+        parameters, rings = work.parameters(share, tp), scatters[rank]
+        stage = _StageCollectives(share.pieces, 1 / slowest[rank].bytes_per_s, slowest[rank].launch_s, constants)
         part = work.framework.summed_bytes * parameters / shards
         summed = work.framework.sharded_sum_factor * work.framework.summed_bytes * parameters
-        rings = [groups[rank] for groups in scatters]
         if len(rings) > 1:
             sizes = [summed * within, summed * width / rings[0].size]
         else:
-            sizes = [summed * (width if shards == len(placement) else within)]
-        beside = work.codec.beside_share(shards) if shards == len(placement) else 0.0
+            sizes = [summed * (width if over_all else within)]
         scatter_s = sum(map(stage.scatter_s, sizes, rings))
-        if shards == len(placement) and work.codec.sharded_sums == "selected":
+        if over_all and codec.sharded_sums == "selected":
             scatter_s += stage.messages_s(0.0, rings[-1])  # first, ranks tell each other how long their messages are
         times.append(
             ShardCollectiveTimes(
                 gather=stage.gather_s(work.gathered_bytes * parameters, gathers[rank]),
                 scatter=scatter_s,
-                copies=2 * stage.messages_s(part, across[rank]),
-                pieces=pieces,
-                beside_s=beside * stage.beside_s(sizes[-1], rings[-1])
-                if sums_beside(work, placement[0][0].kind)
-                else 0.0,
+                copies=0.0 if over_all else 2 * stage.messages_s(part, across[rank]),
+                pieces=share.pieces,
+                beside_s=beside * stage.beside_s(sizes[-1], rings[-1]) if beside else 0.0,
             )
         )
     return times

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise, permutations
+from typing import NamedTuple
 
+from hpctrain.base.collector import cached_method
 from hpctrain.planner.devices.contention import DirectedLoad, Load
 from hpctrain.planner.devices.links import Links, Route, ring_hops
 from hpctrain.planner.devices.tensor_parallel_group import Placement, class_numbers, first_of_each
@@ -49,8 +51,19 @@ class RingGroup:
         if self.size == 1:
             return 0.0
         part = size_bytes / self.size
-        hop_s = max(a + max(within, between) * part for a, within, between in self.costs)
+        hop_s = max([a + max(within, between) * part for a, within, between in self.costs])
         return 2 * (self.size - 1) * hop_s
+
+
+class SlowestRates(NamedTuple):
+    """The rates of the slowest devices of a pipeline rank, each the worst of any replica."""
+
+    flops: float
+    """FLOP/s at the run's precision."""
+    bytes_per_s: float
+    """Bytes of memory read or written in a second."""
+    launch_s: float
+    """Seconds to start an operation."""
 
 
 class PlacementLinks:
@@ -61,13 +74,6 @@ class PlacementLinks:
     def __init__(self, placement: Placement, links: Links) -> None:
         self.placement = placement
         self.links = links
-        self.shard_ring_groups = cache(self._shard_ring_groups)
-        self.replicate_ring_groups = cache(self._replicate_ring_groups)
-        self.busiest_port_beta = cache(self._busiest_port_beta)
-        self.lanes = cache(self._lanes)
-        self.message_costs = cache(self._message_costs)
-        self.factor_beside = cache(self._factor_beside)
-        self.ranks_beside = cache(self._ranks_beside)
 
     @cached_property
     def link_patterns(self) -> tuple[int, ...]:
@@ -82,11 +88,25 @@ class PlacementLinks:
         return first_of_each(self.link_patterns)
 
     @cached_property
+    def slowest_rates(self) -> list[SlowestRates]:
+        """[pipeline rank] -> the rates of its slowest devices in any replica."""
+        columns = zip(*(self.placement[replica] for replica in self.representatives), strict=True)
+        return [
+            SlowestRates(
+                min([unit.flops for unit in units]),
+                min([unit.bytes_per_s for unit in units]),
+                max([unit.launch_s for unit in units]),
+            )
+            for units in columns
+        ]
+
+    @cached_property
     def level_replicas(self) -> int:
         """What the function `level_replicas` of this module returns for the placement."""
         return level_replicas(self.placement)
 
-    def _shard_ring_groups(self, shards: int, pairs: bool, /) -> list[RingGroup]:
+    @cached_method
+    def shard_ring_groups(self, shards: int, pairs: bool, /) -> list[RingGroup]:
         """Return [pipeline rank] -> rings within shard groups.
 
         Args:
@@ -99,7 +119,8 @@ class PlacementLinks:
         ]
         return _ring_groups(self.links, rings, pairs)
 
-    def _replicate_ring_groups(self, shards: int, pairs: bool, /) -> list[RingGroup]:
+    @cached_method
+    def replicate_ring_groups(self, shards: int, pairs: bool, /) -> list[RingGroup]:
         """Return [pipeline rank] -> rings across shard groups. Each ring joins the devices that hold the same part of a
         state.
 
@@ -136,7 +157,8 @@ class PlacementLinks:
         hops = self._hops[replica]
         return hops[source][0] if (source + 1) % len(hops) == target else hops[target][1]
 
-    def _message_costs(self, replica: int, rank_of_stage: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+    @cached_method
+    def message_costs(self, replica: int, rank_of_stage: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
         """Return [message, as in `lanes`] -> (alpha, beta) as in `message_alpha_beta`; (0, 0) within one pipeline rank.
 
         Args:
@@ -158,7 +180,8 @@ class PlacementLinks:
         (group,) = _ring_groups(self.links, [pairs])
         return group
 
-    def _busiest_port_beta(self, rank_of_stage: tuple[int, ...]) -> float:
+    @cached_method
+    def busiest_port_beta(self, rank_of_stage: tuple[int, ...]) -> float:
         """Return beta, in s/byte, such that beta times the bytes of one stage message is the time that the busiest
         network card or uplink needs, in one direction, for the messages of one micro-batch of each replica.
 
@@ -175,7 +198,8 @@ class PlacementLinks:
                     busy[port] = busy.get(port, 0.0) + count * part * route.beta
         return max(busy.values(), default=0.0)
 
-    def _lanes(self, replica: int, rank_of_stage: tuple[int, ...]) -> tuple[int, ...]:
+    @cached_method
+    def lanes(self, replica: int, rank_of_stage: tuple[int, ...]) -> tuple[int, ...]:
         """Return [message] -> its lane, for the messages that each stage sends to the next one, then those that each
         stage sends back. Messages that leave a pipeline rank's node follow each other; each message within a node has a
         lane of its own.
@@ -217,7 +241,8 @@ class PlacementLinks:
         """[pipeline rank] -> load of the rings over all replicas of the rank."""
         return [self.links.ports.ring_load(rings) for rings in self._columns]
 
-    def _factor_beside(self, replica: int, source: int, target: int, ranks: tuple[int, ...]) -> float:
+    @cached_method
+    def factor_beside(self, replica: int, source: int, target: int, ranks: tuple[int, ...]) -> float:
         """Return by what factor a byte of a stage message takes longer while sums over the replicas pass: the load of
         the most loaded card or uplink that the message passes with these sums, divided by that without them.
 
@@ -233,11 +258,12 @@ class PlacementLinks:
         }
         return route.factor(both) / route.factor(load)
 
-    def _ranks_beside(self, replica: int, source: int, target: int) -> tuple[int, ...]:
+    @cached_method
+    def ranks_beside(self, replica: int, source: int, target: int) -> tuple[int, ...]:
         """Return the pipeline ranks whose sums over the replicas make a stage message longer; arguments as in
         `factor_beside`."""
         ranks = range(len(self._routes))
-        return tuple(rank for rank in ranks if self._factor_beside(replica, source, target, (rank,)) > 1.0)
+        return tuple(rank for rank in ranks if self.factor_beside(replica, source, target, (rank,)) > 1.0)
 
     @cached_property
     def _hops(self) -> list[tuple[HopCost, ...]]:

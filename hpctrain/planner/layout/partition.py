@@ -123,12 +123,12 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
     times = [_rank_seconds(cost, layout, rank) for rank in range(pp)]
 
     def seconds(rank: int, count: int) -> float:
-        return max(fixed + count * per_block for fixed, per_block in times[rank])
+        return max([fixed + count * per_block for fixed, per_block in times[rank]])
 
     # Only the first and the last stage may have no block: they hold the embedding and the head.
     ends = (0, len(layout.blocks) - 1)
     least = [0 if set(stages) <= set(ends) else chunks for stages in layout.stages_by_rank]
-    most = [_blocks_that_fit(cost, layout, rank) for rank in range(pp)]
+    most = _blocks_that_fit(cost, layout)
     counts = split_evenly(layers, seconds, least, most) or split_evenly(layers, seconds, least, [layers] * pp)
     assert counts is not None, "the caller gives at least one block for each stage"
     shared = [iter(_by_stage(cost, layout, rank, count)) for rank, count in enumerate(counts)]
@@ -151,8 +151,9 @@ def _by_stage(cost: CostModel, layout: Layout, rank: int, blocks: int) -> Sequen
 
 
 def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[float, float]]:
-    """Return the pairs (seconds without blocks, seconds per block) of a step on the pipeline rank `rank` of all
-    replicas. Replicas with equal pairs share one item of the list.
+    """Return the pairs (seconds without blocks, seconds per block) of a step on the pipeline rank `rank` of those
+    replicas that may be the slowest: the one with the largest seconds per block, and those with more seconds without
+    blocks.
     """
     seconds = []
     for replica in layout.distinct_replicas:
@@ -160,20 +161,23 @@ def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[floa
         parts = cost.module_times(layout.placement[replica][rank], layout.micro_batch)
         fixed = parts.stage_s(0, first=rank == layout.rank_of_stage[0], last=rank == layout.rank_of_stage[-1])
         seconds.append((count * fixed, count * parts.stage_s(1, first=False, last=False)))
-    return list(dict.fromkeys(seconds))
+    steepest = max(seconds, key=lambda pair: (pair[1], pair[0]))
+    return [steepest, *(pair for pair in seconds if pair[0] > steepest[0])]
 
 
-def _blocks_that_fit(cost: CostModel, layout: Layout, rank: int) -> int:
-    """Return the most blocks that the pipeline rank can hold in every replica; -1 if not even a rank without blocks
+def _blocks_that_fit(cost: CostModel, layout: Layout) -> list[int]:
+    """Return [pipeline rank] -> the most blocks that it can hold in every replica; -1 if not even a rank without blocks
     fits.
     """
-    # Key: all that decides the memory of a rank; many replicas have equal keys.
-    units = [(replica, layout.placement[replica][rank]) for replica in layout.distinct_replicas]
-    unlike = {(unit.kind, unit.memory_bytes, layout.micro_batches[replica]): replica for replica, unit in units}
-    return min(
-        cost.memory.max_blocks(layout.role(replica, rank), memory_bytes)
-        for (_, memory_bytes, _), replica in unlike.items()
-    )
+    option, shards, kind = layout.option, layout.shards, layout.placement[0][0].kind
+    replicas = [(layout.placement[replica], layout.micro_batches[replica]) for replica in layout.distinct_replicas]
+    most = []
+    for rank in range(layout.pp):
+        # All that decides the memory of a rank; many replicas are equal in it.
+        unlike = {(row[rank].memory_bytes, count) for row, count in replicas}
+        roles = [(option.role(kind, rank, shards, count), memory_bytes) for memory_bytes, count in unlike]
+        most.append(min([cost.memory.max_blocks(role, memory_bytes) for role, memory_bytes in roles]))
+    return most
 
 
 def _slowest_by_replica(cost: CostModel, layout: Layout) -> list[float]:

@@ -8,10 +8,11 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
+from hpctrain.base.collector import cached_method
 from hpctrain.base.errors import InputError
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import UnitKind
@@ -105,8 +106,6 @@ class _OptionPlans:
         self.space, self.option = space, option
         self._layers, self._ends = space.work.spec.layers, (0, option.stages - 1)
         self._stages = stages_by_rank(option.schedule_spec.name, option.dims.pp, option.stages)
-        self._rank_seconds = cache(self._seconds_by_blocks)
-        self._in_time = cache(self._blocks_in_time)
 
     def least_placements(self) -> int:
         """Return a number that is at most that of the placements."""
@@ -202,7 +201,8 @@ class _OptionPlans:
             return self._layers
         return 0 if stage in self._ends else 1
 
-    def _seconds_by_blocks(self, rank: int, kind: UnitKind) -> list[tuple[Blocks, float]]:
+    @cached_method
+    def _rank_seconds(self, rank: int, kind: UnitKind) -> list[tuple[Blocks, float]]:
         """Return the numbers of blocks that a pipeline rank's stages may have, each with the seconds of a micro-batch's
         passes on devices of a kind (`CostModel.kind`)."""
         cost, size, stages = self.space.cost, self.option.micro_batch, self._stages[rank]
@@ -221,7 +221,8 @@ class _OptionPlans:
             if sum(blocks) <= self._layers
         ]
 
-    def _blocks_in_time(self, rank: int, column: tuple[tuple[UnitKind, int], ...], limit_s: float) -> list[Blocks]:
+    @cached_method
+    def _in_time(self, rank: int, column: tuple[tuple[UnitKind, int], ...], limit_s: float) -> list[Blocks]:
         """Return the numbers of blocks with which a pipeline rank computes its micro-batches in less than `limit_s`
         seconds.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
+from hpctrain.base.collector import cached_method
 from hpctrain.planner.bounds.closed_form import ClosedFormBound
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.bounds.memory_feasibility import MemoryFeasibility
@@ -66,7 +67,7 @@ class SearchSpace:
 
     @cached_property
     def bounds(self) -> OptionBounds:
-        return OptionBounds(self)
+        return OptionBounds(self.cost, self.pool_placements, self.limits)
 
     def with_work(self, **changes: Any) -> SearchSpace:
         """Return the space of this pool with some fields of its workload changed.
@@ -111,17 +112,13 @@ class SearchSpace:
         """Return the placements of these degrees that a search tries, without those whose replicas cannot shard state
         as the memory options ask.
         """
-        return list(filter(self.can_shard, self.pool_placements.placements(dims)))
+        return self.pool_placements.shardable(self.work, dims)
 
     def can_shard(self, placement: Placement) -> bool:
         """Return whether the placement has replicas that can shard state as the memory options ask; True if they ask
         for no sharding.
         """
-        if self.work.memory_options.zero == 0:
-            return True
-        shards = shard_group_size(placement, self.work.memory_options)
-        # With degrees given by hand, `check_runnable` refuses a codec that cannot be sharded, and says why.
-        return shards > 1 and (shards < len(placement) or self.work.fixed is not None or self.work.may_shard_gradients)
+        return can_shard(self.work, placement)
 
     def why_no_layout(self, option: Option) -> str | None:
         """Return why the option has no layout, whatever the devices' memory; None if it has one."""
@@ -166,12 +163,19 @@ class SearchSpace:
 class OptionBounds:
     """Lower bounds and memory checks of the options of a space; caches its results."""
 
-    def __init__(self, space: SearchSpace) -> None:
-        self.space, self.cost, self._counts = space, space.cost, space.pool_placements.counts
-        self._memory = MemoryFeasibility(space.cost)
-        self._closed_form = cache(lambda tp, size: ClosedFormBound(space.cost, self._counts(tp), size))
-        self.knapsack = cache(self._knapsack)
-        """Option -> its knapsack bound."""
+    def __init__(self, cost: CostModel, pool_placements: PoolPlacements, limits: SearchLimits) -> None:
+        self.cost, self.pool_placements, self.limits = cost, pool_placements, limits
+        self._counts = pool_placements.counts
+        self._memory = MemoryFeasibility(cost)
+
+    @cached_method
+    def knapsack(self, option: Option) -> KnapsackBound:
+        """Return the option's knapsack bound."""
+        return self._knapsack(option)
+
+    @cached_method
+    def _closed_form(self, tp: int, micro_batch: int) -> ClosedFormBound:
+        return ClosedFormBound(self.cost, self._counts(tp), micro_batch)
 
     def work_s(self, dims: ParallelDims, micro_batch: int) -> float:
         """Return a lower bound of the step time: the least seconds that computation alone takes with any schedule.
@@ -180,6 +184,7 @@ class OptionBounds:
         """
         return self._closed_form(dims[2], micro_batch).work_s(dims)
 
+    @cached_method
     def step_s(self, option: Option) -> float:
         """Return a lower bound in seconds of the step time of all layouts of the option: the closed-form bound."""
         return self._closed_form(option.dims.tp, option.micro_batch).step_s(option)
@@ -193,9 +198,10 @@ class OptionBounds:
         mixtures = knapsack_bound.mixtures_by(limit_s)
         if mixtures is None:
             return []
-        units = self.space.units(knapsack_bound.tp)
+        units = self.pool_placements.units(knapsack_bound.tp)
         classes = [[unit for unit in units if self.cost.kind(unit) in c.kinds] for c in knapsack_bound.classes]
-        return list(filter(self.space.can_shard, placements_of_mixtures(classes, mixtures)))
+        made = placements_of_mixtures(classes, mixtures)
+        return [placement for placement in made if can_shard(self.cost.work, placement)]
 
     def can_hold(self, option: Option, shards: int) -> bool:
         """Return whether the devices have memory for the model with this option if `shards` replicas share a state."""
@@ -229,14 +235,15 @@ class OptionBounds:
 
     def _knapsack(self, option: Option, waits: bool = True) -> KnapsackBound:
         counts, shards = self._counts(option.dims.tp), self._most_shards(option.dims)
-        return KnapsackBound(self.cost, counts, option, shards, waits, self.space.limits)
+        return KnapsackBound(self.cost, counts, option, shards, waits, self.limits)
 
     def _most_shards(self, dims: ParallelDims) -> int:
         """Return the largest number of replicas over which a state is sharded in any placement of these degrees; 1
         without ZeRO."""
         memory_options = self.cost.work.memory_options
         if memory_options.zero and memory_options.shard == "node":
-            return max((shard_group_size(p, memory_options) for p in self.space.placements(dims)), default=1)
+            placements = self.pool_placements.shardable(self.cost.work, dims)
+            return max((shard_group_size(placement, memory_options) for placement in placements), default=1)
         return dims[1] if memory_options.zero else 1
 
 
@@ -252,26 +259,47 @@ class PoolPlacements:
         self.pool, self.cost, self.max_compared_units = pool, cost, max_compared_units
         self.complete = True
         """False if some orders of devices were left out."""
-        self.units = cache(partial(make_tensor_parallel_groups, pool))
-        """tp -> the tensor-parallel groups of that size."""
-        self.counts = cache(lambda tp: UnitCounts(cost, self.units(tp)))
-        """tp -> the tensor-parallel groups of that size, counted by kind."""
-        self._classes = cache(self._interchangeable_classes)
-        self.placements = cache(self._likely_placements)
-        """Degrees -> the placements with these degrees that a search tries."""
 
-    def _likely_placements(self, dims: ParallelDims) -> list[Placement]:
-        units, classes = self.units(dims.tp), self._classes(dims.tp)
+    @cached_method
+    def units(self, tp: int) -> list[TensorParallelGroup]:
+        """Return the tensor-parallel groups of `tp` devices into which the pool is divided."""
+        return make_tensor_parallel_groups(self.pool, tp)
+
+    @cached_method
+    def counts(self, tp: int) -> UnitCounts:
+        """Return the tensor-parallel groups of `tp` devices, counted by kind."""
+        return UnitCounts(self.cost, self.units(tp))
+
+    def shardable(self, work: Workload, dims: ParallelDims) -> list[Placement]:
+        """Return the placements of these degrees that a search tries, without those whose replicas cannot shard state
+        as the workload's memory options ask.
+        """
+        return [placement for placement in self.placements(dims) if can_shard(work, placement)]
+
+    @cached_method
+    def placements(self, dims: ParallelDims) -> list[Placement]:
+        """Return the placements of these degrees that a search tries."""
+        units, classes = self.units(dims.tp), self._interchangeable_classes(dims.tp)
         likely, complete = placements(units, classes, dims.pp, dims.dp, lambda a, b: self.cost.send_s(a, b, 1))
         self.complete = self.complete and complete
         return likely
 
+    @cached_method
     def _interchangeable_classes(self, tp: int) -> list[int]:
         """Return the class of each tensor-parallel group of `tp` devices; each has its own if there are too many."""
         units = self.units(tp)
         if len(units) > self.max_compared_units:
             return list(range(len(units)))
         return interchangeable_classes(units, self.pool.links, self.cost.work.stage_boundary_bytes(1))
+
+
+def can_shard(work: Workload, placement: Placement) -> bool:
+    """Return what `SearchSpace.can_shard` does for a space of this workload."""
+    if work.memory_options.zero == 0:
+        return True
+    shards = shard_group_size(placement, work.memory_options)
+    # With degrees given by hand, `check_runnable` refuses a codec that cannot be sharded, and says why.
+    return shards > 1 and (shards < len(placement) or work.fixed is not None or work.may_shard_gradients)
 
 
 EXHAUSTIVE_DEVICES = 64

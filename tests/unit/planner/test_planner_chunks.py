@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from hpctrain.planner import PlanRequest, make_plan
-from hpctrain.planner.cost.memory import live_micro_batches
+from hpctrain.planner.cost.live_micro_batches import live_micro_batches
 from hpctrain.planner.cost.workload import FEWEST_ACTIVATIONS, SCHEDULE_SPECS
 from hpctrain.schedule.generate import V_SHAPED_SCHEDULES, why_no_schedule
 

@@ -9,7 +9,8 @@ import pytest
 from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.bench.planner.search import SearchCase, scene_of_case
 from hpctrain.planner import make_plan
-from hpctrain.planner.cost.memory import MemoryModel, RankRole, live_micro_batches
+from hpctrain.planner.cost.live_micro_batches import live_micro_batches
+from hpctrain.planner.cost.memory import MemoryModel, RankRole
 from hpctrain.planner.cost.workload import ModelPart, workload_of
 from hpctrain.records.plan.options_text import memory_options_text
 from hpctrain.schedule.generate import make_schedule, stages_by_rank
