@@ -55,14 +55,15 @@ class SearchLimits:
     annealed_options: int = 12
     """Number of layouts that are annealed in the first round, each the fastest with its degrees and number of stages;
     each further round has half as many."""
-    annealing_work: float = 6_000
+    annealing_work: float = 9_000
     """Work of each round of annealing, in the end, as `hpctrain.planner.search.layout_search.anneal` counts it."""
     short_annealing: int = 2
     """Number by which `annealing_work` is divided where the bounds have excluded all other options."""
     annealing_slowdown: float = 0.02
     """Largest share by which the first changes of an annealing may make the step longer."""
-    max_skipped_bounds: int = 100
-    """Largest number of skipped options and of micro-batch sizes whose bounds are computed more exactly in the end."""
+    max_skipped_bounds: tuple[tuple[float, int], ...] = ((32, 100), (inf, 20))
+    """(largest number of devices, largest number of skipped options and of micro-batch sizes whose bounds are computed
+    more exactly in the end)."""
     first_full_evaluations: int = 3
     """Number of options at the start of a search that get a full evaluation right after their sampled one. On unlike
     devices a sampled evaluation gives no plan that is good enough for pruning.

@@ -10,7 +10,7 @@ from hpctrain.planner.cost.workload import workload_of
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.plan_conversion import layout_of_plan
-from hpctrain.planner.search.layout_search import ACTIONS_OF_A_GROUP, anneal, simulated_actions
+from hpctrain.planner.search.layout_search import ACTIONS_OF_A_GROUP, GROUPS_OF_A_TRY, anneal, simulated_actions
 from hpctrain.planner.search.space import SearchSpace
 from hpctrain.planner.search.state import CandidateQueue
 from hpctrain.planner.simulate.predict import predict
@@ -41,6 +41,8 @@ def annealed_pct(run: Run, topology: Topology, plan: Plan, evaluations: int = AN
     rows = ((by_devices[frozenset(unit.device_ids)] for unit in row) for row in made.placement)
     layout = replace(made, placement=Placement(map(tuple, rows)))
     planned = predict(space.cost, layout)
-    evaluated_work = evaluations * (layout.pp * layout.dp + simulated_actions(layout) / ACTIONS_OF_A_GROUP)
-    best, _ = anneal(CandidateQueue(space), space, planned, evaluated_work, ANNEALING_SLOWDOWN, random.Random(1))
+    of_a_try = GROUPS_OF_A_TRY + layout.pp * layout.dp + simulated_actions(layout) / ACTIONS_OF_A_GROUP
+    best, _ = anneal(
+        CandidateQueue(space), space, planned, evaluations * of_a_try, ANNEALING_SLOWDOWN, random.Random(1)
+    )
     return 100 * (1 - best.total / planned.total)

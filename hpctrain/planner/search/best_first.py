@@ -274,7 +274,8 @@ class _BestFirstSearch(SearchState):
             lowest, _ = bound.bracket(candidate.bound_s, lowest)
         waiting = [(other.bound_s, next(self.numbers), other) for other in skipped]
         heapq.heapify(waiting)
-        for _ in range(self.limits.max_skipped_bounds):
+        devices = len(self.plain.pool.devices)
+        for _ in range(next(most for limit, most in self.limits.max_skipped_bounds if devices <= limit)):
             if not waiting or waiting[0][0] >= lowest:
                 break
             other = heapq.heappop(waiting)[-1]

@@ -20,6 +20,8 @@ SIMULATED_PASSES = 6
 """About how many micro-batches a pipeline rank are simulated."""
 ACTIONS_OF_A_GROUP = 100
 """Number of simulated actions that take as long as one tensor-parallel group in the other steps of a prediction."""
+GROUPS_OF_A_TRY = 3
+"""Number of tensor-parallel groups that take as long as the part of a try that does not depend on their number."""
 OPTION_SHARE = 0.1
 """Share of the random changes that concern the micro-batch size, the schedule or the memory options."""
 
@@ -39,8 +41,8 @@ def anneal(
     Args:
         candidates: gives the spaces of other memory options.
         start: the space with the memory options of the plan.
-        work: limit of the work, which is the number of tensor-parallel groups in all tried layouts together; every
-            `ACTIONS_OF_A_GROUP` simulated actions count as another group.
+        work: limit of the work, which is the number of tensor-parallel groups in all tried layouts together; each try
+            counts as `GROUPS_OF_A_TRY` more, and every `ACTIONS_OF_A_GROUP` simulated actions as another one.
         first_slowdown: largest share by which the first changes may make the step longer; it falls to 0 in the end.
         rng: draws the changes.
     """
@@ -49,7 +51,7 @@ def anneal(
     units = start.units(plan.layout.tp)
     done = 0.0
     while done < work:
-        done += plan.layout.pp * plan.layout.dp
+        done += GROUPS_OF_A_TRY + plan.layout.pp * plan.layout.dp
         if rng.random() < OPTION_SHARE:
             other_space, layout = _other_option(candidates, space, current.layout, rng)
         else:

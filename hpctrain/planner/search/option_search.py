@@ -13,6 +13,7 @@ from typing import NamedTuple
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Option
+from hpctrain.planner.search.evaluate import faster_of
 from hpctrain.planner.search.layout_search import simulated_actions
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace
 from hpctrain.planner.search.state import SearchState, may_split_sequences
@@ -128,7 +129,8 @@ class OptionSearch:
                 most -= 1
 
     def _evaluate(self, space: SearchSpace, option: Option) -> Prediction | None:
-        """Return the fastest plan of an option with a few placements; None if none fits."""
+        """Return the fastest plan of an option with a few placements and, on few devices, with the best of these in
+        reverse order; None if none fits."""
         if not space.bounds.may_fit(option):
             return None
         sampled = self._sampled_placements(space, option.dims)
@@ -140,6 +142,11 @@ class OptionSearch:
         if not fitting:
             return None
         best = min((TimedLayout(space.cost, layout) for layout in fitting), key=lambda timed: timed.bound_s).predict()
+        if not self._many and option.dims.pp > 1:
+            # On unlike devices, which end of the pipeline has the fast ones may change the step by a tenth.
+            reverse = Placement(row[::-1] for row in best.layout.placement)
+            if space.can_shard(reverse):
+                best = faster_of(space.cost, best, space.fit_layout(reverse, option))
         self._free -= simulated_actions(best.layout) / MANY_ACTIONS
         self.evaluated.append(EvaluatedOption(best, space, option))
         self._fastest[option.dims] = min(self._fastest.get(option.dims, best), best, key=lambda known: known.total)
