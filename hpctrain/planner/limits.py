@@ -165,3 +165,12 @@ class SearchLimits:
 
 
 DEFAULT_LIMITS = SearchLimits()
+
+
+def limit_of(limits: tuple[tuple[float, int], ...], devices: int) -> int:
+    """Return the limit that holds for a number of devices.
+
+    Args:
+        limits: (largest number of devices, limit), the smallest number first.
+    """
+    return next(limit for most_devices, limit in limits if devices <= most_devices)

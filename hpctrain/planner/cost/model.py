@@ -232,12 +232,13 @@ class CostModel:
         sums = []
         for share, rank in zip(shares, owner, strict=True):
             numbers = self.work.parameters(share, tp) / replicas
-            units = [placement[replica][rank] for replica in placement.representatives]
             flops, bytes_per_s, _ = links.slowest_rates[rank]
-            codec_s = None if codec.exact else slowest_codec(units)
+            slowest_s = None
+            if not codec.exact or in_nodes is not None:
+                slowest_s = slowest_codec([placement[replica][rank] for replica in placement.representatives])
             gradients = StageGradients(
-                numbers, framework.summed_bytes, width, copied * constants.reducer_bytes / bytes_per_s, codec_s,
-                1 / flops, constants.sent_byte_passes / bytes_per_s,
+                numbers, framework.summed_bytes, width, copied * constants.reducer_bytes / bytes_per_s,
+                None if codec.exact else slowest_s, 1 / flops, constants.sent_byte_passes / bytes_per_s,
             )  # fmt: skip
             if isinstance(codec, Mixed):
                 parts = self.work.group_parameters(share, tp)
@@ -245,7 +246,7 @@ class CostModel:
             else:
                 taken = all_reduce_time(codec, rings[rank], pairs[rank], gradients, framework.bucket_bytes)
             if in_nodes is not None and self.work.intra_node != "flat":
-                whole = gradients._replace(numbers=replicas * numbers, codec_s=slowest_codec(units))
+                whole = gradients._replace(numbers=replicas * numbers, codec_s=slowest_s)
                 node_sum = node_sum_time(self.work.intra_node, in_nodes[rank], whole, framework.bucket_bytes)
                 taken = taken.followed_by(node_sum)
             sums.append(taken)

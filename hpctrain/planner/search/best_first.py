@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.placement import staggered_replicas
+from hpctrain.planner.limits import limit_of
 from hpctrain.planner.search.evaluate import Evaluation, faster_of, pack_within_nodes, refine, shift_counts
 from hpctrain.planner.search.layout_search import anneal
 from hpctrain.planner.search.option_search import OptionSearch
@@ -62,7 +63,7 @@ class _BestFirstSearch(SearchState):
         devices = len(self.plain.pool.devices)
         self.candidates.fill(self.plain.candidate_dims)
         limits = self.limits.replan_best_first_work if self.plain.replaces else self.limits.best_first_work
-        most_work = next(work for limit, work in limits if devices <= limit)
+        most_work = limit_of(limits, devices)
         while (self.candidates.queue or self.pending) and self.work < most_work:
             if self.candidates.queue:
                 self._evaluate_sampled(self.candidates.pop())
@@ -275,7 +276,7 @@ class _BestFirstSearch(SearchState):
         waiting = [(other.bound_s, next(self.numbers), other) for other in skipped]
         heapq.heapify(waiting)
         devices = len(self.plain.pool.devices)
-        for _ in range(next(most for limit, most in self.limits.max_skipped_bounds if devices <= limit)):
+        for _ in range(limit_of(self.limits.max_skipped_bounds, devices)):
             if not waiting or waiting[0][0] >= lowest:
                 break
             other = heapq.heappop(waiting)[-1]

@@ -17,6 +17,7 @@ from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.layout.placement import node_orders, rank_permutations
+from hpctrain.planner.limits import limit_of
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace
 from hpctrain.planner.simulate.predict import Prediction, TimedLayout, predict
 
@@ -79,7 +80,7 @@ def best_of(space: SearchSpace, options: Iterable[Option], patience: int | None 
             win.
     """
     queue = sorted((space.bounds.step_s(option), number, option) for number, option in enumerate(options))
-    most = next(most for limit, most in space.limits.compared_placements if len(space.pool.devices) <= limit)
+    most = limit_of(space.limits.compared_placements, len(space.pool.devices))
     best: Prediction | None = None
     waited = 0
     for bound, _, option in queue:

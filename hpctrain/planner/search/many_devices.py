@@ -13,6 +13,7 @@ from math import inf, prod
 from hpctrain.planner.bounds.closed_form import ideal_step_s
 from hpctrain.planner.devices.pool import DevicePool
 from hpctrain.planner.devices.tensor_parallel_group import Placement
+from hpctrain.planner.limits import limit_of
 from hpctrain.planner.search.best_first import best_first_search
 from hpctrain.planner.search.evaluate import pack_within_nodes, refine
 from hpctrain.planner.search.option_search import OptionSearch
@@ -126,7 +127,7 @@ def _search_by_bounds(state: SearchState) -> None:
     many options in a row brought no better plan (`patience_by_devices`)."""
     candidates, limits, plain = state.candidates, state.limits, state.plain
     devices = len(plain.pool.devices)
-    patience = next(options for limit, options in limits.patience_by_devices if devices <= limit)
+    patience = limit_of(limits.patience_by_devices, devices)
     patience = MISFIT_FACTOR * (limits.replan_patience if plain.replaces else patience)
     used: Counter[tuple[int, int]] = Counter()
     candidates.fill(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Option
+from hpctrain.planner.limits import limit_of
 from hpctrain.planner.search.evaluate import faster_of
 from hpctrain.planner.search.layout_search import simulated_actions
 from hpctrain.planner.search.space import EXHAUSTIVE_DEVICES, SearchSpace
@@ -73,8 +74,8 @@ class OptionSearch:
         devices = len(state.plain.pool.devices)
         self._many = devices > EXHAUSTIVE_DEVICES
         limits = self.limits.replan_options if state.plain.replaces else self.limits.neighbour_options
-        self._most = next(most for limit, most in limits if devices <= limit)
-        self._least_sampled = next(least for limit, least in self.limits.least_sampled if devices <= limit)
+        self._most = limit_of(limits, devices)
+        self._least_sampled = limit_of(self.limits.least_sampled, devices)
         self._sizes = state.plain.work.micro_batch_sizes()
 
     def run(self) -> None:
