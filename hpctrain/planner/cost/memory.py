@@ -136,6 +136,15 @@ class MemoryModel:
         return self._most_blocks(self._memory_role(role), memory_bytes)
 
     @cached_method
+    def max_blocks_by_rank(self, first: RankRole, memory_bytes: float) -> list[int]:
+        """Return [pipeline rank] -> what `max_blocks` returns for the role of the rank.
+
+        Args:
+            first: the role of the first rank.
+        """
+        return [self.max_blocks(first._replace(rank=rank), memory_bytes) for rank in range(first.pp)]
+
+    @cached_method
     def _most_blocks(self, memory_role: _MemoryRole, memory_bytes: float) -> int:
         usable, chunks = self.work.usable * memory_bytes, len(memory_role.state.ends)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+from hpctrain.base.collector import cached_method
 from hpctrain.planner.cost.collectives import (
     NO_ALL_REDUCE,
     AllReduceTime,
@@ -19,6 +20,7 @@ from hpctrain.planner.cost.collectives import (
 )
 from hpctrain.planner.cost.memory import MemoryModel
 from hpctrain.planner.cost.roofline import ModuleTimes, codec_seconds, roofline
+from hpctrain.planner.cost.shard_collectives import ShardCollectives
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.planner.devices.constants import COST_CONSTANTS, CostConstants
 from hpctrain.planner.devices.links import (
@@ -27,7 +29,7 @@ from hpctrain.planner.devices.links import (
     ring_hops,
     scalar_all_reduce_s,
 )
-from hpctrain.planner.devices.placement_links import PlacementLinks
+from hpctrain.planner.devices.placement_links import PlacementLinks, RingGroup, SlowestRates
 from hpctrain.planner.devices.tensor_parallel_group import GroupSpec, Placement, TensorParallelGroup
 from hpctrain.records.plan.compression import Mixed
 from hpctrain.records.plan.gradient_codec import MESSAGES, Messages
@@ -75,6 +77,7 @@ class CostModel:
         self.links = links
         self.constants = constants
         self.memory = MemoryModel(work)
+        self.shard_collectives = ShardCollectives(work, constants)
         self.kind = cache(partial(_kind, links, {}))
         """The kind of a tensor-parallel group; groups of one kind take equally long for everything."""
         self._placement_links: dict[int, PlacementLinks] = {}
@@ -223,34 +226,52 @@ class CostModel:
         links = self.placement_links(placement)
         by_level = shards == 1 and self.work.intra_node != "flat" and links.level_replicas > 1
         replicas = links.level_replicas if by_level else shards
-        codec, tp = self.work.codec, len(placement[0][0].devices)
-        framework, width = self.work.framework, low_rank_width(self.work.spec.dim, tp)
-        rings = links.replicate_ring_groups(replicas, False)
-        pairs = rings if codec.exact else links.replicate_ring_groups(replicas, True)
+        exact, rings = self.work.codec.exact, links.replicate_ring_groups(replicas, False)
+        pairs = rings if exact else links.replicate_ring_groups(replicas, True)
         in_nodes = links.shard_ring_groups(replicas, False) if by_level else None
-        copied, constants = flat_copy_share(self.work, len(shares), tp), self.constants[placement[0][0].kind]
+        group = len(placement[0][0].devices), placement[0][0].kind, len(shares), replicas
         sums = []
         for share, rank in zip(shares, owner, strict=True):
-            numbers = self.work.parameters(share, tp) / replicas
-            flops, bytes_per_s, _ = links.slowest_rates[rank]
             slowest_s = None
-            if not codec.exact or in_nodes is not None:
+            if not exact or in_nodes is not None:
                 slowest_s = slowest_codec([placement[replica][rank] for replica in placement.representatives])
-            gradients = StageGradients(
-                numbers, framework.summed_bytes, width, copied * constants.reducer_bytes / bytes_per_s,
-                None if codec.exact else slowest_s, 1 / flops, constants.sent_byte_passes / bytes_per_s,
-            )  # fmt: skip
-            if isinstance(codec, Mixed):
-                parts = self.work.group_parameters(share, tp)
-                taken = mixed_sum_time(codec, parts, rings[rank], pairs[rank], gradients, framework.bucket_bytes)
-            else:
-                taken = all_reduce_time(codec, rings[rank], pairs[rank], gradients, framework.bucket_bytes)
-            if in_nodes is not None and self.work.intra_node != "flat":
-                whole = gradients._replace(numbers=replicas * numbers, codec_s=slowest_s)
-                node_sum = node_sum_time(self.work.intra_node, in_nodes[rank], whole, framework.bucket_bytes)
-                taken = taken.followed_by(node_sum)
-            sums.append(taken)
+            level = in_nodes and in_nodes[rank]
+            sums.append(
+                self._stage_sum(*group, share, links.slowest_rates[rank], slowest_s, rings[rank], pairs[rank], level)
+            )
         return sums
+
+    @cached_method
+    def _stage_sum(
+        self, tp: int, kind: str, stages: int, replicas: int, share: ModelPart, slowest: SlowestRates,
+        codec_s: CodecSeconds | None, rings: RingGroup, pairs: RingGroup, in_nodes: RingGroup | None,
+    ) -> AllReduceTime:  # fmt: skip
+        """Return the time of the all-reduce of one stage's gradients.
+
+        Args:
+            stages: number of stages of the model.
+            replicas: number of replicas over which the gradients are divided before they are summed: those of a node,
+                with sums by level, or those of a shard group.
+            codec_s: seconds per number of each codec on the slowest device; None if they do not count.
+            in_nodes: links within nodes of sums by level; None if sums are not by level.
+        """
+        work, constants, codec, framework = self.work, self.constants[kind], self.work.codec, self.work.framework
+        numbers = work.parameters(share, tp) / replicas
+        copied = flat_copy_share(work, stages, tp)
+        gradients = StageGradients(
+            numbers, framework.summed_bytes, low_rank_width(work.spec.dim, tp),
+            copied * constants.reducer_bytes / slowest.bytes_per_s, None if codec.exact else codec_s,
+            1 / slowest.flops, constants.sent_byte_passes / slowest.bytes_per_s,
+        )  # fmt: skip
+        if isinstance(codec, Mixed):
+            parts = work.group_parameters(share, tp)
+            taken = mixed_sum_time(codec, parts, rings, pairs, gradients, framework.bucket_bytes)
+        else:
+            taken = all_reduce_time(codec, rings, pairs, gradients, framework.bucket_bytes)
+        if in_nodes is not None and work.intra_node != "flat":
+            whole = gradients._replace(numbers=replicas * numbers, codec_s=codec_s)
+            taken = taken.followed_by(node_sum_time(work.intra_node, in_nodes, whole, framework.bucket_bytes))
+        return taken
 
     def gradient_cast_s(self, placement: Placement, rank: int) -> float:
         """Return the seconds to encode one number of a gradient for a reduce-scatter, on the slowest device of a

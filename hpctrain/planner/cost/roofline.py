@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from hpctrain.planner.cost.workload import Workload
 from hpctrain.planner.devices.constants import DEFAULT_CODEC_S, CostConstants, ForwardBackward
@@ -34,8 +35,13 @@ class ModuleTimes:
             first: whether it has the embedding.
             last: whether it has the head.
         """
-        block_s = sum(self.block) + sum(self.block_tp)
-        return blocks * block_s + sum(self.embedding) * first + sum(self.head) * last
+        block_s, embedding_s, head_s = self._both_passes
+        return blocks * block_s + embedding_s * first + head_s * last
+
+    @cached_property
+    def _both_passes(self) -> tuple[float, float, float]:
+        """Seconds of forward and backward of a block, of the embedding and of the head."""
+        return sum(self.block) + sum(self.block_tp), sum(self.embedding), sum(self.head)
 
     def whole_model(self, layers: int) -> float:
         """Return the seconds of forward and backward of a whole model with `layers` blocks on one tensor-parallel

@@ -7,13 +7,14 @@ shard groups then all-reduce their parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hpctrain.base.collector import cached_method
 from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.planner.devices.constants import CollectiveCost, CostConstants
-from hpctrain.planner.devices.placement_links import PlacementLinks, RingGroup
+from hpctrain.planner.devices.placement_links import PlacementLinks, RingGroup, SlowestRates
 from hpctrain.records.plan.gradient_codec import FULL_BYTES, MESSAGES
 
 
@@ -52,11 +53,14 @@ class ShardCollectiveTimes(NamedTuple):
         if not prefetched:
             hidden = min(passes[1], self.beside_s * (1 - alone)) if zero >= 2 else 0.0
             return forward, backward - hidden, inputs, weights
-        waits = [
-            messages_s * alone + max(0.0, messages_s * (1 - alone) - pass_s)
-            for messages_s, pass_s in zip((forward, backward, inputs, weights), passes, strict=True)
-        ]
-        return waits[0], waits[1], waits[2], waits[3]
+
+        def wait_s(messages_s: float, pass_s: float) -> float:
+            return messages_s * alone + max(0.0, messages_s * (1 - alone) - pass_s)
+
+        return (
+            wait_s(forward, passes[0]), wait_s(backward, passes[1]), wait_s(inputs, passes[2]),
+            wait_s(weights, passes[3]),
+        )  # fmt: skip
 
     def per_step(self, zero: int) -> float:
         """Return the seconds of the ZeRO collectives that run once, at the end of the step, without `early_copies_s`.
@@ -109,53 +113,75 @@ class _StageCollectives:
         return self.constants.sent_byte_passes * (group.size - 1) / group.size * size_bytes * self.byte_s
 
 
-def shard_collective_times(
-    placement_links: PlacementLinks, work: Workload, shares: Sequence[ModelPart], owner: Sequence[int], shards: int,
-    constants: CostConstants,
-) -> list[ShardCollectiveTimes]:  # fmt: skip
-    """Return [stage] -> seconds of its ZeRO collectives. All stages communicate at about the same time and share the
-    network cards.
+class ShardCollectives:
+    """Seconds of the ZeRO collectives of one workload; caches its results, because a search asks for the same stages on
+    the same links again and again.
 
     Args:
-        shares: [stage] -> the part of the model that the stage holds.
-        owner: [stage] -> its pipeline rank.
-        shards: number of consecutive replicas that share a state (a shard group).
-        constants: constants of the kind of device.
+        constants: kind of device (cpu or cuda) -> the cost model's constants for it.
     """
-    placement, codec = placement_links.placement, work.codec
-    tp, kind, over_all = len(placement[0][0].devices), placement[0][0].kind, shards == len(placement)
-    gathers = placement_links.shard_ring_groups(shards, False)
-    # One shard group over all replicas has nothing to all-reduce.
-    across = [] if over_all else placement_links.replicate_ring_groups(shards, False)
-    scatters = list(zip(*_reduce_scatter_groups(placement_links, work, shards), strict=True))
-    # Gradients are compressed within the backward pass only if one group shards over all replicas; see decision 45.
-    width = codec.number_bytes(shards, work.spec.dim) / FULL_BYTES if over_all else 1.0
-    within = MESSAGES[work.intra_node].number_bytes / FULL_BYTES if work.intra_node != "flat" else 1.0
-    beside = codec.beside_share(shards) if over_all and sums_beside(work, kind) else 0.0
-    slowest = placement_links.slowest_rates
-    times = []
-    for share, rank in zip(shares, owner, strict=True):
-        parameters, rings = work.parameters(share, tp), scatters[rank]
-        stage = _StageCollectives(share.pieces, 1 / slowest[rank].bytes_per_s, slowest[rank].launch_s, constants)
-        part = work.framework.summed_bytes * parameters / shards
+
+    def __init__(self, work: Workload, constants: Mapping[str, CostConstants]) -> None:
+        self.work, self.constants = work, constants
+
+    def times(
+        self, placement_links: PlacementLinks, shares: Sequence[ModelPart], owner: Sequence[int], shards: int
+    ) -> list[ShardCollectiveTimes]:
+        """Return [stage] -> seconds of its ZeRO collectives. All stages communicate at about the same time and share
+        the network cards.
+
+        Args:
+            shares: [stage] -> the part of the model that the stage holds.
+            owner: [stage] -> its pipeline rank.
+            shards: number of consecutive replicas that share a state (a shard group).
+        """
+        placement = placement_links.placement
+        gathers, slowest = placement_links.shard_ring_groups(shards, False), placement_links.slowest_rates
+        # One shard group over all replicas has nothing to all-reduce.
+        across = None if shards == len(placement) else placement_links.replicate_ring_groups(shards, False)
+        scatters = list(zip(*_reduce_scatter_groups(placement_links, self.work, shards), strict=True))
+        group = len(placement[0][0].devices), placement[0][0].kind, shards
+        return [
+            self._of_stage(*group, share, slowest[rank], gathers[rank], scatters[rank], across and across[rank])
+            for share, rank in zip(shares, owner, strict=True)
+        ]
+
+    @cached_method
+    def _of_stage(
+        self, tp: int, kind: str, shards: int, share: ModelPart, slowest: SlowestRates, gathers: RingGroup,
+        scatters: tuple[RingGroup, ...], across: RingGroup | None,
+    ) -> ShardCollectiveTimes:  # fmt: skip
+        """Return the seconds of a stage's collectives.
+
+        Args:
+            gathers: links of the all-gathers.
+            scatters: [level] -> links of the reduce-scatters.
+            across: links of the all-reduce between shard groups; None if there is only one shard group.
+        """
+        work, codec, over_all, parameters = self.work, self.work.codec, across is None, self.work.parameters(share, tp)
+        # Gradients are compressed within the backward pass only if one group shards over all replicas; see decision 45.
+        width = codec.number_bytes(shards, work.spec.dim) / FULL_BYTES if over_all else 1.0
+        within = MESSAGES[work.intra_node].number_bytes / FULL_BYTES if work.intra_node != "flat" else 1.0
+        stage = _StageCollectives(share.pieces, 1 / slowest.bytes_per_s, slowest.launch_s, self.constants[kind])
         summed = work.framework.sharded_sum_factor * work.framework.summed_bytes * parameters
-        if len(rings) > 1:
-            sizes = [summed * within, summed * width / rings[0].size]
-        else:
-            sizes = [summed * (width if over_all else within)]
-        scatter_s = sum(map(stage.scatter_s, sizes, rings))
+        sizes = [summed * (width if over_all else within)]
+        if len(scatters) > 1:
+            sizes = [summed * within, summed * width / scatters[0].size]
+        scatter_s = sum(map(stage.scatter_s, sizes, scatters))
         if over_all and codec.sharded_sums == "selected":
-            scatter_s += stage.messages_s(0.0, rings[-1])  # first, ranks tell each other how long their messages are
-        times.append(
-            ShardCollectiveTimes(
-                gather=stage.gather_s(work.gathered_bytes * parameters, gathers[rank]),
-                scatter=scatter_s,
-                copies=0.0 if over_all else 2 * stage.messages_s(part, across[rank]),
-                pieces=share.pieces,
-                beside_s=beside * stage.beside_s(sizes[-1], rings[-1]) if beside else 0.0,
-            )
+            scatter_s += stage.messages_s(0.0, scatters[-1])  # first, ranks tell each other how long their messages are
+        copies_s = beside_s = 0.0
+        if across is not None:
+            copies_s = 2 * stage.messages_s(work.framework.summed_bytes * parameters / shards, across)
+        elif sums_beside(work, kind):
+            beside_s = codec.beside_share(shards) * stage.beside_s(sizes[-1], scatters[-1])
+        return ShardCollectiveTimes(
+            gather=stage.gather_s(work.gathered_bytes * parameters, gathers),
+            scatter=scatter_s,
+            copies=copies_s,
+            pieces=share.pieces,
+            beside_s=beside_s,
         )
-    return times
 
 
 def sums_beside(work: Workload, kind: str) -> bool:

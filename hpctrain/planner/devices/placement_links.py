@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, permutations
 from typing import NamedTuple
@@ -28,8 +27,7 @@ HopCost = tuple[tuple[float, float], tuple[float, float]]
 """(alpha, beta) of a message to the next pipeline rank, and (alpha, beta) of a message back, in s and s/byte."""
 
 
-@dataclass(frozen=True)
-class RingGroup:
+class RingGroup(NamedTuple):
     """Groups of `size` devices, each of which runs a ring or an all-to-all at the same time, and the costs of their
     links."""
 

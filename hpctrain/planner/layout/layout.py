@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from operator import le
 from typing import NamedTuple
 
 from hpctrain.base.units import format_bytes
@@ -145,8 +146,25 @@ class Layout:
                 peaks.update(dict.fromkeys(unit.device_ids, self._need(model, replica, rank)))
         return peaks
 
+    def max_blocks(self, model: MemoryModel) -> list[int]:
+        """Return [pipeline rank] -> the most blocks that it can hold in every replica; -1 if not even a rank without
+        blocks fits. The blocks of the layout do not count.
+        """
+        tables: dict[tuple[float, int], list[int]] = {}
+        by_replica = []
+        for replica in self.distinct_replicas:
+            row, count = self.placement[replica], self.micro_batches[replica]
+            for memory_bytes in {unit.memory_bytes for unit in row}:
+                if (memory_bytes, count) not in tables:
+                    tables[memory_bytes, count] = model.max_blocks_by_rank(self.role(replica, 0), memory_bytes)
+            by_replica.append([tables[unit.memory_bytes, count][rank] for rank, unit in enumerate(row)])
+        return by_replica[0] if len(by_replica) == 1 else list(map(min, *by_replica))
+
     def memory_shortage(self, model: MemoryModel) -> MemoryShortage | None:
         """Return the device whose need exceeds its usable memory by the largest ratio; None if everything fits."""
+        # One stage a rank fits if its blocks do, and that is known for many layouts at once.
+        if len(self.blocks) == self.pp and all(map(le, self.blocks, self.max_blocks(model))):
+            return None
         usable, worst = model.work.usable, None
         for replica in self.distinct_replicas:
             for rank, unit in enumerate(self.placement[replica]):

@@ -128,7 +128,7 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
     # Only the first and the last stage may have no block: they hold the embedding and the head.
     ends = (0, len(layout.blocks) - 1)
     least = [0 if set(stages) <= set(ends) else chunks for stages in layout.stages_by_rank]
-    most = _blocks_that_fit(cost, layout)
+    most = layout.max_blocks(cost.memory)
     counts = split_evenly(layers, seconds, least, most) or split_evenly(layers, seconds, least, [layers] * pp)
     assert counts is not None, "the caller gives at least one block for each stage"
     shared = [iter(_by_stage(cost, layout, rank, count)) for rank, count in enumerate(counts)]
@@ -163,21 +163,6 @@ def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[floa
         seconds.append((count * fixed, count * parts.stage_s(1, first=False, last=False)))
     steepest = max(seconds, key=lambda pair: (pair[1], pair[0]))
     return [steepest, *(pair for pair in seconds if pair[0] > steepest[0])]
-
-
-def _blocks_that_fit(cost: CostModel, layout: Layout) -> list[int]:
-    """Return [pipeline rank] -> the most blocks that it can hold in every replica; -1 if not even a rank without blocks
-    fits.
-    """
-    option, shards, kind = layout.option, layout.shards, layout.placement[0][0].kind
-    replicas = [(layout.placement[replica], layout.micro_batches[replica]) for replica in layout.distinct_replicas]
-    most = []
-    for rank in range(layout.pp):
-        # All that decides the memory of a rank; many replicas are equal in it.
-        unlike = {(row[rank].memory_bytes, count) for row, count in replicas}
-        roles = [(option.role(kind, rank, shards, count), memory_bytes) for memory_bytes, count in unlike]
-        most.append(min([cost.memory.max_blocks(role, memory_bytes) for role, memory_bytes in roles]))
-    return most
 
 
 def _slowest_by_replica(cost: CostModel, layout: Layout) -> list[float]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpctrain.planner.cost.collectives import begins_early, overlapped_copies_share, overlapped_share
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.shard_collectives import ShardCollectiveTimes, shard_collective_times
+from hpctrain.planner.cost.shard_collectives import ShardCollectiveTimes
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.card_sharing import CardSharing, SumWindow
 from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
@@ -63,10 +63,8 @@ def shard_collective_seconds(cost: CostModel, layout: Layout) -> list[ShardColle
     if layout.shards == 1:
         return [ShardCollectiveTimes(0.0, 0.0, 0.0)] * len(layout.blocks)
     placement, work = layout.placement, cost.work
-    times = shard_collective_times(
-        cost.placement_links(placement), work, layout.model_parts, layout.rank_of_stage, layout.shards,
-        cost.constants[_kind(layout)],
-    )  # fmt: skip
+    links = cost.placement_links(placement)
+    times = cost.shard_collectives.times(links, layout.model_parts, layout.rank_of_stage, layout.shards)
     if layout.shards < layout.dp and (not work.codec.exact or _kind(layout) == "cpu"):
         sums = cost.all_reduce_times(placement, layout.model_parts, layout.rank_of_stage, layout.shards)
         early = [overlapped_copies_share(work, _kind(layout), stage.pieces) > 0 for stage in times]

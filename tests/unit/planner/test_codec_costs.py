@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.planner.cost.collectives import StageGradients, all_reduce_time
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
-from hpctrain.planner.cost.shard_collectives import shard_collective_times
+from hpctrain.planner.cost.shard_collectives import ShardCollectives
 from hpctrain.planner.cost.workload import ModelPart, workload_of
 from hpctrain.planner.devices.constants import COST_CONSTANTS, CPU_CONSTANTS
 from hpctrain.planner.devices.placement_links import PlacementLinks
@@ -132,7 +132,7 @@ def test_reduce_scatters_to_owners_crowd_a_card(kind, mode, load, topology, run)
     links = PlacementLinks(Placement((unit,) for unit in make_tensor_parallel_groups(pool, 1)), pool.links)
     wanted = run(compression={"mode": mode}, dims=LARGE)
     work, part = workload_of(wanted, wanted.spec())[0], ModelPart(8, first=True, last=True)
-    (times,) = shard_collective_times(links, work, [part], [0], 8, COST_CONSTANTS[kind])
+    (times,) = ShardCollectives(work, COST_CONSTANTS).times(links, [part], [0], 8)
     size_s = 4 * work.parameters(part, 1) * 1e-6
     assert times.scatter == pytest.approx(load * size_s, rel=1e-3)
     assert times.gather == pytest.approx(7 / 8 * size_s, rel=1e-3)
