@@ -17,6 +17,7 @@ from hpctrain.planner.cost.collectives import (
     low_rank_width,
     mixed_sum_time,
     node_sum_time,
+    overlapped_share,
 )
 from hpctrain.planner.cost.memory import MemoryModel
 from hpctrain.planner.cost.roofline import ModuleTimes, codec_seconds, roofline
@@ -272,6 +273,11 @@ class CostModel:
             whole = gradients._replace(numbers=replicas * numbers, codec_s=codec_s)
             taken = taken.followed_by(node_sum_time(work.intra_node, in_nodes, whole, framework.bucket_bytes))
         return taken
+
+    @cached_method
+    def overlapped_share(self, stages: int, tp: int, part: ModelPart | None) -> float:
+        """Return what the function `overlapped_share` returns."""
+        return overlapped_share(self.work, stages, tp, part)
 
     def gradient_cast_s(self, placement: Placement, rank: int) -> float:
         """Return the seconds to encode one number of a gradient for a reduce-scatter, on the slowest device of a

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hpctrain.planner.cost.collectives import begins_early, overlapped_copies_share, overlapped_share
+from hpctrain.planner.cost.collectives import begins_early, overlapped_copies_share
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.shard_collectives import ShardCollectiveTimes
 from hpctrain.planner.layout.layout import Layout
@@ -217,7 +217,7 @@ def overlapped_s(cost: CostModel, layout: Layout, wire_s: float, stage: int = 0)
     if layout.shards > 1:
         share = overlapped_copies_share(cost.work, _kind(layout), part.pieces)
     else:
-        share = overlapped_share(cost.work, len(layout.blocks), layout.tp, part)
+        share = cost.overlapped_share(len(layout.blocks), layout.tp, part)
     # Of a schedule with split backwards, only the first stage has whole ones.
     if share == 0.0 or (stage and layout.schedule in SPLIT_BACKWARD_SCHEDULES):
         return 0.0
