@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise, permutations
+from itertools import accumulate, permutations
 from typing import NamedTuple, TypeVar
 
 from hpctrain.planner.cost.memory_options import shard_group_size
@@ -196,13 +196,11 @@ def _changes(layout: Layout) -> Iterator[Layout]:
     """Yield layouts with one change each: a block moved, or a micro-batch moved between replicas that differ in devices
     or in their number of micro-batches.
 
-    A block moves between neighbouring stages, or between stages of one pipeline rank.
+    A block moves between any two stages: in a long pipeline, moves between neighbours alone end where a chain of moves
+    over several stages would make the step shorter, but each of them would make it longer.
     """
     last = len(layout.blocks) - 1
-    neighbours = (pair for a, b in pairwise(range(last + 1)) for pair in ((a, b), (b, a)))
-    # A move between stages of one rank does not change the rank's work, but it changes which ranks wait.
-    of_one_rank = (pair for stages in layout.stages_by_rank for pair in permutations(stages, 2))
-    for giver, taker in dict.fromkeys([*neighbours, *of_one_rank]):
+    for giver, taker in permutations(range(last + 1), 2):
         may_be_empty = giver in (0, last)
         if layout.blocks[giver] > (0 if may_be_empty else 1):
             yield replace(layout, blocks=_moved(layout.blocks, giver, taker))
