@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
@@ -12,6 +14,15 @@ from hpctrain.records.plan.schedule import Schedule
 
 ActionTable = dict[int, list[_Action]]
 """Rank in the pipeline's process group -> its actions, including sends and receives."""
+_Kind = _ComputationType
+_SEND_FOR = {
+    _Kind.FORWARD: (_Kind.SEND_F, -1),
+    _Kind.FULL_BACKWARD: (_Kind.SEND_B, 1),
+    _Kind.BACKWARD_INPUT: (_Kind.SEND_B, 1),
+}
+"""Computation -> (send of the message that it needs, number of the sending stage minus that of its own)."""
+_RECEIVE_OF = {_Kind.SEND_F: (_Kind.RECV_F, 1), _Kind.SEND_B: (_Kind.RECV_B, -1)}
+"""Send -> (receive of its message, number of the receiving stage minus that of the sending one)."""
 
 
 def actions_by_group_rank(
@@ -56,20 +67,55 @@ def place_unshards(runtime: _PipelineScheduleRuntime, zero: int, held: list[int]
         runtime.unsharded_stages.update(held)
 
 
-def receives_first(order: ActionTable) -> ActionTable:
-    """Return the action table with the receives of each rank before its other actions, in the same order.
+def early_receives(order: ActionTable) -> ActionTable:
+    """Return the action table with the receives at places where their requests delay no message, and not before.
 
     gloo sends a message only after the receiver has asked for it, and the request waits behind the data that the
     receiver itself sends on the same connection. torch puts a receive next to its send, which may be behind other sends
-    of the receiver; over a slow link the request then takes as long as these. A request before all sends waits for
-    nothing. gloo matches messages between two ranks by their order, which stays the same. torch's stages have a buffer
-    for each micro-batch, so early receives need no further memory, except for compressed messages.
+    of the receiver; over a slow link the request then takes as long as these. Here, a receive stands before the last
+    send of the receiver whose message the sender uses before it sends; without such a send, at the start. With 1F1B on
+    two ranks, this is before the activation whose gradient is received, and before the gradient that the sender of an
+    activation waits for. A stage thus has no more receives without a use than there are micro-batches in flight, in
+    this stage for gradients, in the stage before for inputs (`micro_batches_in_flight`).
 
-    This is for gloo alone: NCCL runs the messages between two ranks one after the other, so two ranks that both receive
-    first would wait for each other for ever.
+    gloo matches messages between two ranks by their order, which stays the same. Each rank asks for a message before
+    the sender can send it, so a rank may also wait for its own sends. This is for gloo alone: NCCL runs the messages
+    between two ranks one after the other, so two ranks that both receive first would wait for each other for ever.
     """
-    kinds = (_ComputationType.RECV_F, _ComputationType.RECV_B)
-    return {rank: sorted(row, key=lambda action: action.computation_type not in kinds) for rank, row in order.items()}
+    owner = {action.stage_index: rank for rank, row in order.items() for action in row}
+    receives = [receive for receive, _ in _RECEIVE_OF.values()]
+    rows = {rank: [action for action in row if action.computation_type not in receives] for rank, row in order.items()}
+    sends = {action: place for row in rows.values() for place, action in enumerate(row)}
+    before: dict[int, dict[int, list[_Action]]] = {rank: defaultdict(list) for rank in rows}
+    for row in rows.values():
+        used: dict[int, int] = {}  # other rank -> place in its row of the last send whose message was used up to here
+        for action in row:
+            stage, kind, micro_batch = action[:3]
+            if kind in _RECEIVE_OF:
+                receive, step = _RECEIVE_OF[kind]
+                receiver = owner[stage + step]
+                before[receiver][used.get(receiver, 0)].append(_Action(stage + step, receive, micro_batch))
+            elif kind in _SEND_FOR:
+                send, step = _SEND_FOR[kind]
+                message = _Action(stage + step, send, micro_batch)
+                if message in sends:
+                    sender = owner[message.stage_index]
+                    used[sender] = max(used.get(sender, 0), sends[message])
+    return {
+        rank: [item for place, action in enumerate(row) for item in (*before[rank][place], action)]
+        for rank, row in rows.items()
+    }
+
+
+def micro_batches_in_flight(schedule: Schedule) -> dict[int, int]:
+    """Return stage -> the most micro-batches that are between the stage's forward and its backward pass (for inputs,
+    if it is split) at one moment."""
+    live: Counter[int] = Counter()
+    most: dict[int, int] = {}
+    for action in (action for row in schedule.ranks for action in row):
+        live[action.stage] += {"F": 1, "W": 0}.get(action.kind, -1)
+        most[action.stage] = max(most.get(action.stage, 0), live[action.stage])
+    return most
 
 
 def forward_only(order: ActionTable) -> ActionTable:

@@ -2,8 +2,9 @@
 torch adds.
 
 This file and `action_table` use private names of torch.distributed.pipelining: `_PipelineScheduleRuntime`, `_Action`,
-`_ComputationType` and `_batch_p2p`. The stage overrides one more, `_get_init_p2p_neighbors_ops`. All were checked for
-torch 2.11 to 2.14. Every plan runs through this executor, also with pp = 1, so that there is one code path.
+`_ComputationType` and `_batch_p2p`. The stage overrides three more: `_get_init_p2p_neighbors_ops`,
+`_prepare_forward_infra` and `_prepare_backward_infra`. All were checked for torch 2.11 to 2.14. Every plan runs through
+this executor, also with pp = 1, so that there is one code path.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from hpctrain.model.layers import StageBlocks
 from hpctrain.parallel.action_table import (
     ActionTable,
     actions_by_group_rank,
+    early_receives,
     forward_only,
+    micro_batches_in_flight,
     place_unshards,
-    receives_first,
 )
 from hpctrain.parallel.fsdp import ShardedStage, apply_sharding
 from hpctrain.parallel.gradients import TiedWeights, tie_weights
@@ -247,9 +249,6 @@ class Pipeline:
         # evaluation gets a table without backward actions.
         self._runtime.pipeline_order_with_comms = self._training if train else self._evaluation
         call = self._runtime.step if train else self._runtime.eval
-        if train:
-            for stage in self.stages:
-                stage.want_input_gradients()
         with loss_parallel() if self._split_loss else contextlib.nullcontext():
             call(
                 *([tokens.contiguous()] if self.first else []),  # torch 2.11 refuses other strides than it was told
@@ -291,7 +290,7 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     runtime._prepare_schedule_with_comms(actions_by_group_rank(plan, inputs.schedule, mesh, coordinate))
     place_unshards(runtime, plan.zero, [stage.stage_index for stage in stages])
     if inputs.device.type == "cpu":
-        runtime.pipeline_order_with_comms = receives_first(runtime.pipeline_order_with_comms)
+        runtime.pipeline_order_with_comms = early_receives(runtime.pipeline_order_with_comms)
     members = runtime.stage_index_to_group_rank
     owners = [dist.get_global_rank(mesh.get_group("pp"), members[index]) for index in range(len(plan.stages))]
     runtime.fwd_recv_ops = TrackedReceives("output of", -1, owners, inputs.device, inputs.message_timeout)
@@ -310,6 +309,7 @@ def _build_stage(
     spec, count = inputs.spec, len(inputs.plan.stages)
     rows = inputs.plan.replicas[replica].micro_batch
     first, last = index == 0, index == count - 1
+    most = micro_batches_in_flight(inputs.schedule)
     start, stop = inputs.plan.stages[index].layers
     module = build_part(spec, StageBlocks(start, stop, first, last), inputs.seed, inputs.fill)
     if inputs.plan.shards == 1 or inputs.plan.tp > 1:
@@ -339,6 +339,7 @@ def _build_stage(
         group=mesh.get_group("pp"),
         post=_batch_p2p,
         message_timeout=inputs.message_timeout,
+        most_sends=(most.get(index - 1, 0), most[index]) if inputs.device.type == "cpu" else None,
         autocast=inputs.autocast,
         before="none" if first else inputs.plan.messages(replica, index - 1),
         behind=inputs.plan.messages(replica, index),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -168,6 +168,7 @@ class InstrumentedStage(PipelineStage):
         *args: Any,
         post: PostSends,
         message_timeout: timedelta | None = None,
+        most_sends: tuple[int, int] | None = None,
         autocast: torch.dtype | None = None,
         before: Messages = "none",
         behind: Messages = "none",
@@ -178,6 +179,9 @@ class InstrumentedStage(PipelineStage):
         Args:
             post: starts sends.
             message_timeout: how long to wait for a stage message; None: the timeout of its process group.
+            most_sends: how many gradients for the previous stage, and how many outputs for the next one, may be on
+                their way; before a further one, the stage waits for the oldest. None: all of a step, as on CUDA, where
+                such a wait would hold up the computation.
             autocast: dtype of matrix products in the forward pass; None: no autocast.
             before: encoding of messages from and to the previous stage in training; evaluation sends them in fp32.
             behind: encoding of messages from and to the next stage in training; evaluation sends them in fp32.
@@ -191,7 +195,9 @@ class InstrumentedStage(PipelineStage):
         self.random: RandomStream | None = None
         self.observer: StageObserver | None = None
         self._autocast = autocast
-        self._sends: list[TrackedWork] = []
+        self._losses: dict[int, Tensor | None] = {}
+        self._sends: dict[str, list[TrackedWork]] = {"backward": [], "forward": []}
+        self._most_sends = None if most_sends is None else dict(zip(self._sends, most_sends, strict=True))
         self._before, self._behind = (
             None if code is None else BoundaryCodec(code)
             for code in (build_activation_codec(before), build_activation_codec(behind))
@@ -208,6 +214,8 @@ class InstrumentedStage(PipelineStage):
         ):
             if self._before is not None:
                 self._before.read(fwd_chunk_id)
+            if not torch.is_grad_enabled():
+                self.fwd_cache.clear()  # torch would keep the outputs of all micro-batches for backward passes
             try:
                 output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
             except RuntimeError as error:
@@ -216,8 +224,8 @@ class InstrumentedStage(PipelineStage):
                 if raised is None:
                     raise
                 raise raised from None
-        if self.is_last and not torch.is_grad_enabled():
-            self.fwd_cache.clear()  # torch would keep the logits of all micro-batches for backward passes
+        if not torch.is_grad_enabled():
+            self._drop(fwd_chunk_id)
         self._action_ended()
         return output
 
@@ -227,11 +235,15 @@ class InstrumentedStage(PipelineStage):
             if self._behind is not None:
                 self._behind.read(bwd_chunk_id)
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self._losses[bwd_chunk_id] = kwargs.get("loss")
+        if kwargs.get("full_backward", True):
+            self._drop(bwd_chunk_id)
         self._action_ended()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         with self._clock("backward", f"backward of weights, stage {self.stage_index} mb {bwd_chunk_id}"):
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self._drop(bwd_chunk_id)
         self._action_ended()
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
@@ -278,9 +290,11 @@ class InstrumentedStage(PipelineStage):
         return self._send(what, super().get_bwd_send_ops(bwd_chunk_id), self._before, "backward")
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        self._make_buffers(self.args_recv_info[fwd_chunk_id], wants_gradient=torch.is_grad_enabled())
         return self._receive(fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id), self._before)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        self._make_buffers(self.grad_recv_info[bwd_chunk_id], wants_gradient=False)
         return self._receive(bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id), self._behind)
 
     def take_counters(self) -> StageCounters:
@@ -297,17 +311,40 @@ class InstrumentedStage(PipelineStage):
         # With these messages torch 2.11 opens connections before its first pass, also to this rank, which gloo refuses.
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
 
-    def want_input_gradients(self) -> None:
-        """Mark the buffers of received inputs as tensors that require a gradient.
+    # torch makes buffers for the received messages of all micro-batches before the first step, and keeps them. A stage
+    # has only those that its schedule needs at one moment, so memory does not grow with the micro-batches of a step.
 
-        torch 2.11 marks them once, when it makes them in its first pass, and leaves them unmarked if that pass is an
-        evaluation. Newer versions mark them in each pass.
+    def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
+        self._drop(*range(num_microbatches))
+        return prepared
+
+    def _prepare_backward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_backward_infra(num_microbatches, *args, **kwargs)
+        self._drop(*range(num_microbatches))
+        return prepared
+
+    def _drop(self, *micro_batches: int) -> None:
+        """Free what is left of micro-batches after the backward pass. Meta tensors take the place of the input and of
+        the output's gradient, also if a stage of the same rank passed them on. The loss leaves its graph, which would
+        hold activations as long as torch keeps the loss: to the end of the step."""
+        for micro_batch in micro_batches:
+            if (loss := self._losses.pop(micro_batch, None)) is not None:
+                loss.detach_()
+            for info in (*self.args_recv_info.get(micro_batch, ()), *self.grad_recv_info.get(micro_batch, ())):
+                if isinstance(buffer := getattr(info, "buffer", None), Tensor):
+                    info.buffer = torch.empty_like(buffer, device="meta")
+
+    def _make_buffers(self, infos: Iterable[Any], wants_gradient: bool) -> None:
+        """Put new buffers in place of the meta tensors of messages that are about to be received.
+
+        Args:
+            infos: torch's records of the messages.
+            wants_gradient: whether the backward pass needs a gradient of the messages.
         """
-        for received in self.args_recv_info.values():
-            for info in received:
-                buffer = getattr(info, "buffer", None)
-                if isinstance(buffer, Tensor) and buffer.is_leaf:
-                    buffer.requires_grad_()
+        for info in infos:
+            if isinstance(buffer := getattr(info, "buffer", None), Tensor):
+                info.buffer = torch.empty_like(buffer, device=self.device, requires_grad=wants_gradient)
 
     def finish_sends(self) -> None:
         """Wait until all sends of this stage are complete.
@@ -315,8 +352,9 @@ class InstrumentedStage(PipelineStage):
         Raises:
             RuntimeError: a send failed, or on a CPU took longer than the timeout.
         """
-        while self._sends:
-            self._sends.pop(0).wait()
+        for sends in self._sends.values():
+            while sends:
+                sends.pop(0).wait()
 
     def _send(self, what: str, operations: list[dist.P2POp], to: BoundaryCodec | None, part: str) -> list[dist.P2POp]:
         """Start sends, and return an empty list, so that torch's schedule sends nothing.
@@ -328,17 +366,20 @@ class InstrumentedStage(PipelineStage):
             what: what is sent, as 'output of stage 0 mb 1', for the operation's name in the activity record.
             operations: the sends, all to one rank.
             to: codec of the messages to the receiver; None: they are not compressed.
-            part: 'forward' or 'backward': the counter to which the encoding of messages is added.
+            part: 'forward' or 'backward': what is sent, and the counter to which the encoding of messages is added.
         """
         if not operations:
             return []
+        sends = self._sends[part]
+        while self._most_sends is not None and len(sends) >= self._most_sends[part]:
+            sends.pop(0).wait()
         if to is not None and self.submod.training:
             with self._clock(part, f"write {what}"):
                 operations = to.encode_sends(operations)
         self.counters.sent_bytes += sum(op.tensor.numel() * op.tensor.element_size() for op in operations)
         operation = f"send {what} to rank {operations[0].peer}"
         with ACTIVITY.doing(operation, waits="pp"):
-            self._sends.append(TrackedWork(self._post(operations), operation, self._message_timeout))
+            sends.append(TrackedWork(self._post(operations), operation, self._message_timeout))
         return []
 
     def _receive(self, chunk: int, operations: list[dist.P2POp], of: BoundaryCodec | None) -> list[dist.P2POp]:

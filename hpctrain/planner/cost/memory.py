@@ -226,10 +226,12 @@ class MemoryModel:
         bytes of the block that computes)."""
         work, shares = self.work, role.shares(blocks)
         block, saved, boundary, logits = self._activation_sizes(micro_batch, role.tp)
-        # A stage also keeps its input and its output.
+        # A stage also keeps its input and its output. On a CPU, their gradients count too: buffers are there before the
+        # gradients are, and sends keep them (`most_sends`).
+        gradients = role.kind == "cpu"
         sizes = [
             self._mean_blocks(share)[1] * saved
-            + 2 * boundary
+            + (4 if gradients and not share.first and not share.last else 2) * boundary
             + logits * share.last
             + self._casts_until_backward(role, share)
             for share in shares
