@@ -32,8 +32,9 @@ class DataSheet:
 
 SHEETS = {
     # NVIDIA A100 datasheet: 312 / 156 TFLOP/s, 1.555 and 2.039 TB/s, NVLink 600 GB/s both ways.
+    # Of the 80 GB, nvidia-smi shows 81,251 MiB.
     "A100-40": DataSheet(312e12, 156e12, 40e9, 1.555e12, 300e9),
-    "A100": DataSheet(312e12, 156e12, 80e9, 2.039e12, 300e9),
+    "A100": DataSheet(312e12, 156e12, 81251 * 2**20, 2.039e12, 300e9),
     # NVIDIA H100 SXM datasheet: 989 / 495 TFLOP/s, 3.35 TB/s, NVLink 900 GB/s both ways.
     # A DGX H100 has eight ports of 400 Gb/s. Shares of H100 and GH200: Bekman, as for the A100.
     "H100": DataSheet(989e12, 495e12, 80e9, 3.35e12, 450e9, 8 * 50e9, sustained_share=792.1 / 989),

@@ -20,6 +20,7 @@ from hpctrain.bench.record import machine_and_versions
 from tools.published_runs.data_sheets import gpu_of
 from tools.published_runs.fit import held_out, packaged, was_fitted
 from tools.published_runs.kinds import kind_errors, summary
+from tools.published_runs.memory_fit import memory_fits
 from tools.published_runs.sailor import FOLDER, read_figures
 from tools.published_runs.scenario import PublishedScenario, scenes_of
 from tools.published_runs.score import baseline, by_problem, rankings, time_errors
@@ -80,6 +81,7 @@ def measure(paths: Sequence[Path], progress: Callable[[str], None]) -> dict[str,
         "problems_of_kinds": by_step,
         "errors": {problem: asdict(each) for problem, each in errors.items()},
         "memory_errors": {problem: asdict(each) for problem, each in _memory_errors(scenes).items()},
+        "memory_fits": memory_fits(scenes),
         "regret_pct": _mean([each.regret_pct for each in orders.values()]),
         "rank_correlation": _mean([each.rank_correlation for each in orders.values()]),
         "rankings": {problem: asdict(each) for problem, each in orders.items()},

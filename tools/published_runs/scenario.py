@@ -50,17 +50,18 @@ HALF = Framework(
 `process_bytes` (context, communicators, workspaces, allocator cache) is the most that a GH200 of the Sailor runs
 held besides tensors. Gradients are summed in DeepSpeed's buckets of 5e8 numbers (DeepSpeed's configuration
 reference)."""
-DEEPSPEED_HALF = replace(HALF, shards_in_place=True)
-"""Megatron-DeepSpeed in fp16, without `DEEPSPEED_UPDATE_BYTES`. With ZeRO 1 each of n ranks' parts of the gradients is
-reduced to this rank by an operation of its own (DeepSpeedZeroOptimizer.average_tensor). A chain through all ranks sends
-n/(n − 1) times the bytes of a reduce-scatter."""
+DEEPSPEED = replace(HALF, shards_in_place=True, split_outputs=True, gap_share=0.31, process_bytes=5.0e9)
+"""Megatron-DeepSpeed in fp16, without `DEEPSPEED_UPDATE_BYTES`. `gap_share` and `process_bytes` are the result of
+`fit_memory` on BigScience's runs in fp16. With ZeRO 1 each of n ranks' parts of the gradients is reduced to this rank
+by an operation of its own (DeepSpeedZeroOptimizer.average_tensor). A chain through all ranks sends n/(n − 1) times the
+bytes of a reduce-scatter."""
 DEEPSPEED_UPDATE_BYTES = (8, 6)
 """Bytes per parameter of the buffers in which DeepSpeed's fp16 optimizers prepare an update, in general and with ZeRO
 on one replica. Without ZeRO, gradients are cast to fp32 one by one and then in one flat tensor (FP16_Optimizer). With
 ZeRO, a rank's part of them is flattened in fp16 and then cast to fp32; but first, each of its gradients is cast to
 fp64 for the norm, and of several replicas, the embedding's gradient takes most of a rank's part
 (DeepSpeedZeroOptimizer). torch's allocator cannot make such tensors of the small pieces that activations leave."""
-BRAIN_HALF = replace(HALF, accumulated_bytes=4, shards_in_place=True, sharded_sum_factor=2.0, gather_buffer_bytes=2)
+BRAIN_HALF = replace(DEEPSPEED, accumulated_bytes=4, sharded_sum_factor=2.0, gather_buffer_bytes=2)
 """Megatron-DeepSpeed in bf16 (DeepSpeed's BF16_Optimizer), whose optimizer adds up gradients in fp32. All of them are
 all-reduced in fp32 (PipelineEngine._bf16_reduce_grads), which sends twice the bytes of a reduce-scatter. Its ranks
 gather up to 5e9 updated weights at once, for which torch's all-gather into a list has a buffer of all of them."""
@@ -116,8 +117,24 @@ class PublishedScenario:
         return replace(self, layout=replace(self.layout, placement=placement))
 
     def memory_bytes(self) -> float:
-        """Return the predicted peak memory of the fullest device in bytes."""
-        return max(self.layout.memory(MemoryModel(self.work)).values())
+        """Return the predicted peak memory of the fullest device in bytes. The allocator's gaps count at most up to the
+        device's memory, because torch frees its unused segments before an allocation fails."""
+        framework = self.work.framework
+        process_bytes = framework.process_bytes or 0.0
+        peak = min(self.peak_bytes(process_bytes, framework.gap_share), self.device_bytes)
+        return max(peak, self.peak_bytes(process_bytes, 0.0))
+
+    def peak_bytes(self, process_bytes: float, gap_share: float) -> float:
+        """Return the peak bytes of the fullest device, whatever memory it has, with these figures in place of those of
+        the framework."""
+        framework = replace(self.work.framework, process_bytes=process_bytes, gap_share=gap_share)
+        return max(self.layout.memory(MemoryModel(replace(self.work, framework=framework))).values())
+
+    @property
+    def device_bytes(self) -> float:
+        """Memory in bytes of the smallest device; infinite if no data sheet states any."""
+        units = (unit for row in self.layout.placement for unit in row)
+        return min(device.memory_bytes or math.inf for unit in units for device in unit.devices)
 
 
 def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str:
@@ -145,9 +162,7 @@ def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str
     figures = sailor if run.family == "Sailor" else None
     links = Links(LinkCost(_topology(run, placement, figures)))
     scene = PublishedScenario(run, work, layout, links, figures.profiles.get(run.model) if figures else None)
-    if run.recompute_stated or scene.memory_bytes() <= min(
-        device.memory_bytes or math.inf for device in _devices(scene)
-    ):
+    if run.recompute_stated or scene.memory_bytes() <= scene.device_bytes:
         return scene
     # What the table does not say was necessary: without recomputation, the run would not have fitted.
     memory_options = replace(memory_options, recompute="full")
@@ -156,10 +171,6 @@ def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str
         work=replace(work, memory_options=memory_options),
         layout=replace(layout, memory_options=memory_options),
     )
-
-
-def _devices(scene: PublishedScenario) -> list[DeviceSpec]:
-    return [device for row in scene.layout.placement for unit in row for device in unit.devices]
 
 
 def _spec(run: MeasuredRun) -> GptSpec:
@@ -181,7 +192,7 @@ def _framework(run: MeasuredRun) -> Framework:
     if run.half and "DeepSpeed" in run.framework:
         update_bytes = DEEPSPEED_UPDATE_BYTES[run.zero > 0 and run.dp == 1]
         sum_factor = run.dp / max(run.dp - 1, 1)
-        return replace(DEEPSPEED_HALF, state_bytes=HALF.state_bytes + update_bytes, sharded_sum_factor=sum_factor)
+        return replace(DEEPSPEED, state_bytes=HALF.state_bytes + update_bytes, sharded_sum_factor=sum_factor)
     return HALF if run.half else SINGLE
 
 

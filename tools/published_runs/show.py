@@ -23,6 +23,8 @@ def show(record: dict[str, Any], console: Console) -> None:
         console.print(f"  {card}, its kinds left out of the fit: {middle:.2f}; {low:.2f} to {high:.2f}", soft_wrap=True)
     if record["memory_errors"]:
         console.print(_memory(record))
+    if record["memory_fits"]:
+        console.print(_memory_fits(record["memory_fits"]))
     if record["rankings"]:
         console.print(_rankings(record))
     if record["left_out"]:
@@ -69,6 +71,15 @@ def _memory(record: dict[str, Any]) -> Table:
     for problem, each in record["memory_errors"].items():
         numbers = [f"{each[key]:.1f}" for key in ("mean", "largest")]
         table.add_row(problem, str(each["runs"]), *numbers, f"{each['bias']:+.1f}", f"{each['below']:.0f} % of runs")
+    return table
+
+
+def _memory_fits(record: dict[str, Any]) -> Table:
+    title = f"peak memory: fits to a part of BigScience's runs; {record['halves_in_goal']:.0%} of halves in the goal"
+    table = Table("fitted to", "process GB", "share of gaps", "other runs", "lowest %", "highest %", title=title)
+    for part, each in record["fits"].items():
+        errors = [f"{each[key]:+.1f}" for key in ("lowest_pct", "highest_pct")]
+        table.add_row(part, f"{each['process_gb']:.1f}", f"{each['gap_share']:.2f}", str(each["others"]), *errors)
     return table
 
 

@@ -32,6 +32,9 @@ FAMILIES = (
 WORD = r"(?<![a-z0-9-]){}(?![a-z0-9-])"
 """Pattern of a whole word of lower-case letters; an underscore or a dot may stand beside it, as in file names."""
 SCHEDULES = ("1f1b", "interleaved-1f1b", "gpipe")
+NVIDIA_SMI_GB = 1000 * 2**20
+"""Bytes of a GB in BigScience's table: 1000 of the MiB that nvidia-smi shows. GB of 1024 MiB are ruled out by a run of
+80 GB, because an A100 has 81,251 MiB in all, which would round to 79."""
 LEAVING_OUT = (
     (re.compile(r"SUSPECT|ODD:"), "the table says that it is suspect"),
     (re.compile(r"random placement|placement by the"), "the table does not state where its ranks were"),
@@ -227,7 +230,7 @@ def _run(row: Mapping[str, str]) -> MeasuredRun:
     hidden, num_gpus = _whole(row, "hidden"), _whole(row, "num_gpus")
     heads, chunks = _whole(row, "heads", hidden // 64), _whole(row, "vpp", 1)
     half = "16" in row["dtype"].split()[0]
-    schedule = _one_of(row, "schedule", SCHEDULES, SCHEDULES[0])
+    schedule, peak = _one_of(row, "schedule", SCHEDULES, SCHEDULES[0]), _number(row, "peak_mem_GiB")
     return MeasuredRun(
         id=row["id"],
         family=family,
@@ -263,7 +266,7 @@ def _run(row: Mapping[str, str]) -> MeasuredRun:
         bf16=row["dtype"].startswith("bf16"),
         reduced_bytes=4 if not half or "fsdp_mixed_precision=DEFAULT" in notes else 2,
         step_s=_number(row, "iter_time_s"),
-        peak_bytes=None if (peak := _number(row, "peak_mem_GiB")) is None else peak * 2**30,
+        peak_bytes=None if peak is None else peak * (NVIDIA_SMI_GB if family == "BigScience" else 2**30),
         mixed=row["heterogeneous"] == "1",
         stages=stages,
         units=tuple(stated["layers_per_stage(incl embed+head)"]) if stated is not None else None,

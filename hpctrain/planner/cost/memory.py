@@ -174,15 +174,22 @@ class MemoryModel:
             live_bytes = sizes[0] * max(moments)[0]
         else:
             live_bytes = max(sum([live * size for live, size in zip(moment, sizes, strict=True)]) for moment in moments)
-        return self._state_bytes(state, blocks) + live_bytes + at_work
+        return self._state_bytes(state, blocks) + (1 + self.work.framework.gap_share) * (live_bytes + at_work)
 
     @cached_method
     def _state_bytes(self, role: _StateRole, blocks: tuple[int, ...]) -> float:
-        """Return the bytes of a device without its activations."""
+        """Return the bytes of a device without its activations, but with the gaps that gradients leave."""
         shares, process = role.shares(blocks), self.work.framework.process_bytes
         state = self._whole_state(role, shares) if role.shards == 1 else self._sharded_state(role, shares)
         beside = PROCESS_BYTES[role.kind] if process is None else process
-        return beside + state + self._segment_bytes(role, shares)
+        return beside + state + self._segment_bytes(role, shares) + self._gradient_gaps(role, blocks)
+
+    def _gradient_gaps(self, role: _StateRole, blocks: tuple[int, ...]) -> float:
+        framework = self.work.framework
+        if not framework.gap_share:
+            return 0.0
+        parameters = sum(self.work.parameters(ModelPart(count, False, False), role.tp) for count in blocks)
+        return framework.gap_share * framework.gradient_bytes * parameters
 
     def _segment_bytes(self, role: _StateRole, shares: list[ModelPart]) -> float:
         """Return the bytes that the memory which outlives a CPU worker takes in addition to weights and moments: the
@@ -227,19 +234,21 @@ class MemoryModel:
         work, shares = self.work, role.shares(blocks)
         block, saved, boundary, logits = self._activation_sizes(micro_batch, role.tp)
         # A stage also keeps its input and its output. On a CPU, their gradients count too: buffers are there before the
-        # gradients are, and sends keep them (`most_sends`).
-        gradients = role.kind == "cpu"
+        # gradients are, and sends keep them (`most_sends`). Of a split output, a stage keeps a part, and the backward
+        # pass restores the output beside its gradient.
+        split, middle = work.framework.split_outputs, 4 if role.kind == "cpu" else 2
+        restored = 2 * boundary if split else 0.0
         sizes = [
             self._mean_blocks(share)[1] * saved
-            + (4 if gradients and not share.first and not share.last else 2) * boundary
+            + (boundary / role.tp if split else (2 if share.first or share.last else middle) * boundary)
             + logits * share.last
             + self._casts_until_backward(role, share)
             for share in shares
         ]
         # The block that computes also holds gradients and, with recomputation, the activations that it did not keep.
         if work.memory_options.recompute == "none":
-            return sizes, block
-        return sizes, 2 * block + max(
+            return sizes, block + restored
+        return sizes, (block if split else 2 * block) + restored + max(
             self._casts(role, share) - self._casts_until_backward(role, share) for share in shares
         )
 

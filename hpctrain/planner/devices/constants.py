@@ -258,6 +258,15 @@ class Framework:
 
     DTensor's all-reduces make them; counted on CPU with tp 2 at two widths (torch 2.13).
     """
+    split_outputs: bool = False
+    """Whether a device keeps 1/tp of the output that its stage sends, as DeepSpeed does, and restores the whole output
+    for the backward pass. The input of a stage is then counted as that of its first block, and a recomputed block
+    once, because its backward pass frees activations while it makes gradients. If False, a stage keeps its input and
+    its output, and the backward pass of a recomputed block takes the block's activations twice."""
+    gap_share: float = 0.0
+    """Bytes in the gaps of torch's CUDA allocator, divided by those of the tensors that come and go within a step:
+    activations, and gradients of blocks. State, buffers and the gradient of an embedding fill segments of their own
+    and leave no gaps. 0 where gaps are not counted."""
     process_bytes: float | None = None
     """Bytes of a worker process beyond all counted tensors; None: those of hpctrain's worker (`PROCESS_BYTES`)."""
     selective_sends_again: bool = True

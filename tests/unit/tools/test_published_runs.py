@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published_rows import DEEPSPEED, NOTHING, SHARDED_STATE, scenes, write
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.bench.comparison import errors_of
@@ -29,35 +29,10 @@ from tools.published_runs.gpt_spec import GptSpec
 from tools.published_runs.kinds import kind_errors, summary
 from tools.published_runs.layer_profile import LayerProfile, LayerTimes, ProfiledCostModel
 from tools.published_runs.measure import data_files
-from tools.published_runs.sailor import SailorFigures, read_figures
-from tools.published_runs.scenario import PublishedScenario, scene_of
+from tools.published_runs.sailor import read_figures
+from tools.published_runs.scenario import HALF, PublishedScenario, scene_of
 from tools.published_runs.score import baseline, rankings
 from tools.published_runs.table import COLUMNS, read_runs, read_tables
-
-NOTHING = SailorFigures({}, {})
-ROW = {
-    "id": "vtrain-single-9999", "source": "vTrain (MICRO24) data/ground_truth_single.csv", "framework": "Megatron",
-    "model": "GPT", "gpu": "A100 (memory size not stated)", "num_gpus": "4", "gpus_per_node": "8",
-    "intra_node": "NVLink", "inter_node": "", "layers": "12", "hidden": "1024", "heads": "16", "ffn": "4096",
-    "seq": "1024", "vocab": "51200 (assumed)", "global_batch": "16", "micro_batch": "2", "tp": "1", "pp": "2",
-    "dp": "2", "vpp": "1", "schedule": "1F1B", "recompute": "full (as configured)", "seq_parallel": "0", "zero": "",
-    "dtype": "fp16",
-    "iter_time_s": "0.2", "peak_mem_GiB": "", "heterogeneous": "0", "plan_detail": "", "notes": "",
-}  # fmt: skip
-
-
-def write(path: Path, rows: list[dict[str, str]], columns: tuple[str, ...] = COLUMNS) -> Path:
-    with path.open("w", newline="") as stream:
-        table = csv.DictWriter(stream, columns, extrasaction="ignore")
-        table.writeheader()
-        table.writerows([ROW | row for row in rows])
-    return path
-
-
-def scenes(tmp_path: Path, *rows: dict[str, str]):
-    found = [scene_of(run, NOTHING) for run in read_runs(write(tmp_path / "runs.csv", list(rows)))]
-    assert not [reason for reason in found if isinstance(reason, str)]
-    return found
 
 
 def test_the_published_formula_of_activations_is_met() -> None:
@@ -122,10 +97,6 @@ CLASSIFIER = {
     "num_gpus": "6", "gpus_per_node": "2 (2 nodes) and 1 (2 nodes)", "inter_node": "delay 50ms bandwidth 1Gbps",
     "vocab": "", "global_batch": "12", "pp": "3", "schedule": "GPipe", "recompute": "",
 }  # fmt: skip
-SHARDED_STATE = {
-    "source": "BigScience 176B (chronicles)", "gpu": "A100-80GB-SXM", "zero": "1", "notes": "kv_heads=16; cp=1",
-}  # fmt: skip
-DEEPSPEED = SHARDED_STATE | {"framework": "Megatron-DeepSpeed (BigScience)"}
 
 
 def last_parameters(scene: PublishedScenario) -> int:
@@ -149,8 +120,10 @@ def test_deepspeed_sums_in_fp32_in_bf16_and_sends_more_than_a_reduce_scatter(tmp
 
 
 def test_the_optimizers_of_deepspeed_need_buffers_for_an_update(tmp_path: Path) -> None:
-    other, scene = scenes(tmp_path, SHARDED_STATE | {"zero": ""}, DEEPSPEED | {"zero": ""})
-    assert scene.memory_bytes() - other.memory_bytes() == pytest.approx(8 * last_parameters(scene))
+    [scene] = scenes(tmp_path, DEEPSPEED | {"zero": ""})
+    framework = replace(scene.work.framework, state_bytes=HALF.state_bytes)
+    without = replace(scene, work=replace(scene.work, framework=framework))
+    assert scene.memory_bytes() - without.memory_bytes() == pytest.approx(8 * last_parameters(scene))
     # Rajbhandari et al. 2020, section 5.1: with ZeRO 1, 2 + 2 + 12/n bytes a parameter; 8/n are those of the buffers.
     two, eight = scenes(
         tmp_path,
