@@ -117,6 +117,9 @@ class SearchLimits:
     """Largest number of tensor-parallel groups in all tried permutations together, because a permutation of very many
     groups takes long.
     """
+    max_paired_stages: tuple[tuple[float, int], ...] = ((64, 24), (inf, 16))
+    """(largest number of devices, largest number of stages between any two of which local search moves blocks); with
+    more stages, blocks move between neighbours and within pipeline ranks."""
     max_refinements: int = 400
     """Number of tried changes of one block or micro-batch of the search's best plan after which no further round of
     changes begins."""

@@ -80,7 +80,7 @@ class _BestFirstSearch(SearchState):
         before = self.best
         self._anneal_layouts(self.limits.annealing_work / (self.limits.short_annealing if complete else 1))
         if self.best is not before:
-            self.take(shift_counts(self.winner.cost, self.best, self.limits.max_refinements), self.winner)
+            self.take(shift_counts(self.winner, self.best, self.limits.max_refinements), self.winner)
         skipped = self._skipped()
         return self.result(self._min_bound_s(skipped), ended=not skipped)
 
@@ -186,7 +186,7 @@ class _BestFirstSearch(SearchState):
         near_s = self.limits.near_best_factor * self.best.total
         if evaluation.bound_s > near_s or (near := predict(space.cost, evaluation.nearest)).total > near_s:
             return
-        shifted = shift_counts(space.cost, near, self.limits.max_block_shifts)
+        shifted = shift_counts(space, near, self.limits.max_block_shifts)
         if shifted.total < self.best.total * (1 - 1e-9):
             self.take(shifted, space)
 

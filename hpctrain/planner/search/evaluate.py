@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, permutations
 from typing import NamedTuple, TypeVar
 
@@ -107,19 +108,20 @@ def refine(space: SearchSpace, best: Prediction) -> Prediction:
         before_s = best.total
         for changes in (node_orders, rank_permutations):
             best = _rearrange(space, best, changes)
-        best = shift_counts(space.cost, best, space.limits.max_refinements)
+        best = shift_counts(space, best, space.limits.max_refinements)
         if many or best.total >= (1 - space.limits.least_gain) * before_s:
             return best
 
 
-def shift_counts(cost: CostModel, best: Prediction, most: int) -> Prediction:
+def shift_counts(space: SearchSpace, best: Prediction, most: int) -> Prediction:
     """Return the plan after moves of single blocks between stages and of single micro-batches between replicas, as long
     as moves make the step shorter.
 
     Args:
         most: number of tried changes after which no further round of changes begins.
     """
-    return _climb(cost, best, _changes, most)
+    paired = limit_of(space.limits.max_paired_stages, len(space.pool.devices))
+    return _climb(space.cost, best, partial(_changes, paired), most)
 
 
 def _rearrange(space: SearchSpace, best: Prediction, changes: Callable[[Placement], Iterator[Placement]]) -> Prediction:
@@ -192,15 +194,18 @@ def faster_of(cost: CostModel, best: BestSoFar, layout: Layout, rounding: float 
     return best if prediction is None else prediction
 
 
-def _changes(layout: Layout) -> Iterator[Layout]:
+def _changes(paired: int, layout: Layout) -> Iterator[Layout]:
     """Yield layouts with one change each: a block moved, or a micro-batch moved between replicas that differ in devices
     or in their number of micro-batches.
 
-    A block moves between any two stages: in a long pipeline, moves between neighbours alone end where a chain of moves
-    over several stages would make the step shorter, but each of them would make it longer.
+    A block moves between any two stages, if the layout has at most `paired` of them: moves between neighbours alone end
+    where a chain of them would make the step shorter, but each of them longer. In a longer pipeline, a block moves
+    between neighbouring stages, or between stages of one pipeline rank.
     """
-    last = len(layout.blocks) - 1
+    last, rank_of = len(layout.blocks) - 1, layout.rank_of_stage
     for giver, taker in permutations(range(last + 1), 2):
+        if last >= paired and abs(giver - taker) > 1 and rank_of[giver] != rank_of[taker]:
+            continue
         may_be_empty = giver in (0, last)
         if layout.blocks[giver] > (0 if may_be_empty else 1):
             yield replace(layout, blocks=_moved(layout.blocks, giver, taker))
