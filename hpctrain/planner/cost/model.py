@@ -236,7 +236,7 @@ class CostModel:
             slowest_s = None
             if not exact or in_nodes is not None:
                 slowest_s = slowest_codec([placement[replica][rank] for replica in placement.representatives])
-            level = in_nodes and in_nodes[rank]
+            level = in_nodes[rank] if in_nodes else None
             sums.append(
                 self._stage_sum(*group, share, links.slowest_rates[rank], slowest_s, rings[rank], pairs[rank], level)
             )

@@ -142,7 +142,9 @@ class ShardCollectives:
         scatters = list(zip(*_reduce_scatter_groups(placement_links, self.work, shards), strict=True))
         group = len(placement[0][0].devices), placement[0][0].kind, shards
         return [
-            self._of_stage(*group, share, slowest[rank], gathers[rank], scatters[rank], across and across[rank])
+            self._of_stage(
+                *group, share, slowest[rank], gathers[rank], scatters[rank], across[rank] if across else None
+            )
             for share, rank in zip(shares, owner, strict=True)
         ]
 
