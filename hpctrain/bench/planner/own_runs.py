@@ -29,6 +29,7 @@ from hpctrain.records.history.run_log import MetricRow, read_metrics
 from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.profile import CalibrationProfile
+from hpctrain.records.run.recovery import Recovery
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 from hpctrain.worker.standalone import open_loop
@@ -150,7 +151,9 @@ def _train(
     folder: Path, corpus: Path, case: str, spec: DecoderSpec, topology: Topology, settings: OwnRunSettings
 ) -> Trained:
     load, plan = os.getloadavg()[0], PLANS[case].plan(spec.layers, settings.rows)
-    run = small_run.make_run(folder, corpus, spec, settings.rows, settings.seq_len)
+    # No agent holds memory for these workers, so the prediction is not to count it.
+    alone = Recovery(memory="off")
+    run = small_run.make_run(folder, corpus, spec, settings.rows, settings.seq_len, recovery=alone)
     run_ranks(_steps, plan.world_size, folder, plan, settings.steps + tried_steps(plan))
     return Trained(case, spec, run, plan, topology, read_metrics(folder / "metrics.jsonl"), round(load, 2))
 

@@ -37,10 +37,10 @@ CAST_BYTES = 2
 
 The copy stays until the backward pass, even if the weight itself is freed (measured with torch 2.13).
 """
-PROCESS_BYTES = {"cpu": 446e6, "cuda": 1.0e9}
+PROCESS_BYTES = {"cpu": 296e6, "cuda": 1.0e9}
 """Kind of device -> bytes of a worker process without tensors. CPU: Python with torch, its pipelining and gloo,
-measured 317 MB (torch 2.13), plus 40 to 129 MB that a worker's resident peak held beyond its tensors. CUDA: context,
-kernels and NCCL buffers, an assumption.
+measured 264 to 296 MB without pages of files (torch 2.13): what peaks of workers without ZeRO held beyond the counted
+tensors. CUDA: context, kernels and NCCL buffers, an assumption.
 """
 
 

@@ -277,7 +277,8 @@ class MetricRow(Document):
     micro_batches: list[int]
     """Number of micro-batches whose forward pass each replica ran in this step, as counted by its workers."""
     memory_bytes_max: float | None = None
-    """Peak memory in bytes of the worker with the most: resident memory (CPU), or torch's allocations (CUDA)."""
+    """Peak memory in bytes of the worker with the most: resident memory without pages of files (CPU), or torch's
+    allocations (CUDA)."""
     placement: list[RankPlacement] | None = None
     """What each rank holds and runs; only in the first row of each generation."""
 

@@ -279,7 +279,7 @@ WHOLE = {"layers": 1, "dim": 1024, "heads": 1, "vocab": 8192}
 
 
 def test_memory_is_saved_by_what_goes_with_the_codec(plan, topology, run):
-    tight = topology((1,) * 8, memory=1.42e9, default=SLOW)
+    tight = topology((1,) * 8, memory=1.253e9, default=SLOW)
     asked = {"dims": WHOLE, "rows": 8, "steps": 1000}
     made = plan(tight, compression=AUTO, **asked)
     assert (made.zero, made.shards, made.codec.mode) == (1, 8, "rotated_int4")

@@ -61,10 +61,10 @@ def test_a_slow_link_is_avoided_by_shortest_paths(plan, topology):
 
 def test_memory_decides_which_m_is_possible(plan, topology):
     free = plan(topology((1, 1)), solver="paper", rows=64, seq_len=256)
-    tight = plan(topology((1, 1), memory=6.2e8), solver="paper", rows=64, seq_len=256)
+    tight = plan(topology((1, 1), memory=4.53e8), solver="paper", rows=64, seq_len=256)
     assert free.replicas[0].micro_batches < tight.replicas[0].micro_batches
     with pytest.raises(RefusedError, match="cannot fit with M of 2, 4, 8 or 16"):
-        plan(topology((1, 1), memory=4.7e8), solver="paper", rows=64, seq_len=256)
+        plan(topology((1, 1), memory=3.03e8), solver="paper", rows=64, seq_len=256)
 
 
 def test_a_batch_that_no_m_divides_is_told(plan, topology):

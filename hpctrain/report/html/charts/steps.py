@@ -106,7 +106,7 @@ def grad_norm_chart(view: RunView) -> Chart | None:
 
 def memory_chart(view: RunView) -> Chart | None:
     """Return the chart of the peak memory of the worker with the most; None if it was not measured."""
-    note = "Peak of the worker with the most: resident memory on a CPU, torch's allocations on a GPU."
+    note = "Peak of the worker with the most: resident memory without files on a CPU, torch's allocations on a GPU."
     series: dict[str, Value] = {"memory": lambda row: row.memory_bytes_max}
     return _step_chart(view, "memory", "Memory (B)", note, series, Axis("", "B", from_zero=True))
 
