@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 from statistics import median
 from typing import NamedTuple
 
 from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.devices.tensor_parallel_group import Placement
-from hpctrain.planner.layout.layout import Option
+from hpctrain.planner.layout.layout import Layout, Option
 from hpctrain.planner.limits import limit_of
 from hpctrain.planner.search.evaluate import faster_of
 from hpctrain.planner.search.layout_search import simulated_actions
@@ -131,15 +131,19 @@ class OptionSearch:
 
     def _evaluate(self, space: SearchSpace, option: Option) -> Prediction | None:
         """Return the fastest plan of an option with a few placements and, on few devices, with the best of these in
-        reverse order; None if none fits."""
+        reverse order; None if none fits. If none of the sampled placements fits, on few devices others are taken that
+        have memory for all blocks."""
         if not space.bounds.may_fit(option):
             return None
         sampled = self._sampled_placements(space, option.dims)
         if not self._many:
             # On few devices, the distribution of the blocks over the groups takes most of the time.
             self._free -= len(sampled) * option.dims.pp * option.dims.dp / MAX_SAMPLED_UNITS - 1
-        layouts = [space.fit_layout(placement, option) for placement in sampled]
-        fitting = [layout for layout in layouts if layout.memory_shortage(space.cost.memory) is None]
+        fitting = _fitting(space, option, sampled)
+        if not fitting and not self._many:
+            # Few placements may have unlike devices of a pipeline rank with enough memory for the blocks of all.
+            roomy = [placement for placement in space.placements(option.dims) if space.has_room(placement, option)]
+            fitting = _fitting(space, option, roomy[:: -(-len(roomy) // len(sampled))] if roomy else [])
         if not fitting:
             return None
         best = min((TimedLayout(space.cost, layout) for layout in fitting), key=lambda timed: timed.bound_s).predict()
@@ -287,3 +291,9 @@ class OptionSearch:
         for ranks, width in [*near, (pp, tp // 2), (pp, 2 * tp)]:
             if min(ranks, width) > 0 and self.state.plain.allows(ParallelDims(ranks, 1, width)):
                 yield ParallelDims(ranks, self.state.plain.most_replicas(ranks, width), width)
+
+
+def _fitting(space: SearchSpace, option: Option, placements: Iterable[Placement]) -> list[Layout]:
+    """Return the option's layouts on these placements that fit the memory."""
+    layouts = (space.fit_layout(placement, option) for placement in placements)
+    return [layout for layout in layouts if layout.memory_shortage(space.cost.memory) is None]

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from hpctrain.base.collector import cached_method
+from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.bounds.closed_form import ClosedFormBound
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.bounds.memory_feasibility import MemoryFeasibility
@@ -127,6 +128,17 @@ class SearchSpace:
     def fit_layout(self, placement: Placement, option: Option) -> Layout:
         """Return the option's layout on this placement, with blocks and micro-batches distributed by speed."""
         return fit_layout(self.cost, placement, option.schedule_spec, option.micro_batch)
+
+    def has_room(self, placement: Placement, option: Option) -> bool:
+        """Return whether the pipeline ranks of a placement together have memory for all blocks, with equally many
+        micro-batches in all replicas."""
+        counts = tuple(even_parts(self.work.sequences // option.micro_batch, option.dims.dp))
+        nothing = (0,) * option.stages
+        layout = Layout(
+            placement, option.schedule_spec.name, option.micro_batch, counts, nothing, self.work.memory_options
+        )
+        most = layout.max_blocks(self.cost.memory)
+        return min(most) >= 0 and sum(most) >= self.work.spec.layers
 
     def allows(self, dims: ParallelDims) -> bool:
         """Return whether degrees can run: none is below 1, the run file and the model allow them, and there are enough
