@@ -14,7 +14,7 @@ class SearchLimits:
     option, a sampled one only a few of them.
     """
 
-    best_first_work: tuple[tuple[float, int], ...] = ((16, 350), (32, 160), (inf, 80))
+    best_first_work: tuple[tuple[float, int], ...] = ((16, 350), (32, 160), (inf, 20))
     """(largest number of devices, work in checks of a knapsack bound) after which a search on at most
     `EXHAUSTIVE_DEVICES` devices (`planner/search/space.py`) no longer goes by the bounds, and searches near the best
     options instead.
@@ -110,7 +110,7 @@ class SearchLimits:
     """Largest number of placements, cuts and divisions of the batch, over all options that can win, that the solver
     `exact` tries."""
 
-    max_rank_permutations: int = 60
+    max_rank_permutations: int = 20
     """Largest number of permutations of the best layout's pipeline ranks to try, and of orders of its nodes, in a round
     of local search."""
     max_permuted_units: int = 12_500
