@@ -103,7 +103,8 @@ class SearchLimits:
     interchangeable.
     """
     max_replica_counts: int = 2
-    """Largest number of values of dp that a warm start tries, the largest values first."""
+    """Largest number of values of dp that a warm start tries besides that of the previous plan, the largest values
+    first."""
     max_exact_devices: int = 8
     """Largest number of devices that the solver `exact` accepts."""
     max_exact_layouts: int = 200_000

@@ -187,11 +187,12 @@ def faster_of(cost: CostModel, best: BestSoFar, layout: Layout, rounding: float 
     Args:
         rounding: share of the step time of `best` by which the layout must be faster.
     """
-    limit = math.inf if best is None else best.total * (1 - rounding)
-    if layout.memory_shortage(cost.memory):
-        return best
-    prediction = TimedLayout(cost, layout).predict_below(limit)
-    return best if prediction is None else prediction
+    if best is None:
+        return None if layout.memory_shortage(cost.memory) else predict(cost, layout)
+    # Most changes of a layout leave its slowest replica as slow as it is, or make it slower.
+    slowest = best.slowest if best.layout.dp == layout.dp else None
+    prediction = TimedLayout(cost, layout, best.times).predict_below(best.total * (1 - rounding), slowest)
+    return best if prediction is None or layout.memory_shortage(cost.memory) else prediction
 
 
 def _changes(paired: int, layout: Layout) -> Iterator[Layout]:

@@ -81,15 +81,17 @@ def _start_with(space: SearchSpace, previous: Plan) -> WarmStart | None:
     pp, tp, previous_size = previous.pp, previous.tp, previous.replicas[0].micro_batch
     sizes = [size for size in space.work.micro_batch_sizes() if previous_size <= 2 * size <= 4 * previous_size]
     options = list(product(space.work.schedule_specs(pp), sizes))
-    # With ZeRO 2 and 3, not every number of replicas divides the batch.
-    counts = (
-        dims.dp
-        for dims in (ParallelDims(pp, dp, tp) for dp in range(space.most_replicas(pp, tp), 0, -1))
-        if space.allows(dims) and not all(space.why_no_layout(Option(dims, *option)) for option in options)
-    )
+
+    def is_possible(dp: int) -> bool:
+        # With ZeRO 2 and 3, not every number of replicas divides the batch.
+        dims = ParallelDims(pp, dp, tp)
+        return space.allows(dims) and not all(space.why_no_layout(Option(dims, *option)) for option in options)
+
+    largest = islice(filter(is_possible, range(space.most_replicas(pp, tp), 0, -1)), space.limits.max_replica_counts)
     best: Prediction | None = None
     reused: list[Layout] = []
-    for dp in islice(counts, space.limits.max_replica_counts):
+    # A plan that leaves devices idle may survive as it is.
+    for dp in dict.fromkeys([*filter(is_possible, [previous.dp]), *largest]):
         placement = surviving_placement(space.units(tp), previous, dp)
         if not space.can_shard(placement):
             continue

@@ -42,7 +42,12 @@ def replica_kinds(cost: CostModel, layout: Layout) -> list[tuple[int, int]]:
     return list(zip(cost.placement_links(layout.placement).link_patterns, layout.micro_batches, strict=True))
 
 
-def replica_runs(cost: CostModel, layout: Layout, sharded: Sequence[ShardCollectiveTimes]) -> list[ReplicaRun]:
+def replica_runs(
+    cost: CostModel,
+    layout: Layout,
+    sharded: Sequence[ShardCollectiveTimes],
+    known: dict[int, StageDurations] | None = None,
+) -> list[ReplicaRun]:
     """Return the durations of the replicas. Replicas with equal devices, equal links between their stages and equally
     many micro-batches share one entry.
 
@@ -50,10 +55,12 @@ def replica_runs(cost: CostModel, layout: Layout, sharded: Sequence[ShardCollect
 
     Args:
         sharded: [stage] -> times of its ZeRO collectives.
+        known: replica -> its durations, if they are known already; gets those that are computed. None: none are known.
     """
     examples = cost.placement_links(layout.placement).representatives
+    known = {} if known is None else known
     runs = [
-        ReplicaRun(examples[pattern], count, _stage_durations(cost, layout, examples[pattern], sharded))
+        replica_run(cost, layout, examples[pattern], sharded, known)._replace(micro_batches=count)
         for pattern, count in dict.fromkeys(replica_kinds(cost, layout))
     ]
     if layout.memory_options.equal_micro_batches and len(runs) > 1:
@@ -64,6 +71,19 @@ def replica_runs(cost: CostModel, layout: Layout, sharded: Sequence[ShardCollect
         by_name: dict[str, Any] = dict(zip(StageDurations._fields, slowest, strict=False))
         return [runs[0]._replace(durations=runs[0].durations._replace(**by_name))]
     return runs
+
+
+def replica_run(
+    cost: CostModel,
+    layout: Layout,
+    replica: int,
+    sharded: Sequence[ShardCollectiveTimes],
+    known: dict[int, StageDurations],
+) -> ReplicaRun:
+    """Return the durations of one replica; arguments as in `replica_runs`."""
+    if replica not in known:
+        known[replica] = _stage_durations(cost, layout, replica, sharded)
+    return ReplicaRun(replica, layout.micro_batches[replica], known[replica])
 
 
 def stage_times(cost: CostModel, layout: Layout, replica: int) -> list[StageTime]:

@@ -151,6 +151,8 @@ def simulate(schedule: Schedule, durations: StageDurations, sharing: CardSharing
     return Timeline(tuple(map(tuple, spans)), senders)
 
 
+# Of the layouts that local search compares, many share replicas with the same durations.
+@lru_cache(maxsize=512)
 def stage_ends(
     schedule: str, pp: int, stages: int, micro_batches: int, durations: StageDurations, whole: bool = False
 ) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from hpctrain.planner.simulate.durations import (
     collectives_s,
     lane_seconds,
     replica_kinds,
+    replica_run,
     replica_runs,
     stage_times,
 )
@@ -27,6 +28,7 @@ from hpctrain.planner.simulate.engine import StageDurations, Timeline, delayed_s
 from hpctrain.planner.simulate.gradient_sums import (
     StageSum,
     after_rank_s,
+    rank_sums,
     settle_sums,
     shard_collective_seconds,
     stage_sums,
@@ -46,6 +48,10 @@ class Prediction:
     """Seconds of the step."""
     late_sums: bool
     """Whether workers begin all sums of gradients after the pipeline, because steps are then shorter."""
+    slowest: int
+    """The replica for which the all-reduce that ends last waits."""
+    times: LayoutTimes
+    """The durations of the layout, and of layouts that differ from it only in their numbers of micro-batches."""
     find_terms: Callable[[], dict[str, float]]
     """Computes `terms`; a search needs those of few predictions."""
 
@@ -123,21 +129,47 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
     )
 
 
+class LayoutTimes:
+    """Those durations of a layout that do not depend on how many micro-batches its replicas have."""
+
+    def __init__(self, cost: CostModel, layout: Layout) -> None:
+        self._cost, self._layout = cost, layout
+        self.sharded = shard_collective_seconds(cost, layout)
+        self.sums = stage_sums(cost, layout, self.sharded)
+        self.update_s = _update(cost, layout)
+        self.by_replica: dict[int, StageDurations] = {}
+        """Replica -> its durations, if they were computed already."""
+
+    def hold_for(self, cost: CostModel, layout: Layout) -> bool:
+        """Return whether these are the durations of a layout."""
+        same, fields = self._layout, ("schedule", "micro_batch", "blocks", "memory_options")
+        if cost is not self._cost or layout.placement is not same.placement:
+            return False
+        return all(getattr(layout, name) == getattr(same, name) for name in fields)
+
+
 class TimedLayout:
     """A layout with the durations of its actions, messages and sums, from which its step is predicted and bounded.
 
     Args:
         cost: cost model with the memory options of the layout.
+        known: durations of a similar layout, used if they are those of this layout too; None: there are none.
     """
 
-    def __init__(self, cost: CostModel, layout: Layout) -> None:
+    def __init__(self, cost: CostModel, layout: Layout, known: LayoutTimes | None = None) -> None:
         self.cost, self.layout = cost, layout
-        self._sharded = shard_collective_seconds(cost, layout)
-        self._sums = stage_sums(cost, layout, self._sharded)
-        self._runs = replica_runs(cost, layout, self._sharded)
-        self._busy = [run.busy_s(layout) for run in self._runs]
-        self._update_s = _update(cost, layout)
+        self._times = known if known is not None and known.hold_for(cost, layout) else LayoutTimes(cost, layout)
+        self._sharded, self._sums, self._update_s = self._times.sharded, self._times.sums, self._times.update_s
         self._port_s = _busiest_port_s(cost, layout)
+
+    @cached_property
+    def _runs(self) -> list[ReplicaRun]:
+        return replica_runs(self.cost, self.layout, self._sharded, self._times.by_replica)
+
+    @cached_property
+    def _busy(self) -> list[list[float]]:
+        """[run, in the order of `_runs`][pipeline rank] -> the seconds of a step in which the rank runs its actions."""
+        return [run.busy_s(self.layout) for run in self._runs]
 
     @cached_property
     def bound_s(self) -> float:
@@ -158,11 +190,26 @@ class TimedLayout:
         assert prediction is not None, "every step is shorter than infinity"
         return prediction
 
-    def predict_below(self, limit_s: float) -> Prediction | None:
+    def predict_below(self, limit_s: float, slowest: int | None = None) -> Prediction | None:
         """Return the prediction if the step is shorter than `limit_s` seconds. None if it is not; this is often known
-        before the step is simulated to its end."""
+        before the step is simulated to its end.
+
+        Args:
+            slowest: a replica that alone may take as long as `limit_s`. It is simulated before all else is computed.
+        """
+        if slowest is not None and self._takes(slowest, limit_s):
+            return None
         prediction = self._predict(False, limit_s) if self.bound_s < limit_s else None
         return prediction if prediction is not None and prediction.total < limit_s else None
+
+    def _takes(self, replica: int, limit_s: float) -> bool:
+        """Return whether a step takes at least `limit_s` seconds because of one replica and its all-reduces."""
+        layout = self.layout
+        if layout.memory_options.equal_micro_batches:
+            return False  # only all replicas together say how long one takes
+        run = replica_run(self.cost, layout, replica, self._sharded, self._times.by_replica)
+        ends = _stage_ends(layout, run, whole=False)
+        return max(rank.end_s for rank in rank_sums(layout, self._sums, [ends])) + self._update_s >= limit_s
 
     def _predict(self, whole: bool, limit_s: float) -> Prediction | None:
         """Return the prediction; None where it is seen on the way that the step is not shorter than `limit_s`."""
@@ -187,10 +234,14 @@ class TimedLayout:
         done, pipeline = wait + summed.end_s, wait + unhindered
         if done >= limit_s:
             return None
+        last = layout.stages_by_rank[max(range(layout.pp), key=lambda rank: summed.ranks[rank].end_s)]
+        slowest = max(range(len(runs)), key=lambda number: max(summed.ends[number][stage] for stage in last))
         return Prediction(
             layout,
             done + self._update_s,
             summed.are_late,
+            replicas[slowest],
+            self._times,
             lambda: self._terms(number, pipeline, done, whole),
         )
 

@@ -292,6 +292,14 @@ def test_sums_beside_stage_messages_share_their_cards(case):
     assert below is not None
     assert below.total == prediction.total
     assert timed.predict_below(prediction.total) is None, "a step that is not shorter"
+    for replica in range(layout.dp):
+        known = TimedLayout(cost, layout, prediction.times)
+        assert known.predict_below(prediction.total * (1 + 1e-9), replica).total == prediction.total
+        assert known.predict_below(prediction.total, replica) is None, "whichever replica is simulated first"
+    more = replace(layout, micro_batches=(layout.pp + layout.micro_batches[0], *layout.micro_batches[1:]))
+    assert TimedLayout(cost, more, prediction.times).predict().total == predict(cost, more).total
+    fewer = replace(layout, blocks=(layout.blocks[0] - 1, layout.blocks[1] + 1, *layout.blocks[2:]))
+    assert TimedLayout(cost, fewer, prediction.times).predict().total == predict(cost, fewer).total
     alone, delayed = ends_and_delays(cost, layout)
     settled = settle_sums(cost, layout, sums, alone, range(layout.dp), delayed)
     early = rank_sums(layout, sums, alone)

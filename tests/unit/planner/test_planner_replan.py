@@ -9,7 +9,8 @@ from hpctrain.bench.planner.search import SearchCase, scene_of_case
 from hpctrain.planner import PlanRequest, make_plan
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import make_tensor_parallel_groups
-from hpctrain.planner.search.replacement import moves_between, surviving_placement
+from hpctrain.planner.make import search_space_of
+from hpctrain.planner.search.replacement import make_warm_start, moves_between, surviving_placement
 from hpctrain.records.plan.compression import AutoCompression
 
 pytestmark = pytest.mark.usefixtures("short_annealing")
@@ -106,6 +107,19 @@ def test_what_is_left_of_a_plan_goes_on_where_nothing_is_much_faster(topology, r
     assert after.predicted.step_time_s["total"] <= 1.01 * fresh.predicted.step_time_s["total"]
     assert after.predicted.bound_s <= fresh.predicted.step_time_s["total"]
     assert len(after.moves) <= len(moves_between(before, fresh)[0])
+
+
+def test_a_plan_that_left_the_lost_node_idle_is_among_those_of_the_warm_start(topology, run):
+    parallel = {"mode": "fixed", "pp": 2, "dp": 4, "schedule": "1f1b"}
+    asked, whole = run(rows=66, parallel=parallel), topology([1.0] * 68)
+    before = make_plan(asked, asked.spec(), whole, PlanRequest(neighbours=False))
+    idle = next(node.id for node in whole.nodes if node.id not in before.nodes)
+    left = whole.only([node.id for node in whole.nodes if node.id != idle])
+    free = run(rows=66)
+    space, _ = search_space_of(free, free.spec(), left, PlanRequest(), None)
+    start = make_warm_start(space, before)
+    devices = [[unit.device_ids for unit in row] for row in start.reused_layouts[0].placement]
+    assert devices == [before.pipeline_rank_devices(replica) for replica in range(4)]
 
 
 def test_a_way_of_summing_that_does_not_fit_any_more_does_not_end_the_run(topology, run):
