@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,10 +13,12 @@ from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.package_data import package_data_path
 from hpctrain.bench.planner.search import MIXED_CASES, scene_of_case
 from hpctrain.planner import make_plan
+from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import ScheduleSpec, workload_of
 from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.devices.tensor_parallel_group import Placement
+from hpctrain.planner.layout.layout import Option
 from hpctrain.planner.layout.partition import fit_layout
 from hpctrain.planner.layout.placement import rank_permutations, staggered_replicas
 from hpctrain.planner.search.evaluate import best_of, evaluate, refine
@@ -122,6 +125,42 @@ def test_of_many_devices_no_exchange_of_pipeline_ranks_beats_the_chosen_order(ru
     for placement in rank_permutations(refined.layout.placement):
         other = predict(search.cost, fit_layout(search.cost, placement, ScheduleSpec("interleaved_zero_bubble"), 16))
         assert other.total >= refined.total
+
+
+def search_of(asked, made, **fields):
+    """Args: fields: fields of the workload."""
+    (work, _), pool = workload_of(asked, asked.spec()), make_device_pool(asked, made)
+    return SearchSpace(pool, CostModel(replace(work, framework=pool.framework, **fields), pool.links, pool.constants))
+
+
+def test_after_local_search_a_block_of_any_stage_is_no_better_in_another_one():
+    """With moves between neighbouring stages alone, this search would end with a longer step."""
+    asked, made = scene_of_case(next(case for case in MIXED_CASES if case.machines == "mixed-8x8-1GBs"))
+    fixed = FixedParallel(mode="fixed", pp=8, dp=1, tp=1, schedule="1f1b", micro_batch=1)
+    search = search_of(asked.model_copy(update={"parallel": fixed}), made)
+    refined = refine(search, best_of(search, search.options(search.candidate_dims)))
+    blocks = refined.layout.blocks
+    for giver, taker in permutations(range(8), 2):
+        if blocks[giver] > (giver not in (0, 7)):
+            moved = tuple(count - (stage == giver) + (stage == taker) for stage, count in enumerate(blocks))
+            other = replace(refined.layout, blocks=moved)
+            if other.memory_shortage(search.cost.memory) is None:
+                assert predict(search.cost, other).total >= refined.total * (1 - 1e-6)
+
+
+def test_a_placement_has_room_if_the_blocks_fit_its_devices():
+    """On these 64 GPUs of five kinds, few placements of most degrees fit; those that are tried first do not."""
+    asked, made = scene_of_case(next(case for case in MIXED_CASES if case.name == "mixed-64x5-12.5GBs-1.3B-512"))
+    search, rare = search_of(asked, made, memory_options=MemoryOptions(zero=1)), 0
+    for dims, size in (((2, 32, 1), 2), ((4, 16, 1), 4), ((8, 8, 1), 4), ((4, 16, 1), 1), ((2, 32, 1), 4)):
+        option = Option(ParallelDims(*dims), ScheduleSpec("1f1b"), size)
+        likely = search.placements(option.dims)
+        fits = [
+            search.fit_layout(placement, option).memory_shortage(search.cost.memory) is None for placement in likely
+        ]
+        assert [search.has_room(placement, option) for placement in likely] == fits
+        rare += any(fits) and not fits[0] and not fits[-1]
+    assert rare
 
 
 @pytest.mark.slow
