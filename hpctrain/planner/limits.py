@@ -19,9 +19,6 @@ class SearchLimits:
     `EXHAUSTIVE_DEVICES` devices (`planner/search/space.py`) no longer goes by the bounds, and searches near the best
     options instead.
     """
-    replan_best_first_work: tuple[tuple[float, int], ...] = ((16, 350), (32, 160), (inf, 20))
-    """The same as `best_first_work`, for a plan that replaces another one. Compared with a plan that is known from the
-    start, each candidate takes more knapsack bounds, which on many unlike devices exclude few of them."""
     first_options: int = 80
     """Largest number of options, of degrees from the whole range, with which the search near the best options begins.
     """

@@ -62,8 +62,7 @@ class _BestFirstSearch(SearchState):
     def run(self) -> SearchResult:
         devices = len(self.plain.pool.devices)
         self.candidates.fill(self.plain.candidate_dims)
-        limits = self.limits.replan_best_first_work if self.plain.replaces else self.limits.best_first_work
-        most_work = limit_of(limits, devices)
+        most_work = limit_of(self.limits.best_first_work, devices)
         while (self.candidates.queue or self.pending) and self.work < most_work:
             if self.candidates.queue:
                 self._evaluate_sampled(self.candidates.pop())
