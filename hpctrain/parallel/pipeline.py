@@ -309,7 +309,6 @@ def _build_stage(
     spec, count = inputs.spec, len(inputs.plan.stages)
     rows = inputs.plan.replicas[replica].micro_batch
     first, last = index == 0, index == count - 1
-    most = micro_batches_in_flight(inputs.schedule)
     start, stop = inputs.plan.stages[index].layers
     module = build_part(spec, StageBlocks(start, stop, first, last), inputs.seed, inputs.fill)
     if inputs.plan.shards == 1 or inputs.plan.tp > 1:
@@ -327,6 +326,10 @@ def _build_stage(
         gathered = inputs.autocast if spec.gathers_in_compute_dtype else None
         apply_sharding(module, sharding_mesh(mesh, inputs.plan), inputs.plan.zero, gathered)
         kind = partial(ShardedStage, plan=inputs.plan, mesh=mesh, in_flight=in_flight)
+    most_sends = None
+    if inputs.device.type == "cpu":
+        most = micro_batches_in_flight(inputs.schedule)
+        most_sends = most.get(index - 1, 0), most[index]
     # With static shapes on every stage, torch needs no trial run of the real model at the first step.
     tokens = torch.empty(rows, inputs.seq_len, dtype=torch.long, device="meta")
     return kind(
@@ -339,7 +342,7 @@ def _build_stage(
         group=mesh.get_group("pp"),
         post=_batch_p2p,
         message_timeout=inputs.message_timeout,
-        most_sends=(most.get(index - 1, 0), most[index]) if inputs.device.type == "cpu" else None,
+        most_sends=most_sends,
         autocast=inputs.autocast,
         before="none" if first else inputs.plan.messages(replica, index - 1),
         behind=inputs.plan.messages(replica, index),

@@ -233,14 +233,19 @@ class MemoryModel:
         bytes of the block that computes)."""
         work, shares = self.work, role.shares(blocks)
         block, saved, boundary, logits = self._activation_sizes(micro_batch, role.tp)
-        # A stage also keeps its input and its output. On a CPU, their gradients count too: buffers are there before the
-        # gradients are, and sends keep them (`most_sends`). Of a split output, a stage keeps a part, and the backward
-        # pass restores the output beside its gradient.
-        split, middle = work.framework.split_outputs, 4 if role.kind == "cpu" else 2
-        restored = 2 * boundary if split else 0.0
+        split = work.framework.split_outputs
+        restored = 2 * boundary if split else 0.0  # the backward pass restores an output beside its gradient
+
+        def messages(share: ModelPart) -> float:
+            # A stage also keeps its input and its output, and of a split output a part. On a CPU, their gradients count
+            # too: buffers are there before the gradients are, and sends keep them (`most_sends`).
+            if split:
+                return boundary / role.tp
+            return (4 if role.kind == "cpu" and not (share.first or share.last) else 2) * boundary
+
         sizes = [
             self._mean_blocks(share)[1] * saved
-            + (boundary / role.tp if split else (2 if share.first or share.last else middle) * boundary)
+            + messages(share)
             + logits * share.last
             + self._casts_until_backward(role, share)
             for share in shares

@@ -50,7 +50,7 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
     and division of the micro-batches are computed alternately. If the returned layout exceeds a device's memory (see
     `Layout.memory_shortage`), no cut fits. Call this function only if `why_no_layout` returns None for the option.
     """
-    pp, dp, memory_options = len(placement[0]), len(placement), cost.work.memory_options
+    dp, memory_options = len(placement), cost.work.memory_options
     total, layers = cost.work.sequences // micro_batch, cost.work.spec.layers
     speeds = _by_replica(
         placement, lambda row: 1.0 if memory_options.equal_micro_batches
@@ -60,8 +60,7 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
     best: Layout | None = None
     fastest = math.inf
     for _ in range(3):
-        nothing = (0,) * (pp * schedule_spec.virtual_stages)
-        layout = _cut(cost, Layout(placement, schedule_spec.name, micro_batch, tuple(counts), nothing, memory_options))
+        layout = _cut(cost, _without_blocks(cost, placement, schedule_spec, micro_batch, counts))
         if dp == 1 or memory_options.equal_micro_batches:
             return layout
         slowest = _slowest_by_replica(cost, layout)
@@ -74,6 +73,26 @@ def fit_layout(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpe
             break
     assert best is not None, "the first layout is better than none"
     return best
+
+
+def has_room(cost: CostModel, placement: Placement, schedule_spec: ScheduleSpec, micro_batch: int) -> bool:
+    """Return whether the pipeline ranks of a placement together have memory for all blocks, with equally many
+    micro-batches in all replicas."""
+    counts = even_parts(cost.work.sequences // micro_batch, len(placement))
+    most = _without_blocks(cost, placement, schedule_spec, micro_batch, counts).max_blocks(cost.memory)
+    return min(most) >= 0 and sum(most) >= cost.work.spec.layers
+
+
+def _without_blocks(
+    cost: CostModel, placement: Placement, schedule_spec: ScheduleSpec, micro_batch: int, micro_batches: Sequence[int]
+) -> Layout:
+    """Return a layout whose blocks are not distributed yet.
+
+    Args:
+        micro_batches: [replica] -> number of micro-batches.
+    """
+    nothing = (0,) * (len(placement[0]) * schedule_spec.virtual_stages)
+    return Layout(placement, schedule_spec.name, micro_batch, tuple(micro_batches), nothing, cost.work.memory_options)
 
 
 def with_micro_batches_by_speed(cost: CostModel, layout: Layout) -> Layout:

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from hpctrain.base.collector import cached_method
-from hpctrain.base.even_parts import even_parts
 from hpctrain.planner.bounds.closed_form import ClosedFormBound
 from hpctrain.planner.bounds.knapsack import KnapsackBound
 from hpctrain.planner.bounds.memory_feasibility import MemoryFeasibility
@@ -24,7 +23,7 @@ from hpctrain.planner.devices.tensor_parallel_group import (
     make_tensor_parallel_groups,
 )
 from hpctrain.planner.layout.layout import Layout, Option
-from hpctrain.planner.layout.partition import fit_layout, why_no_layout
+from hpctrain.planner.layout.partition import fit_layout, has_room, why_no_layout
 from hpctrain.planner.layout.placement import placements, placements_of_mixtures
 from hpctrain.planner.limits import DEFAULT_LIMITS, SearchLimits
 from hpctrain.planner.simulate.predict import Prediction
@@ -132,13 +131,7 @@ class SearchSpace:
     def has_room(self, placement: Placement, option: Option) -> bool:
         """Return whether the pipeline ranks of a placement together have memory for all blocks, with equally many
         micro-batches in all replicas."""
-        counts = tuple(even_parts(self.work.sequences // option.micro_batch, option.dims.dp))
-        nothing = (0,) * option.stages
-        layout = Layout(
-            placement, option.schedule_spec.name, option.micro_batch, counts, nothing, self.work.memory_options
-        )
-        most = layout.max_blocks(self.cost.memory)
-        return min(most) >= 0 and sum(most) >= self.work.spec.layers
+        return has_room(self.cost, placement, option.schedule_spec, option.micro_batch)
 
     def allows(self, dims: ParallelDims) -> bool:
         """Return whether degrees can run: none is below 1, the run file and the model allow them, and there are enough

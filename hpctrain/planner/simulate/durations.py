@@ -60,7 +60,7 @@ def replica_runs(
     examples = cost.placement_links(layout.placement).representatives
     known = {} if known is None else known
     runs = [
-        replica_run(cost, layout, examples[pattern], sharded, known)._replace(micro_batches=count)
+        ReplicaRun(examples[pattern], count, replica_durations(cost, layout, examples[pattern], sharded, known))
         for pattern, count in dict.fromkeys(replica_kinds(cost, layout))
     ]
     if layout.memory_options.equal_micro_batches and len(runs) > 1:
@@ -73,17 +73,17 @@ def replica_runs(
     return runs
 
 
-def replica_run(
+def replica_durations(
     cost: CostModel,
     layout: Layout,
     replica: int,
     sharded: Sequence[ShardCollectiveTimes],
     known: dict[int, StageDurations],
-) -> ReplicaRun:
+) -> StageDurations:
     """Return the durations of one replica; arguments as in `replica_runs`."""
     if replica not in known:
         known[replica] = _stage_durations(cost, layout, replica, sharded)
-    return ReplicaRun(replica, layout.micro_batches[replica], known[replica])
+    return known[replica]
 
 
 def stage_times(cost: CostModel, layout: Layout, replica: int) -> list[StageTime]:

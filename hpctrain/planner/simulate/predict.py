@@ -19,8 +19,8 @@ from hpctrain.planner.simulate.durations import (
     ReplicaRun,
     collectives_s,
     lane_seconds,
+    replica_durations,
     replica_kinds,
-    replica_run,
     replica_runs,
     stage_times,
 )
@@ -130,7 +130,7 @@ def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
 
 
 class LayoutTimes:
-    """Those durations of a layout that do not depend on how many micro-batches its replicas have."""
+    """The durations of a layout, except those that depend on the numbers of micro-batches of its replicas."""
 
     def __init__(self, cost: CostModel, layout: Layout) -> None:
         self._cost, self._layout = cost, layout
@@ -207,7 +207,8 @@ class TimedLayout:
         layout = self.layout
         if layout.memory_options.equal_micro_batches:
             return False  # only all replicas together say how long one takes
-        run = replica_run(self.cost, layout, replica, self._sharded, self._times.by_replica)
+        durations = replica_durations(self.cost, layout, replica, self._sharded, self._times.by_replica)
+        run = ReplicaRun(replica, layout.micro_batches[replica], durations)
         ends = _stage_ends(layout, run, whole=False)
         return max(rank.end_s for rank in rank_sums(layout, self._sums, [ends])) + self._update_s >= limit_s
 
